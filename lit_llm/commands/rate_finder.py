@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import geometric_mean
 
 from lit_llm.commands.short_runs import ShortRuns
 from lit_llm.core.errors import UserError
 from lit_llm.training.rate_search import (
     Found,
     Sweep,
-    geometric_mean,
     has_diverged,
     horizon_factor,
     lowest,

@@ -102,19 +102,11 @@ class _Ending:
 
     def _watch(self) -> None:
         time.sleep(SECONDS)
-        self._report()
-        for pid in _children():
-            _kill(pid)
-        os._exit(self.code or 0)
-
-    def _report(self) -> None:
         us = (threading.current_thread(), threading.main_thread())
         left = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in us and not thread.daemon]
         left += [f"child process {pid}" for pid in _children()]
         what = ", ".join(left) or "an exit handler"
-        os.write(
-            2, f"warning: this process had not ended {SECONDS:.0f} s after its command and is ended now: {what}\n".encode()
-        )
+        _end(self.code or 0, f"this process had not ended {SECONDS:.0f} s after its command and is ended now: {what}")
 
     def finish(self) -> None:
         if self.code is not None:
@@ -147,10 +139,16 @@ def _end_after(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(1.0)
     time.sleep(SECONDS)
-    os.write(2, f"warning: process {launcher}, which launched this rank, has ended: this one is ended too\n".encode())
+    _end(1, f"process {launcher}, which launched this rank, has ended: this one is ended too")
+
+
+def _end(code: int, why: str) -> None:
+    """End this process and its children now."""
+    os.write(2, f"warning: {why}\n".encode())
     for pid in _children():
-        _kill(pid)
-    os._exit(1)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(code)
 
 
 def _is_running(pid: int) -> bool:
@@ -176,11 +174,6 @@ def _children(of: int | None = None) -> list[int]:
             if int(parent) == of and state != "Z":
                 found.append(int(stat.parent.name))
     return sorted(found)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def _flush() -> None:

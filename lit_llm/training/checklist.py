@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from lit_llm.data.run_length import phases, run_length
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import reset_adapters
-from lit_llm.models.loss import LossSums
 from lit_llm.optim import optimizer_of
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers
@@ -116,6 +114,7 @@ class CheckedRun:
         # A ramp needs the recipe's own batches.
         kept = [c for c in self.trainer.callbacks if not isinstance(c, callbacks.BatchRamp)]  # type: ignore[attr-defined]
         self.trainer.callbacks = [*kept, self.observer]  # type: ignore[attr-defined]
+        self.precision = trainer.precision_plugin.forward_context
 
     def run_lines(self) -> list[str]:
         """The length of the run that the recipe describes, not of this one. After ``checklist``, which opens the data."""
@@ -237,7 +236,7 @@ def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = 
 def gradients(observer: Observer) -> Line:
     """After two updates, every parameter has a finite, non-zero gradient."""
     missing = observer.without_gradient
-    seen = f"all, in step {STEPS}" if not missing else f"none, zero or not finite: {', '.join(missing[:5])}"
+    seen = f"none, zero or not finite: {', '.join(missing[:5])}" if missing else f"all, in step {STEPS}"
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
     return Line("every parameter gets a gradient", not missing, seen + more)
 
@@ -266,11 +265,8 @@ def learning_rate(observer: Observer, trainer: Trainer, module: Any) -> Line:
 def save_and_load(run: CheckedRun) -> Line:
     """The last checkpoint contains the trained weights and optimizer state, bit for bit, and loads."""
     name = "a save and a load"
-    found = sorted((run.run_dir / CHECKPOINTS).glob("step-*.ckpt"))
-    path = run.run_dir / "by-hand.ckpt"
-    if found:
-        path = found[-1]
-    else:
+    path = max((run.run_dir / CHECKPOINTS).glob("step-*.ckpt"), default=run.run_dir / "by-hand.ckpt")
+    if not path.exists():
         run.trainer.save_checkpoint(path)
     saved = read(path)
     trained = {key: value.cpu() for key, value in saved_weights(run.model, run.model.state_dict()).items()}
@@ -314,45 +310,35 @@ def causal_mask(run: CheckedRun) -> Line:
         end = place + (length - place) // 2
         ids[0, end] = config.eos_id
     changed = ids.clone()
-    changed[0, place] = (changed[0, place] + 1) % vocab_size
-    if config.eos_id is not None and changed[0, place] == config.eos_id:
-        changed[0, place] = (changed[0, place] + 1) % vocab_size
+    changed[0, place] = next(i % vocab_size for i in range(int(ids[0, place]) + 1, 10**9) if i % vocab_size != config.eos_id)
     model.eval()
-    with torch.no_grad(), _precision(run):
+    with torch.no_grad(), run.precision():
         before, after = model(ids.to(device)), model(changed.to(device))
     assert isinstance(before, Tensor) and isinstance(after, Tensor)
     moved = (before - after).abs().amax(dim=-1)[0].cpu()  # (T,)
     rounding = 1e-3 * before.abs().max().item()
+    wrong = ""
     if moved[:place].max() > rounding:
-        return Line(
-            "mask", False, f"the prediction at position {int(moved[:place].argmax())} depends on the later token at {place}"
-        )
-    if not moved[place:].max() > 0:
-        return Line("mask", False, f"the token at {place} has no effect")
-    if end is not None and moved[end:].max() > rounding:
-        return Line("mask", False, f"predictions from the end-of-document id at {end} on depend on a token before it")
+        wrong = f"the prediction at position {int(moved[:place].argmax())} depends on the later token at {place}"
+    elif not moved[place:].max() > 0:
+        wrong = f"the token at {place} has no effect"
+    elif end is not None and moved[end:].max() > rounding:
+        wrong = f"predictions from the end-of-document id at {end} on depend on a token before it"
     across = ", none after the end of its document" if end is not None else ""
-    return Line("mask", True, f"a token affects predictions from its position on, none before{across}")
+    return Line("mask", not wrong, wrong or f"a token affects predictions from its position on, none before{across}")
 
 
 def ignored_targets(run: CheckedRun) -> Line:
     """Targets of -100 are excluded from the loss and the token count."""
     module, batch = run.model, run.observer.batches[0]
     device = run.trainer.strategy.root_device
-    ids, targets = batch["input_ids"].to(device), batch["targets"].to(device)
-    masked = targets.clone()
-    masked[:, ::2] = -100
-    other = targets.clone()
-    other[:, 1::2] = -100
-
-    rest = {name: batch[name].to(device) for name in ("documents",) if name in batch}
-
-    def sums(wanted: Tensor) -> LossSums:
-        return module.sums({"input_ids": ids, "targets": wanted, **rest})
-
+    rest = {name: batch[name].to(device) for name in ("input_ids", "documents") if name in batch}
+    targets = batch["targets"].to(device)
+    masked, other = targets.clone(), targets.clone()
+    masked[:, ::2] = other[:, 1::2] = -100
     module.eval()
-    with torch.no_grad(), _precision(run):
-        whole, even, odd = sums(targets), sums(masked), sums(other)
+    with torch.no_grad(), run.precision():
+        whole, even, odd = (module.sums({**rest, "targets": each}) for each in (targets, masked, other))
     added = (even.nll + odd.nll).item()
     right = int(even.count + odd.count) == int(whole.count) and math.isclose(added, whole.nll.item(), rel_tol=1e-2)
     return Line("ignored targets", right, f"two halves add up to {added:.2f} nats, the whole batch has {whole.nll.item():.2f}")
@@ -391,11 +377,9 @@ def loader(run: CheckedRun) -> list[Line]:
     if again:
         epochs = " and ".join(f"{sizes[source]:,}" for source in again)
         text += f", up to {sum(again.values()):,} expected because an epoch has {epochs}"
+    names = "data do not repeat", "loader is fast enough"
     if not tokens:
-        return [
-            Line("data do not repeat", True, "not tested: no batch is left after trainer.max_steps"),
-            Line("loader is fast enough", True, "not tested: no batch is left after trainer.max_steps"),
-        ]
+        return [Line(name, True, "not tested: no batch is left after trainer.max_steps") for name in names]
     trained = sum(b["input_ids"].numel() for b in run.observer.batches) / STEPS / min(run.observer.seconds)  # tokens/s
     speed = tokens / max(spent, 1e-9)
     share = trained / speed
@@ -404,7 +388,7 @@ def loader(run: CheckedRun) -> list[Line]:
     if toy and share >= LOADER_SHARE:
         text_speed += f"; not tested for a model below {TOY_PARAMETERS:,} parameters"
     fast = toy or share < LOADER_SHARE
-    return [Line("data do not repeat", unique, text), Line("loader is fast enough", fast, text_speed)]
+    return [Line(names[0], unique, text), Line(names[1], fast, text_speed)]
 
 
 def _blocks_per_epoch(dataset: Any) -> dict[int, int]:
@@ -432,7 +416,7 @@ def overfitting(run: CheckedRun) -> Line:
     for step in range(1, OVERFIT_STEPS + 1):
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * min(1.0, step / 10)
-        with _precision(run):
+        with run.precision():
             sums = module.sums(batch)
         mean = sums.loss / sums.count
         optimizer.zero_grad()
@@ -475,9 +459,3 @@ def _part_to_learn(observer: Observer) -> dict[str, Tensor]:
     parts = (batch["targets"][rows] != -100).sum(dim=0).split(OVERFIT_TOKENS)
     start = OVERFIT_TOKENS * int(np.argmax([int(part.sum()) for part in parts]))
     return {name: each[rows, start : start + OVERFIT_TOKENS] for name, each in batch.items() if each.ndim == 2}
-
-
-@contextmanager
-def _precision(run: CheckedRun) -> Iterator[None]:
-    with run.trainer.precision_plugin.forward_context():
-        yield

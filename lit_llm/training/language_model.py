@@ -113,9 +113,8 @@ class LanguageModel(TextGeneration):
 
     def setup(self, stage: str) -> None:
         torch.set_float32_matmul_precision(self.compute_config.matmul_precision)  # a setting of the process
-        data = getattr(self.trainer, "datamodule", None)
-        if isinstance(data, TokenDataModule):
-            data.gives_documents = self.config.mask_documents
+        if isinstance(self.data, TokenDataModule):
+            self.data.gives_documents = self.config.mask_documents
 
     def configure_model(self) -> None:
         """Build the model when the data is known. Lightning may call this more than once.
@@ -127,8 +126,7 @@ class LanguageModel(TextGeneration):
         """
         if self.model is not None:
             return
-        trainer = trainer_of(self)
-        data = getattr(trainer, "datamodule", None)
+        trainer, data = trainer_of(self), self.data
         self.tokenizer = getattr(data, "tokenizer", None)
         self.token_bytes = getattr(data, "token_bytes", None)
         data_vocab_size = getattr(data, "vocab_size", None)
@@ -208,7 +206,7 @@ class LanguageModel(TextGeneration):
 
         Of a custom architecture, those of its kernels, or six per parameter (`lit_llm.plan.own_trace`).
         """
-        length = getattr(getattr(self.trainer, "datamodule", None), "block_size", None)
+        length = getattr(self.data, "block_size", None)
         if self.architecture is not None:
             return flops_per_token(planned_model(self.config, self.architecture), length=length).total
         model = self.whole_model
@@ -224,7 +222,7 @@ class LanguageModel(TextGeneration):
     def on_train_start(self) -> None:
         """Start to sum losses. Without a schedule, apply the configured rates again: a checkpoint has restored its own."""
         self.window = Accumulation(  # not earlier: data modules may learn in `train_dataloader` whether every target counts
-            self._source_names(),
+            getattr(self.data, "source_names", ()),
             block_size=self.config.block_size,
             equal=self.every_target_counts,
             loss_ranks=self._mesh("loss_ranks", self.trainer.world_size),
@@ -238,7 +236,7 @@ class LanguageModel(TextGeneration):
     @property
     def every_target_counts(self) -> bool:
         """Whether micro-batches have equal weight on all ranks: the data module declares that no training target is ignored."""
-        declared = getattr(getattr(self.trainer, "datamodule", None), "every_target_counts", False)
+        declared = getattr(self.data, "every_target_counts", False)
         return declared and self._mesh("context", 1) == 1  # ranks that share a sequence may have padding of it
 
     @property
@@ -255,9 +253,6 @@ class LanguageModel(TextGeneration):
 
     def _loss_function(self, batch: dict[str, Tensor]) -> Callable[..., LossSums]:
         return partial(self.loss_function, by_row=True) if "sources" in batch else self.loss_function
-
-    def _source_names(self) -> list[str]:
-        return getattr(getattr(self.trainer, "datamodule", None), "source_names", [])
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The mean loss over the counted targets of a micro-batch on this rank; 0 without any, and in a pipeline."""
@@ -291,8 +286,7 @@ class LanguageModel(TextGeneration):
 
     def _mesh(self, name: str, otherwise: int) -> int:
         """A number of ranks of the MeshStrategy; `otherwise` with another strategy, or without a Trainer."""
-        trainer = trainer_of(self)
-        strategy = None if trainer is None else trainer.strategy
+        strategy = getattr(trainer_of(self), "strategy", None)
         return getattr(strategy, name) if isinstance(strategy, MeshStrategy) else otherwise
 
     def optimizer_step(
@@ -311,16 +305,13 @@ class LanguageModel(TextGeneration):
                 result = optimizer_closure()
             finally:
                 self.window.is_last = False
-            self._end_step()
+            self.step_sums, scale = self.window.end(self.trainer.strategy, self.trainer.accumulate_grad_batches)
+            self.step_loss, self.step_count = self.step_sums[0] / self.step_sums[1], self.step_sums[1]
+            if scale is not None:
+                scale_((p.grad for p in self.parameters() if p.grad is not None), scale)
             return result
 
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
-
-    def _end_step(self) -> None:
-        self.step_sums, scale = self.window.end(self.trainer.strategy, self.trainer.accumulate_grad_batches)
-        self.step_loss, self.step_count = self.step_sums[0] / self.step_sums[1], self.step_sums[1]
-        if scale is not None:
-            scale_((p.grad for p in self.parameters() if p.grad is not None), scale)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Print what compilation took, after the first micro-batch. Every launch pays it."""
@@ -341,19 +332,15 @@ class LanguageModel(TextGeneration):
 
     # -- validation and test ----------------------------------------------------------------------------------------
 
-    def on_validation_epoch_start(self) -> None:
-        self._start_evaluation("val")
+    def on_validation_epoch_start(self, split: str = "val") -> None:
+        token_bytes = self.data.token_bytes_of(split) if isinstance(self.data, TokenDataModule) else self.token_bytes
+        self.evaluation = Evaluation(token_bytes, getattr(self.data, "source_names", ()), self.trainer.strategy.root_device)
 
     def on_test_epoch_start(self) -> None:
-        self._start_evaluation("test")
-
-    def _start_evaluation(self, split: str) -> None:
-        data = getattr(self.trainer, "datamodule", None)
-        token_bytes = data.token_bytes_of(split) if isinstance(data, TokenDataModule) else self.token_bytes
-        self.evaluation = Evaluation(token_bytes, self._source_names(), self.trainer.strategy.root_device)
+        self.on_validation_epoch_start("test")
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        if not isinstance(getattr(self.trainer, "datamodule", None), TokenDataModule):  # which repeats nothing
+        if not isinstance(self.data, TokenDataModule):  # which repeats nothing
             loader = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
             batch = without_repeats(batch, batch_idx, loader[0] if isinstance(loader, list | tuple) else loader)
         # The last batch may be smaller. Computing it without compiled blocks is faster than compiling them for its size.
@@ -361,15 +348,12 @@ class LanguageModel(TextGeneration):
             sums = self.sums(batch)
         self.evaluation.add(batch, sums, parts=self._mesh("batch_parts", 1))
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_evaluation("val")
-
     test_step = validation_step
 
     def on_test_epoch_end(self) -> None:
-        self._log_evaluation("test")
+        self.on_validation_epoch_end("test")
 
-    def _log_evaluation(self, prefix: str) -> None:
+    def on_validation_epoch_end(self, prefix: str = "val") -> None:
         row = self.evaluation.row(prefix, self.trainer)
         # log_dict fills callback_metrics (EarlyStopping, checkpoints) and the result of `trainer.validate`. While fitting,
         # Lightning would log one step early, so `write_row` logs instead.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
@@ -25,21 +24,17 @@ INTERRUPTED = 75
 """EX_TEMPFAIL of sysexits.h: a signal stopped training and a checkpoint is saved, so the same command continues."""
 
 
-class Outcome(NamedTuple):
-    """How training ended: why, as in "reached trainer.max_steps=12", and an exit code if it did not come to its end."""
+def outcome(trainer: Trainer) -> tuple[str, int | None]:
+    """How `trainer.fit` ended: why, as in "reached trainer.max_steps=12", and an exit code if it did not come to its end.
 
-    reason: str
-    code: int | None
-
-
-def outcome(trainer: Trainer) -> Outcome:
-    """Of a `trainer.fit` that is returning. Early stopping and `max_time` are ends that the settings ask for."""
+    Early stopping and `max_time` are ends that the settings ask for.
+    """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
-            return Outcome(f"stopped by {callback.stopped_by}", INTERRUPTED)
+            return f"stopped by {callback.stopped_by}", INTERRUPTED
         if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
-            return Outcome(f"stopped by the spike guard: {callback.diagnosis}", FAILED)
-    return Outcome(reason_for_end(trainer), None)
+            return f"stopped by the spike guard: {callback.diagnosis}", FAILED
+    return reason_for_end(trainer), None
 
 
 def exit_code(trainer: Trainer, code: int = FAILED) -> int:
@@ -103,10 +98,9 @@ def reason_for_end(trainer: Trainer) -> str:
 
 def _rule_of(stop: EarlyStopping) -> str:
     """What made it stop, by the name of its setting."""
-    if stop.stopping_reason is EarlyStoppingReason.STOPPING_THRESHOLD:
-        return f"stopping_threshold {stop.stopping_threshold:g}"
-    if stop.stopping_reason is EarlyStoppingReason.DIVERGENCE_THRESHOLD:
-        return f"divergence_threshold {stop.divergence_threshold:g}"
+    for name in ("stopping_threshold", "divergence_threshold"):
+        if stop.stopping_reason is EarlyStoppingReason[name.upper()]:
+            return f"{name} {getattr(stop, name):g}"
     if stop.stopping_reason is EarlyStoppingReason.NON_FINITE_METRIC:
         return "which is not finite"
     best, delta = f"{float(stop.best_score):.5g}", abs(stop.min_delta)

@@ -172,7 +172,7 @@ class PlanMonitor(Callback):
             if device.type == "cuda":
                 measured = torch.cuda.max_memory_allocated(device)
                 row["plan/memory_ratio"] = measured / self.predicted_bytes
-                self._compare("peak memory", "GB", self.predicted_bytes / 1e9, measured / 1e9, "")
+                self._compare("peak memory", " GB", self.predicted_bytes / 1e9, measured / 1e9, "")
         mfu = trainer.callback_metrics.get("throughput/mfu")
         if mfu is not None and self._planned_mfu:
             row["plan/mfu_ratio"] = float(mfu) / self._planned_mfu
@@ -230,7 +230,7 @@ class PlanMonitor(Callback):
             return
         self._reported.add(what)
         off = measured / predicted - 1
-        text = f"plan: {what} {measured:.3g}{unit and ' ' + unit} measured, {predicted:.3g} planned{origin}: {off:+.1%}"
+        text = f"plan: {what} {measured:.3g}{unit} measured, {predicted:.3g} planned{origin}: {off:+.1%}"
         if abs(off) > self.tolerance:
             rank_zero_warn(f"{text}, beyond {self.tolerance:.0%}.")
         else:
@@ -252,17 +252,17 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
         UserError: if the planner does not support the module, the data or the strategy.
     """
     data = trainer.datamodule  # type: ignore[attr-defined]
-    for part, supported in ((module, LanguageModel), (data, TokenDataModule)):
-        if not isinstance(part, supported):
-            raise UserError(f"the planner supports {supported.__name__}, not {type(part).__name__}")
-    assert isinstance(module, LanguageModel)
+    if not isinstance(module, LanguageModel):
+        raise UserError(f"the planner supports LanguageModel, not {type(module).__name__}")
+    if not isinstance(data, TokenDataModule):
+        raise UserError(f"the planner supports TokenDataModule, not {type(data).__name__}")
     parts = {"data": data, "loss": module.loss_config, "compute": module.compute_config, "lora": module.lora}
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    parts["ema"] = next((each for each in trainer.callbacks if isinstance(each, EMA)), None)  # type: ignore[attr-defined]
     layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
     if isinstance(trainer.strategy, MeshStrategy):
         layout = replace(layout, kept=trainer.strategy.kept, auto=())
     return run_settings(
-        parts | {"ema": next((each for each in callbacks if isinstance(each, EMA)), None)},
+        parts,
         planned_model(module.config, module.architecture),
         trainer.optimizers[0],
         layout,

@@ -48,21 +48,22 @@ class Judge:
     silence: float
     now: Callable[[], float] = time.monotonic
     places: dict[int, Place] = field(default_factory=dict)
-    _heard: dict[int, float] = field(default_factory=dict)
+    heard: dict[int, float] = field(default_factory=dict)
+    """When each rank's latest beat was heard."""
     _moved: float | None = None
 
     def hear(self, rank: int, place: Place) -> None:
         """Take a published place of a rank."""
         before, now = self.places.get(rank), self.now()
         if before is None or place.beat != before.beat:
-            self._heard[rank] = now
+            self.heard[rank] = now
         if before is None or place.progress != before.progress:
             self._moved = now
         self.places[rank] = place
 
     def silent(self, rank: int) -> bool:
         """Whether a process does not answer."""
-        return rank in self._heard and self.now() - self._heard[rank] > self.silence
+        return rank in self.heard and self.now() - self.heard[rank] > self.silence
 
     def verdict(self) -> tuple[int, str] | None:
         """The rank that is behind, and a sentence, if no rank has made progress for the timeout."""

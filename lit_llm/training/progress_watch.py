@@ -74,7 +74,7 @@ class ProgressWatch(Callback):
         self._beats = self._hooks = self._moves = self._step = self._micro_batch = 0
         self._hook, self._lines, self._names_store = "setup", "", False
         self._progress, self._still = (0, 0, 0), 0  # beats without progress of this process
-        self._heard_of_0 = time.monotonic()
+        self._judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
 
     # -- where this process is ------------------------------------------------------------------------------------------
 
@@ -119,18 +119,11 @@ class ProgressWatch(Callback):
         progress = self._hooks, collectives_begun(), self._moves
         self._still = self._still + 1 if progress == self._progress else 0
         self._progress = progress
-        waits = any(f"torch{os.sep}distributed" in f.f_code.co_filename for f in stack[:4])
-        waits = waits or any(f.f_code.co_name == "_engine_run_backward" for f in stack[:4])
-        return Place(
-            self._beats,
-            *progress,
-            self._step,
-            self._micro_batch,
-            self._hook,
-            _line(stack),
-            waits,
-            last_collective() if self._still * self.interval > self.timeout / 2 else None,
-        )
+        inner = [f.f_code for f in stack[:4]]
+        waits = any(f"torch{os.sep}distributed" in c.co_filename or c.co_name == "_engine_run_backward" for c in inner)
+        latest = last_collective() if self._still * self.interval > self.timeout / 2 else None
+        where = self._step, self._micro_batch, self._hook, _line(stack)
+        return Place(self._beats, *progress, *where, waits, latest)
 
     # -- the processes ------------------------------------------------------------------------------------------------
 
@@ -145,7 +138,7 @@ class ProgressWatch(Callback):
             self._key, self._rank, self._ranks = key, dist.get_rank(), dist.get_world_size()
             self._names_store = "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
             self._code, self._hook, self._store, self._ended = exit_code(trainer), "setup", store, threading.Event()
-            self._heard_of_0 = time.monotonic()
+            self._judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
             store.set(self._of(self._rank), json.dumps(self.place()))  # so that the others know of this process from now on
             for target in (self._exchange, self._listen_for_0)[: 1 if self._rank == 0 else 2]:
                 threading.Thread(target=target, args=(self._ended,), name="progress-watch", daemon=True).start()
@@ -164,9 +157,8 @@ class ProgressWatch(Callback):
 
     def _exchange(self, ended: threading.Event) -> None:
         """Publish where this process is; rank 0 judges, the others read its verdict. End if another process has failed."""
-        store = self._store
+        store, judge = self._store, self._judge
         assert store is not None
-        judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
         ranks = range(self._ranks) if self._rank == 0 else (0,)
         failed_since = math.inf
         while not ended.wait(self.interval):
@@ -175,10 +167,7 @@ class ProgressWatch(Callback):
                 other_ends = store.check([f"{self._key}/ends"])
                 store.set(self._of(self._rank), json.dumps(place))
                 for rank, heard in self._read(store, ranks).items():
-                    before = judge.places.get(rank)
                     judge.hear(rank, heard)
-                    if rank == 0 and (before is None or before.beat != heard.beat):
-                        self._heard_of_0 = time.monotonic()
                 if self._rank == 0 and (found := judge.verdict()) is not None:
                     store.set(f"{self._key}/verdict", json.dumps(found))
                 if store.check([f"{self._key}/verdict"]):
@@ -193,12 +182,12 @@ class ProgressWatch(Callback):
 
     def _listen_for_0(self, ended: threading.Event) -> None:
         """In a thread of its own, because a store in a process that has been stopped never answers."""
-        made, since = (-1, -1), time.monotonic()
+        made, since, began = (-1, -1), time.monotonic(), time.monotonic()
         while not ended.wait(self.interval):
             now, passed = time.monotonic(), (self._hooks, collectives_begun())
             if passed != made:
                 made, since = passed, now
-            if min(now - self._heard_of_0, now - since) > self.timeout + 2 * self.interval:
+            if min(now - self._judge.heard.get(0, began), now - since) > self.timeout + 2 * self.interval:
                 self._end(0, no_progress(self.timeout, f"rank 0 {UNANSWERED}"), ended)
 
     def _end(self, behind: int, sentence: str, ended: threading.Event) -> None:

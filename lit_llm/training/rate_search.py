@@ -37,9 +37,7 @@ class Sweep:
     def edge(self) -> float:
         """The rate of the lowest smoothed loss: above it, steps do more harm than good."""
         smoothed = self.smoothed
-        if not smoothed:
-            return self.rates[0]
-        return self.rates[min(range(len(smoothed)), key=smoothed.__getitem__)]
+        return self.rates[smoothed.index(min(smoothed))] if smoothed else self.rates[0]
 
     @property
     def start(self) -> float:
@@ -95,20 +93,15 @@ def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) 
         first: the exponent where it starts.
     """
     found: dict[int, float] = {}
-
-    def measure(exponent: int) -> None:
-        loss = loss_at(exponent)
-        found[exponent] = loss if math.isfinite(loss) else math.inf
-
-    measure(first)
+    missing = [first]
     while stride >= 1:
-        while True:
-            best = lowest(found)
-            missing = [e for e in (best - stride, best + stride) if e not in found and abs(e) <= FARTHEST]
-            if not missing:
-                break
-            measure(missing[0])
-        stride //= 2
+        if missing:
+            loss = loss_at(missing[0])
+            found[missing[0]] = loss if math.isfinite(loss) else math.inf
+        else:
+            stride //= 2
+        best = lowest(found)
+        missing = [e for e in (best - stride, best + stride) if e not in found and abs(e) <= FARTHEST]
     return found
 
 
@@ -133,11 +126,6 @@ def vertex(losses: dict[int, float]) -> float:
 def horizon_factor(short: int, whole: int) -> float:
     """The best rate of a run of `whole` steps over that of a run of `short` steps with the same batch."""
     return (whole / short) ** HORIZON_POWER
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """exp of the mean logarithm."""
-    return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
 def two_digits(value: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,8 +25,6 @@ from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.logged_settings import log_settings
 
-T = TypeVar("T")
-
 
 class SaveRunFolder(Callback):
     """Makes a run folder self-contained: writes config.yaml, which can be run again unchanged, and the tokenizer.
@@ -47,7 +45,9 @@ class SaveRunFolder(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._saved:  # an evaluation after training
             return
-        values = _of_every_rank(trainer, (trainer.max_steps, trainer.precision))
+        values = [(trainer.max_steps, trainer.precision)] * trainer.world_size
+        if trainer.world_size > 1:
+            dist.all_gather_object(values, values[0])
         max_steps, precision = values[0]
         for rank, (its_steps, its_precision) in enumerate(values):  # every rank raises: one that went on would lose its peers
             if its_steps != max_steps:
@@ -107,10 +107,10 @@ class SaveRunFolder(Callback):
             print(f"data: {data.train_tokens:,} training tokens, {data.val_tokens:,} validation tokens")
             for first in data.first_steps:
                 sequences = data.batch_samples(first)
-                parts = _count(data.micro_batches(first), "micro-batch", "micro-batches")
+                parts = _count(data.micro_batches(first), "micro-batch")
                 size, most = data.micro_batch_samples(first), data.micro_batch_size
                 smaller = "" if most in (None, size) else f", of {size} (data.micro_batch_size {most})"
-                processes = _count(trainer.world_size, "process", "processes")
+                processes = _count(trainer.world_size, "process")
                 print(
                     f"{f'from step {first + 1:,} on' if first else 'step'}: {sequences} sequences of {data.block_size} = "
                     f"{sequences * data.block_size:,} tokens, in {parts} on each of {processes}{smaller}"
@@ -121,13 +121,5 @@ class SaveRunFolder(Callback):
                     print(line)
 
 
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number} {singular if number == 1 else plural}"
-
-
-def _of_every_rank(trainer: Trainer, value: T) -> list[T]:
-    """`value` of each rank, by rank. A collective."""
-    values = [value] * trainer.world_size
-    if trainer.world_size > 1:
-        dist.all_gather_object(values, value)
-    return values
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'es' if number != 1 else ''}"

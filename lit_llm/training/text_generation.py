@@ -26,11 +26,15 @@ class TextGeneration(L.LightningModule):
     tokenizer: Any
 
     @property
+    def data(self) -> Any:
+        """The data module; None without one."""
+        return getattr(trainer_of(self), "datamodule", None)
+
+    @property
     def prompt_start(self) -> list[int]:
         """The end-of-document id, if documents are masked and each begins with it in training. Empty: BOS, or nothing."""
-        data = getattr(trainer_of(self), "datamodule", None)
         # Conversations have no end: each is what its template writes. Without a `TokenDataModule`, GPT finds the ids.
-        opens = self.config.mask_documents and getattr(data, "ends_open", True)
+        opens = self.config.mask_documents and getattr(self.data, "ends_open", True)
         return [self.config.eos_id] if opens and self.config.eos_id is not None else []
 
     @property
@@ -48,15 +52,12 @@ class TextGeneration(L.LightningModule):
 
     def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
         """The likeliest ids after `ids`, one by one, up to the end of the document."""
-        assert self.model is not None
-        return generate(
-            self.model,  # type: ignore[arg-type]  # a pipeline's part gives the logits of the whole
-            ids,
-            max_new_tokens=max_new_tokens,
-            sampling=Sampling(temperature=0),
-            stop_id=self.tokenizer.eos_id,
-            vocab_size=self.tokenizer.vocab_size,
-        )
+        return self._continued(ids, max_new_tokens, Sampling(temperature=0))
+
+    def _continued(self, ids: list[int], most: int, sampling: Sampling) -> Iterator[int]:
+        model: Any = self.model  # a pipeline's part gives the logits of the whole
+        end, size = self.tokenizer.eos_id, self.tokenizer.vocab_size
+        return generate(model, ids, max_new_tokens=most, sampling=sampling, stop_id=end, vocab_size=size)
 
     def generate_text(
         self,
@@ -73,15 +74,7 @@ class TextGeneration(L.LightningModule):
         Raises:
             UserError: if the data has no tokenizer, or a sampling setting is out of range.
         """
-        assert self.model is not None
         if self.tokenizer is None:
             raise UserError("Generating text needs a tokenizer: set --data.tokenizer.")
-        ids = generate(
-            self.model,  # type: ignore[arg-type]  # a pipeline's part gives the logits of the whole
-            prompt_ids(self.tokenizer, prompt, prefix=self.prompt_start),
-            max_new_tokens=max_new_tokens,
-            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
-            stop_id=self.tokenizer.eos_id,
-            vocab_size=self.tokenizer.vocab_size,
-        )
-        return prompt + self.tokenizer.decode(list(ids))
+        ids, sampling = prompt_ids(self.tokenizer, prompt, prefix=self.prompt_start), Sampling(temperature, top_k, top_p, seed)
+        return prompt + self.tokenizer.decode(list(self._continued(ids, max_new_tokens, sampling)))

@@ -7,7 +7,6 @@ import pytest
 
 from lit_llm.training.rate_search import (
     Sweep,
-    geometric_mean,
     has_diverged,
     search,
     smooth,
@@ -71,6 +70,5 @@ def test_the_search_ends_where_nothing_trains_and_a_broken_neighbour_needs_no_pa
     assert vertex({-1: 2.1, 0: 2.0, 1: math.inf}) == 0 and vertex({0: 2.0}) == 0 and vertex({-1: 2.0, 0: 2.0, 1: 2.0}) == -1
 
 
-def test_rates_are_averaged_on_a_logarithmic_axis():
-    assert geometric_mean([1e-4, 1e-2]) == pytest.approx(1e-3)
+def test_a_suggested_rate_has_two_digits():
     assert two_digits(0.0123456) == 0.012
