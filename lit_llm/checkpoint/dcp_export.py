@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem
 
+from lit_llm.checkpoint.placeholders import replaced
 from lit_llm.checkpoint.sharded import TensorOnDisk
 
 
@@ -27,7 +28,15 @@ def write_dcp(checkpoint: dict[str, Any], folder: Path) -> int:
         checkpoint: Lightning's dict, its tensors mapped from files or `TensorOnDisk`.
     """
     on_disk: dict[int, TensorOnDisk] = {}
-    planned = _planned(checkpoint, on_disk)
+
+    def without_data(name: str, value: Any) -> Any:
+        if not isinstance(value, TensorOnDisk):
+            return value
+        meta = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        on_disk[id(meta)] = value
+        return meta
+
+    planned = replaced(checkpoint, without_data)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         writer = FileSystemWriter(folder, single_file_per_rank=False)
@@ -47,16 +56,3 @@ class _FromDisk(DefaultSavePlanner):
         if isinstance(planned, Tensor) and planned.is_meta:
             return self.on_disk[id(planned)][...]
         return super().resolve_data(write_item)
-
-
-def _planned(value: Any, on_disk: dict[int, TensorOnDisk]) -> Any:
-    """The checkpoint with a tensor on the meta device for each one on disk."""
-    if isinstance(value, TensorOnDisk):
-        meta = torch.empty(value.shape, dtype=value.dtype, device="meta")
-        on_disk[id(meta)] = value
-        return meta
-    if isinstance(value, dict):
-        return {key: _planned(item, on_disk) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_planned(item, on_disk) for item in value]
-    return value

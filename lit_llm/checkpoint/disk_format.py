@@ -25,6 +25,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
@@ -177,15 +178,13 @@ def clear_leftovers(folder: Path, name: str = "last.ckpt") -> None:
 # -- reading ------------------------------------------------------------------------------------------------------------
 
 
-def read(
-    path: str | Path, *, map_location: Any = "cpu", mmap: bool = True, verify: bool = True, lazy: bool = False
-) -> dict[str, Any]:
+def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[str, Any]:
     """Load the dict of a checkpoint folder, or of a plain Lightning `.ckpt` file, with `weights_only=True`.
+
+    Files are memory-mapped, so that processes on one machine share their pages.
 
     Args:
         path: The checkpoint, or a link to it.
-        map_location: As in torch.load.
-        mmap: Memory-map the file, so that processes on one machine share its pages.
         verify: Check it first, which reads all its files once (see :func:`verify`).
         lazy: Leave tensors that are in shards on disk, as `sharded.TensorOnDisk`.
 
@@ -193,20 +192,17 @@ def read(
         UserError: It is missing, in another format, or damaged.
     """
     location = _locate(path)
-    problem = _problem(location) if verify else None
-    if problem is not None:
+    if verify and (problem := _problem(location)):
         raise UserError(problem)
-    if not location.is_dir():
-        return _checked(_load(location, location, map_location=map_location, mmap=mmap), location)
 
-    def load(file: Path) -> dict[str, Any]:
-        parts = _load(file, location, map_location=map_location, mmap=mmap)
+    def load(name: str) -> dict[str, Any]:
+        parts = _load(location / name, location)
         if problem := part_problem(parts):
-            raise UserError(f"{file} {problem}: restore the checkpoint, or use another one")
+            raise UserError(f"{location / name} {problem}: restore the checkpoint, or use another one")
         return parts
 
-    shards = [location / name for name in sorted(manifest_in(location)["files"]) if name != DATA]  # no others
-    content = _checked(_load(location / DATA, location, map_location=map_location, mmap=mmap), location)
+    shards = shard_sizes(location)  # no others
+    content = _checked(_load(_data(location), location), location)
     return join(content, shards, load, lazy=lazy) if shards else content
 
 
@@ -220,16 +216,16 @@ def read_values(path: str | Path) -> dict[str, Any]:
         UserError: It is missing, in another format, or checkpoint.pt cannot be loaded.
     """
     location = _locate(path)
-    if location.is_dir():
-        manifest_in(location)
-    file = location / DATA if location.is_dir() else location
-    return _checked(_load(file, location, map_location="meta"), location, has_data=False)
+    shard_sizes(location)  # refuses a damaged manifest
+    return _checked(_load(_data(location), location, map_location="meta"), location, has_data=False)
+
+
+def _data(location: Path) -> Path:
+    return location / DATA if location.is_dir() else location
 
 
 def _checked(content: dict[str, Any], location: Path, *, has_data: bool = True) -> dict[str, Any]:
-    """Raises:
-    UserError: A value is not what `lit_llm.checkpoint.schema` asks for.
-    """
+    """The same content, or a UserError: a value is not what `lit_llm.checkpoint.schema` asks for."""
     if problem := content_problem(content, has_data=has_data):
         raise UserError(f"checkpoint {location} {problem}: restore it, or use another one")
     return content
@@ -346,13 +342,13 @@ def _age(path: Path) -> tuple[float, int]:
     return 0, step
 
 
-def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = True) -> dict[str, Any]:
+def _load(file: Path, name: Path, *, map_location: str = "cpu") -> dict[str, Any]:
     """The dict in `file`. Error messages call the checkpoint `name`."""
     with library_errors(f"{name} cannot be loaded"):
         if problem := compression_problem(file):
             raise UserError(f"{name} cannot be loaded: {problem}.")
         try:
-            content = _torch_load(file, map_location=map_location, mmap=mmap)
+            content = _torch_load(file, map_location=map_location)
         except pickle.UnpicklingError as error:
             unsafe = re.search(r"GLOBAL (\S+)", str(error))
             raise UserError(
@@ -364,13 +360,14 @@ def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = Tru
     return content
 
 
-def _torch_load(file: Path, **options: Any) -> Any:
+def _torch_load(file: Path, *, map_location: str) -> Any:
     """torch.load of tensors and plain values, and of the compressed optimizer states of torchao, an optional package.
 
     Those are tensors of classes that torchao registers as safe when it is imported.
     """
+    load = partial(torch.load, file, weights_only=True, map_location=map_location, mmap=True)
     try:
-        return torch.load(file, weights_only=True, **options)
+        return load()
     except pickle.UnpicklingError:
         unsafe = get_unsafe_globals_in_checkpoint(file)
         if not unsafe or not all(name.startswith("torchao.optim.") for name in unsafe):
@@ -379,7 +376,7 @@ def _torch_load(file: Path, **options: Any) -> Any:
             importlib.import_module("torchao.optim")
         except ImportError:
             raise UserError(f"{file} holds optimizer state of torchao, which is not installed: pip install torchao") from None
-        return torch.load(file, weights_only=True, **options)
+        return load()
 
 
 def _locate(path: str | Path) -> Path:
@@ -406,9 +403,8 @@ def _problem_of_folder(folder: Path, *, shards: bool) -> str | None:
         manifest = manifest_in(folder)
     except UserError as error:
         return str(error)
-    for file in sorted(folder.glob("shard-*")):
-        if file.name not in manifest["files"]:
-            return f"checkpoint {folder} is damaged: {file.name} is not one of the files in its {MANIFEST}."
+    if more := sorted({file.name for file in folder.glob("shard-*")} - manifest["files"].keys()):
+        return f"checkpoint {folder} is damaged: {more[0]} is not one of the files in its {MANIFEST}."
     if not shards and (problem := recorded_damage(folder)):
         return problem
     for name, expected in manifest["files"].items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from lightning.fabric.plugins.io import CheckpointIO
@@ -48,7 +48,7 @@ class FolderCheckpointIO(CheckpointIO):
             _write(checkpoint, path, storage_options)
         except OSError as caught:
             error = caught
-        self._report_save(Path(path), error)
+        self._report(Path(path), "saved", error)
 
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
         """How the last save to `path` ended: True on disk, False failed (and reported), None still being written.
@@ -60,7 +60,7 @@ class FolderCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None, *, lazy: bool = False
     ) -> dict[str, Any]:
-        """The checkpoint at rank 0's `path`, verified; always loaded with `weights_only=True`.
+        """The checkpoint at rank 0's `path`, verified, on the CPU; always loaded with `weights_only=True`.
 
         Where a process group exists all its ranks call this together. Rank 0 broadcasts its path, so that all ranks load the
         same checkpoint even if a link was changed meanwhile, and whether it is damaged. Each rank hashes its share of the
@@ -73,7 +73,7 @@ class FolderCheckpointIO(CheckpointIO):
             UserError: It is missing, in another format, or damaged; on every rank.
         """
         path = self._verify_together(Path(path))
-        return disk_format.read(path, map_location=map_location or "cpu", verify=False, lazy=lazy)
+        return disk_format.read(path, verify=False, lazy=lazy)
 
     def _verify_together(self, path: Path) -> Path:
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -101,25 +101,22 @@ class FolderCheckpointIO(CheckpointIO):
             disk_format.remove(path)
         except OSError as caught:
             error = caught
-        self._report_removal(Path(path), error)
+        self._report(Path(path), "deleted", error)
 
-    def _report_save(self, path: Path, error: BaseException | None) -> None:
-        self._failed.discard(path)
+    def _report(self, path: Path, how: Literal["saved", "deleted"], error: BaseException | None) -> None:
+        """Say that a job failed, and remember it of a save. Errors that are not the disk's are raised."""
+        if how == "saved":
+            (self._failed.discard if error is None else self._failed.add)(path)
         if error is None:
             return
-        self._failed.add(path)
         if not isinstance(error, OSError):
             raise error
-        rank_zero_warn(
-            f"Checkpoint {path} could not be saved: {error.strerror or error}. Training goes on and the checkpoints before "
-            "it are kept; make room on the disk, or the run will end without newer ones."
+        then = (
+            " Training goes on and the checkpoints before it are kept; make room on the disk, or the run will end without newer"
+            " ones."
         )
-
-    def _report_removal(self, path: Path, error: BaseException | None) -> None:
-        if isinstance(error, OSError):
-            rank_zero_warn(f"Checkpoint {path} could not be deleted: {error.strerror or error}.")
-        elif error is not None:
-            raise error
+        why = error.strerror or error
+        rank_zero_warn(f"Checkpoint {path} could not be {how}: {why}.{then if how == 'saved' else ''}")
 
 
 class AsyncFolderCheckpointIO(FolderCheckpointIO):
@@ -142,7 +139,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         self._copies: bool | None = None if processes_to_fit else True  # decided at the first save, which has every tensor
         self._snapshots = Snapshots()
         self._thread: ThreadPoolExecutor | None = None
-        self._jobs: list[tuple[Path, Callable[[Path, BaseException | None], None], Future[None]]] = []
+        self._jobs: list[tuple[Path, Literal["saved", "deleted"], Future[None]]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Copy a checkpoint and return; the thread writes it to the local folder `path`."""
@@ -152,7 +149,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         if not self._copies:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        self._submit(Path(path), self._report_save, _write, self._snapshots.take(checkpoint), path, storage_options)
+        self._submit(Path(path), "saved", _write, self._snapshots.take(checkpoint), path, storage_options)
 
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
         self._collect(wait=wait)
@@ -168,7 +165,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint in the thread, after the jobs before it: deleting gigabytes takes time."""
-        self._submit(Path(path), self._report_removal, disk_format.remove, path)
+        self._submit(Path(path), "deleted", disk_format.remove, path)
 
     def teardown(self) -> None:
         """Wait until everything is on disk, and free the memory. A later save starts a new thread."""
@@ -190,18 +187,18 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         )
         return False
 
-    def _submit(self, path: Path, report: Callable[[Path, BaseException | None], None], work: Callable, *args: Any) -> None:
+    def _submit(self, path: Path, how: Literal["saved", "deleted"], work: Callable, *args: Any) -> None:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._jobs.append((path, report, self._thread.submit(work, *args)))
+        self._jobs.append((path, how, self._thread.submit(work, *args)))
 
     def _collect(self, *, wait: bool) -> None:
         """Report finished jobs; they finish in the order of their submission."""
         while self._jobs and (wait or self._jobs[0][2].done()):
-            path, report, future = self._jobs[0]
+            path, how, future = self._jobs[0]
             error = future.exception()  # waits
             del self._jobs[0]
-            report(path, error)
+            self._report(path, how, error)
 
 
 def _write(checkpoint: dict[str, Any], path: str | Path, group: Any) -> None:

@@ -9,6 +9,7 @@ import platform
 import re
 from datetime import datetime, timezone
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import lightning
@@ -94,26 +95,19 @@ def intact_manifest(folder: Path) -> dict[str, Any] | None:
         manifest = json.loads(raw)
         del manifest["checksum"]
         return manifest if encode(manifest) == raw and _is_well_formed(manifest) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _is_well_formed(manifest: dict[str, Any]) -> bool:
     """Whether every value that is read has its type. Of a later version only what is needed to find it."""
-    if manifest["format"] != FORMAT or type(manifest["version"]) is not int or type(manifest["serial"]) is not int:
+    version, serial, step = (manifest[name] for name in ("version", "serial", "step"))
+    if manifest["format"] != FORMAT or type(version) is not int or type(serial) is not int or type(step) not in (int, NoneType):
         return False
-    if type(manifest["step"]) not in (int, type(None)):
-        return False
-    if manifest["version"] > VERSION:
-        return True
-    files = manifest["files"]
-    return (
-        isinstance(files, dict)
-        and DATA in files
-        and all(name == DATA or _SHARD.fullmatch(name) for name in files)
-        and all(type(entry["bytes"]) is int and type(entry["sha256"]) is str for entry in files.values())
-        and isinstance(manifest["versions"], dict)
-    )
+    files = {} if version > VERSION else manifest["files"]
+    known = all(name == DATA or _SHARD.fullmatch(name) for name in files)
+    typed = all(type(entry["bytes"]) is int and type(entry["sha256"]) is str for entry in files.values())
+    return version > VERSION or (known and typed and DATA in files and isinstance(manifest["versions"], dict))
 
 
 def _problem(folder: Path) -> str:

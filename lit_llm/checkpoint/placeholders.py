@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,23 +11,6 @@ from torch.distributed.tensor import DTensor
 
 PLACEHOLDER = "sharded tensor"
 """Key of the dict that replaces a tensor; its value is the tensor's name: the keys that lead to it, joined by dots."""
-
-
-def take_out(tree: Any, name: str, tensors: dict[str, Tensor], *, plain: bool) -> Any:
-    """`tree` with a placeholder instead of each distributed tensor, and if `plain` also of each other tensor.
-
-    Args:
-        name: that of `tree`.
-        tensors: what is taken out is added here, by name.
-    """
-    if isinstance(tree, DTensor) or (plain and isinstance(tree, Tensor)):
-        tensors[name] = tree
-        return {PLACEHOLDER: name, "shape": list(tree.shape), "dtype": str(tree.dtype).removeprefix("torch.")}
-    if isinstance(tree, dict):
-        return {key: take_out(value, f"{name}.{key}", tensors, plain=plain) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [take_out(value, f"{name}.{i}", tensors, plain=plain) for i, value in enumerate(tree)]
-    return tree
 
 
 class Placeholder:
@@ -43,24 +26,46 @@ def is_placeholder(tree: Any) -> bool:
     return isinstance(tree, dict) and PLACEHOLDER in tree
 
 
-def put_in(tree: Any, tensor_of: Callable[[Placeholder], Any]) -> Any:
-    """`tree` with what `tensor_of` gives instead of each placeholder."""
-    if is_placeholder(tree):
-        return tensor_of(Placeholder(tree))
-    if isinstance(tree, dict):
-        return {key: put_in(value, tensor_of) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [put_in(value, tensor_of) for value in tree]
-    return tree
+def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value) of everything in nested dicts and lists that is neither, and of placeholders."""
+    waiting, seen = [("", tree)], set[int]()
+    while waiting:  # not recursive: a tampered tree may be deep, or contain itself
+        where, tree = waiting.pop()
+        if is_placeholder(tree) or not isinstance(tree, Mapping | list | tuple):
+            yield where, tree
+        elif id(tree) not in seen:
+            seen.add(id(tree))
+            items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+            waiting += [(f"{where}.{key}" if where else str(key), value) for key, value in items]
 
 
 def placeholders_in(tree: Any) -> Iterator[Placeholder]:
-    """In the order of `tree`."""
-    if is_placeholder(tree):
-        yield Placeholder(tree)
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from placeholders_in(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from placeholders_in(value)
+    """In an order that follows from `tree`."""
+    return (Placeholder(value) for _, value in leaves(tree) if is_placeholder(value))
+
+
+def replaced(tree: Any, leaf: Callable[[str, Any], Any], name: str = "") -> Any:
+    """`tree` with `leaf(name, value)` instead of each value, and of each placeholder, in nested dicts and lists."""
+    if isinstance(tree, dict) and not is_placeholder(tree):
+        return {key: replaced(value, leaf, f"{name}.{key}" if name else str(key)) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [replaced(value, leaf, f"{name}.{i}") for i, value in enumerate(tree)]
+    return leaf(name, tree)
+
+
+def take_out(tree: Any, plain: Callable[[str], bool]) -> tuple[Any, dict[str, Tensor]]:
+    """`tree` with a placeholder instead of each distributed tensor, and each other one whose name is `plain`; these by name."""
+    tensors: dict[str, Tensor] = {}
+
+    def leaf(name: str, value: Any) -> Any:
+        if not (isinstance(value, DTensor) or (isinstance(value, Tensor) and plain(name))):
+            return value
+        tensors[name] = value
+        return {PLACEHOLDER: name, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+
+    return replaced(tree, leaf), tensors
+
+
+def put_in(tree: Any, tensor_of: Callable[[Placeholder], Any]) -> Any:
+    """`tree` with what `tensor_of` gives instead of each placeholder."""
+    return replaced(tree, lambda name, value: tensor_of(Placeholder(value)) if is_placeholder(value) else value)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
 
-from lit_llm.checkpoint.placeholders import PLACEHOLDER, is_placeholder
+from lit_llm.checkpoint.placeholders import PLACEHOLDER, is_placeholder, leaves
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -80,7 +80,7 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
         if key in content and not _fits(content[key], kind):
             shown = repr(content[key]) if isinstance(content[key], int | float | str | None) else type(content[key]).__name__
             return f"has the {key} {shown[:40]}, which must be {words}"
-    for name, tensor in _leaves(content):
+    for name, tensor in leaves(content):
         if isinstance(tensor, Tensor) and not _has_values(tensor, meta=not has_data):
             return f"has the tensor {name[:80]} without values (sparse, or on the meta device)"
         if re.match(r"loops\..*\.(total|current)\.\w+$", name) and not _fits(tensor, int):
@@ -106,18 +106,3 @@ def _is_placeholder_of_a_tensor(tree: Any) -> bool:
 
 def _has_values(tensor: Tensor, *, meta: bool = False) -> bool:
     return tensor.layout is torch.strided and (meta or not tensor.is_meta)
-
-
-def _leaves(tree: Any) -> Iterable[tuple[str, Any]]:
-    """(name, value) of everything in nested dicts and lists that is neither, and of placeholders."""
-    waiting, seen = [("", tree)], set[int]()
-    while waiting:  # not recursive: a tampered tree may be deep, or contain itself
-        where, tree = waiting.pop()
-        if is_placeholder(tree) or not isinstance(tree, Mapping | list | tuple):
-            yield where, tree
-            continue
-        if id(tree) in seen:
-            continue
-        seen.add(id(tree))
-        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        waiting += [(f"{where}.{key}" if where else str(key), value) for key, value in items]

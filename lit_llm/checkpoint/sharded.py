@@ -13,9 +13,8 @@ and is memory-mapped, so a rank reads only what it needs from a checkpoint of an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -78,8 +77,7 @@ def gather(checkpoint: dict[str, Any], *, keep: bool, stages: Stages | None = No
 
 def _take_out(checkpoint: dict[str, Any], stages: Stages | None) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, int]]:
     """(the checkpoint with placeholders, this rank's tensors by name, the rank of the pipeline that writes each; else 0)."""
-    tensors: dict[str, Tensor] = {}
-    rest = {key: take_out(value, key, tensors, plain=stages is not None and key in STAGED) for key, value in checkpoint.items()}
+    rest, tensors = take_out(checkpoint, lambda name: stages is not None and name.partition(".")[0] in STAGED)
     if stages is None:
         return rest, tensors, {}
     rest, writers = stages.merge(rest)
@@ -119,7 +117,7 @@ class TensorOnDisk:
         return out
 
 
-def join(rest: dict[str, Any], files: list[Path], load: Callable[[Path], dict[str, Any]], *, lazy: bool) -> dict[str, Any]:
+def join(rest: dict[str, Any], files: Iterable[str], load: Callable[[str], dict[str, Any]], *, lazy: bool) -> dict[str, Any]:
     """Undo `split`: the checkpoint, from the files of all ranks.
 
     Args:
@@ -135,5 +133,4 @@ def join(rest: dict[str, Any], files: list[Path], load: Callable[[Path], dict[st
         tensor = TensorOnDisk(each.name, each.shape, each.dtype, parts.get(each.name, []))
         return tensor if lazy else tensor[...]
 
-    joined: dict[str, Any] = put_in(rest, tensor_of)
-    return joined
+    return cast(dict[str, Any], put_in(rest, tensor_of))

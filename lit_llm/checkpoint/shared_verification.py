@@ -28,14 +28,12 @@ def verify_shards_together(checkpoint: Path) -> None:
         problems = [problem for name in names if (problem := shard_problem(checkpoint, name))]
     except UserError as error:  # this rank cannot read the manifest, but the others wait for its verdict
         problems = [str(error).rstrip(".")]
-    found: list[list[str]] = [problems]
+    found: list[list[str]] = [problems] * ranks
     if ranks > 1:
-        found = [[] for _ in range(ranks)]
         dist.all_gather_object(found, problems)
-    everything = [problem for each in found for problem in each]
-    if not everything:
+    if not any(found):
         return
-    said: list[Any] = [_recorded(checkpoint, everything[0]) if rank == 0 else None]
+    said: list[Any] = [_recorded(checkpoint, next(filter(None, found))[0]) if rank == 0 else None]
     if ranks > 1:
         dist.broadcast_object_list(said)
     raise UserError(said[0])
