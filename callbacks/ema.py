@@ -192,12 +192,11 @@ class EMA(_AfterSteps):
         self._exchanged = True
         for parameter, average in self._average.items():
             part, mean = local_part(parameter), local_part(average)
-            weights = part.clone()
-            part.copy_(mean)
             if part.dtype == mean.dtype:
-                mean.copy_(weights)
+                _swap(part, mean)
             else:
-                self._kept[parameter] = weights
+                self._kept[parameter] = part.clone()
+                part.copy_(mean)
         reshard(pl_module)
 
     @torch.no_grad()
@@ -206,14 +205,17 @@ class EMA(_AfterSteps):
             return
         self._exchanged = False
         for parameter, average in self._average.items():
-            part, mean = local_part(parameter), local_part(average)
             if parameter in self._kept:
-                part.copy_(self._kept.pop(parameter))
+                local_part(parameter).copy_(self._kept.pop(parameter))
             else:
-                averaged = part.clone()
-                part.copy_(mean)
-                mean.copy_(averaged)
+                _swap(local_part(parameter), local_part(average))
         reshard(pl_module)
+
+
+def _swap(a: Tensor, b: Tensor) -> None:
+    before = a.clone()
+    a.copy_(b)
+    b.copy_(before)
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:

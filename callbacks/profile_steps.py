@@ -95,10 +95,9 @@ class Profile(_AfterSteps):
                 self._stop(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step >= self._first:
-            if self._profiler is not None:
-                self._stop(trainer)
-        else:
+        if trainer.global_step >= self._first and self._profiler is not None:
+            self._stop(trainer)
+        elif trainer.global_step < self._first:
             self._end_recording(snapshot=None)
             rank_zero_warn(
                 f"Profile recorded nothing: the run ended after step {trainer.global_step}, before step {self._first}"

@@ -59,8 +59,8 @@ def format_line(
     step: int, max_steps: int, metrics: Mapping[str, float], eta_seconds: float | None, loss: str = "train/loss"
 ) -> str:
     """Like "step 100/2000  loss 2.3456 …  ETA 3m07s"; no total if `max_steps` is -1, no ETA if `eta_seconds` is None."""
-    width = len(str(max_steps)) if max_steps >= 0 else 0
-    parts = [f"step {step:>{width}}/{max_steps}" if max_steps >= 0 else f"step {step}", format_metrics(metrics, loss)]
+    count = f"step {step:>{len(str(max_steps))}}/{max_steps}" if max_steps >= 0 else f"step {step}"
+    parts = [count, format_metrics(metrics, loss)]
     if eta_seconds is not None:
         parts.append(f"ETA {format_duration(eta_seconds)}")
     return "  ".join(part for part in parts if part)
@@ -218,26 +218,19 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             seconds = time.monotonic() - self._val_since
             self.print(format_validation(trainer.global_step, _floats(trainer), seconds))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._close()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._close()
-
     def _close_validation(self) -> None:
         if self._val_bar is not None:
             self._val_bar.close()
             self._val_bar = None
 
-    def _close(self) -> None:
+    def _close(self, *_: Any) -> None:
         self._close_validation()
         if self._bar is not None:
             self._bar.n = self._step
             self._bar.close()
             self._bar = None
+
+    on_train_end = on_exception = teardown = _close
 
 
 def _floats(trainer: Trainer) -> dict[str, float]:

@@ -15,30 +15,23 @@ from .task_scores import TaskScores
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
 # Training and validation loss are two charts, because TensorBoard scales a chart by all its curves.
-QUALITY = {
-    "validation loss": ["Multiline", ["^val/loss$"]],
-    "training loss": ["Multiline", ["^train/loss$"]],
-    "bits per byte": ["Multiline", ["^val/bits_per_byte$"]],
-}
-BY_SOURCE = {
-    "training loss by source": ["Multiline", ["^train/[^/]+/loss$"]],
-    "validation loss by source": ["Multiline", ["^val/[^/]+/loss$"]],
-}
-BY_TASK = {"accuracy by task": ["Multiline", ["^task/.+/acc$"]]}
+QUALITY = {"validation loss": "^val/loss$", "training loss": "^train/loss$", "bits per byte": "^val/bits_per_byte$"}
+BY_SOURCE = {"training loss by source": "^train/[^/]+/loss$", "validation loss by source": "^val/[^/]+/loss$"}
+BY_TASK = {"accuracy by task": "^task/.+/acc$"}
 HEALTH = {
-    "learning rate": ["Multiline", ["^lr$", "^lr/"]],
-    "gradient norm": ["Multiline", ["^grad/norm$", "^grad/norm_clipped$"]],
-    "fraction of steps clipped": ["Multiline", ["^grad/clip_fraction$"]],
-    "skipped steps": ["Multiline", ["^spike/skipped$"]],
-    "update norm / weight norm": ["Multiline", ["^health/update_ratio/"]],
-    "largest attention logit": ["Multiline", ["^health/attention_logit_max/"]],
-    "root mean square of activations": ["Multiline", ["^health/activation_rms/"]],
-    "entropy of the output (nats)": ["Multiline", ["^health/output_entropy$"]],
+    "learning rate": "^lr$ ^lr/",
+    "gradient norm": "^grad/norm$ ^grad/norm_clipped$",
+    "fraction of steps clipped": "^grad/clip_fraction$",
+    "skipped steps": "^spike/skipped$",
+    "update norm / weight norm": "^health/update_ratio/",
+    "largest attention logit": "^health/attention_logit_max/",
+    "root mean square of activations": "^health/activation_rms/",
+    "entropy of the output (nats)": "^health/output_entropy$",
 }
 SPEED = {
-    "throughput (tokens/s)": ["Multiline", ["^throughput/tokens_per_second$"]],
-    "fractions of the time": ["Multiline", ["^time/.+_fraction$"]],
-    "peak memory (GB)": ["Multiline", ["^memory/peak_gb$", "^plan/peak_gb$"]],
+    "throughput (tokens/s)": "^throughput/tokens_per_second$",
+    "fractions of the time": "^time/.+_fraction$",
+    "peak memory (GB)": "^memory/peak_gb$ ^plan/peak_gb$",
 }
 
 
@@ -55,14 +48,17 @@ class TensorBoardPage(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        data = offered_by_data(trainer, "source_names")
-        sources = () if data is None else data.source_names
+        sources = getattr(offered_by_data(trainer, "source_names"), "source_names", ())
         scored = any(isinstance(callback, TaskScores) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         quality = QUALITY | (BY_SOURCE if sources else {}) | (BY_TASK if scored else {})
+        page = {
+            category: {title: ["Multiline", tags.split()] for title, tags in charts.items()}
+            for category, charts in {"quality": quality, "health": HEALTH, "speed": SPEED}.items()
+        }
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 # On other ranks `experiment` is a dummy that does nothing.
-                logger.experiment.add_custom_scalars({"quality": quality, "health": HEALTH, "speed": SPEED})
+                logger.experiment.add_custom_scalars(page)
 
 
 def tensorboard_logger(run_dir: Path, resume_step: int | None) -> TensorBoardLogger:

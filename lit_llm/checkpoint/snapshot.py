@@ -23,14 +23,15 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._buffers: list[tuple[_Kind, UntypedStorage]] = []
+        # Of the copy under way:
+        self._free: defaultdict[_Kind, list[UntypedStorage]] = defaultdict(list)
+        self._done: dict[tuple[torch.device, int, int], UntypedStorage] = {}
 
     def take(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Copy a checkpoint. The previous copy becomes invalid: its memory is reused."""
-        self._free: defaultdict[_Kind, list[UntypedStorage]] = defaultdict(list)
         for kind, buffer in reversed(self._buffers):
             self._free[kind].append(buffer)
         self._buffers = []
-        self._done: dict[tuple[torch.device, int, int], UntypedStorage] = {}
         result: dict[str, Any] = self._copy(checkpoint)
         for device in {device for device, *_ in self._done if device.type == "cuda"}:
             torch.cuda.current_stream(device).synchronize()

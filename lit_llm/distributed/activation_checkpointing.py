@@ -28,22 +28,16 @@ def recomputes(mode: str | int, i: int) -> bool:
 
 def recompute_block(block: nn.Module, mode: str | int, *, preserve_rng_state: bool) -> None:
     """Recompute in the backward pass the part of a block that `mode` names, in place."""
-    if mode == "attention":
-        _recompute(block.attention, preserve_rng_state=preserve_rng_state)  # type: ignore[arg-type]
-    elif mode == "cheap":
-        keep = partial(create_selective_checkpoint_contexts, keep_expensive)
-        _recompute(block, preserve_rng_state=preserve_rng_state, context_fn=keep)
-    else:
-        _recompute(block, preserve_rng_state=preserve_rng_state)
-
-
-def _recompute(module: nn.Module, **options: Any) -> None:
+    module: Any = block.attention if mode == "attention" else block
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
+    if mode == "cheap":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_expensive)
     forward = module.forward
 
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+        return checkpoint(forward, *args, **options, **kwargs)
 
     module.forward = recomputed
 

@@ -66,10 +66,6 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy) -> None
         block.set_modules_to_backward_prefetch(blocks[max(0, i - strategy.prefetch) : i][::-1])
 
 
-if TYPE_CHECKING:
-    from lit_llm.distributed.keep_rule import KeptWhole, keep
-
-
 def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) -> KeptWhole:
     """What to keep, the same on all ranks; call it on all of them. Prints one line if a setting is `auto`.
 
@@ -82,16 +78,12 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
     """
     gradient_bytes = sum(4 * local_part(p).numel() for p in model.parameters() if p.requires_grad)  # in fp32
     asked = strategy.reshard_after_forward, strategy.reduce_each_micro_batch
-    decides = "auto" in asked
-    memory = _memory_of_a_rank(strategy) if decides else 0
-    kept = keep(
-        *asked,
-        pipeline=strategy.pipeline > 1,
-        weight_bytes=gathered_bytes,
-        gradient_bytes=gradient_bytes,
-        memory=memory,
-    )
-    if not decides:
+    memory = memory_bytes(strategy.root_device) if "auto" in asked else 0
+    if strategy.root_device.type == "cpu":
+        memory //= strategy.num_processes
+    sizes = {"weight_bytes": gathered_bytes, "gradient_bytes": gradient_bytes, "memory": memory}
+    kept = keep(*asked, pipeline=strategy.pipeline > 1, **sizes)
+    if "auto" not in asked:
         return kept
     if (chosen := strategy.chosen) is not None:
         kept = KeptWhole(*(of_plan if each == "auto" else now for of_plan, now, each in zip(chosen, kept, asked, strict=True)))
@@ -103,12 +95,6 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
         f"gradients {gradient_bytes / 1e9:,.2f} (--trainer.strategy.reshard_after_forward, .reduce_each_micro_batch)."
     )
     return kept
-
-
-def _memory_of_a_rank(strategy: MeshStrategy) -> int:
-    """Device memory available to one rank, in bytes."""
-    memory = memory_bytes(strategy.root_device)
-    return memory // strategy.num_processes if strategy.root_device.type == "cpu" else memory
 
 
 def set_last_micro_batch(model: nn.Module, kept: KeptWhole, last: bool) -> None:

@@ -44,7 +44,6 @@ def pipeline_problems(
             "its layers; use shards instead (--trainer.strategy.pipeline 1, --config recipes/strategy/fsdp2.yaml)"
         ]
     kind, found = KINDS[layout.schedule], []
-    named = f"trainer.strategy.schedule is {layout.schedule}, which computes gradients of weights later,"
     if model is not None and not model.problems():
         found += layout.layer_problems(model.n_layer)
         if kind.folds and model.tie_embeddings:
@@ -54,27 +53,20 @@ def pipeline_problems(
             )
     if precision == "16-mixed":
         found.append(loss_scale_problem(layout.ranks))
-    if kind.splits_backward:
-        if compute is not None and compute.compile:
-            found.append(f"{named} but compiled blocks compute both at once ({_ONE_PASS}, or --compute.compile false)")
-        if compute is not None and compute.activation_checkpointing == "cheap":
-            found.append(
-                f"{named} but what compute.activation_checkpointing cheap keeps serves one gradient only ({_ONE_PASS}, or "
-                "--compute.activation_checkpointing full)"
-            )
-        if chunk_size is not None:
-            found.append(f"{named} but a loss in chunks computes both at once ({_ONE_PASS}, or --loss.chunk_size null)")
-        if sizes.tensor_parallel > 1:
-            found.append(
-                f"{named} but the loss of tensor_parallel={sizes.tensor_parallel} computes both at once ({_ONE_PASS}, or "
-                "--trainer.strategy.tensor_parallel 1)"
-            )
-        if reshards:  # torch looks for the whole weights before the backward pass gathers them
-            found.append(
-                f"{named} but reshard_after_forward true frees the weights before ({_ONE_PASS}, or "
-                "--trainer.strategy.reshard_after_forward false)"
-            )
-    return found
+    if not kind.splits_backward:
+        return found
+    cheap = "what compute.activation_checkpointing cheap keeps serves one gradient only"
+    ranks = f"the loss of tensor_parallel={sizes.tensor_parallel} computes both at once"
+    checkpointing = None if compute is None else compute.activation_checkpointing
+    wrong = (  # torch looks for whole weights before the backward pass gathers them
+        (compute is not None and compute.compile, "compiled blocks compute both at once", "compute.compile false"),
+        (checkpointing == "cheap", cheap, "compute.activation_checkpointing full"),
+        (chunk_size is not None, "a loss in chunks computes both at once", "loss.chunk_size null"),
+        (sizes.tensor_parallel > 1, ranks, "trainer.strategy.tensor_parallel 1"),
+        (reshards, "reshard_after_forward true frees the weights before", "trainer.strategy.reshard_after_forward false"),
+    )
+    named = f"trainer.strategy.schedule is {layout.schedule}, which computes gradients of weights later,"
+    return found + [f"{named} but {what} ({_ONE_PASS}, or --{mend})" for is_wrong, what, mend in wrong if is_wrong]
 
 
 def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:

@@ -119,13 +119,6 @@ class MeshStrategy(ModelParallelStrategy):
     ) -> None:
         if problems := range_problems(MeshStrategy, "trainer.strategy", locals()):
             raise UserError("\n".join(problems))
-        sizes = {
-            "replicate": replicate,
-            "shard": shard,
-            "context": context,
-            "tensor_parallel": tensor_parallel,
-            "pipeline": pipeline,
-        }
         if context_attention not in get_args(ContextAttention):
             raise UserError(
                 f"context_attention is {context_attention}, but must be gather or heads (--trainer.strategy.context_attention)."
@@ -165,17 +158,11 @@ class MeshStrategy(ModelParallelStrategy):
         """
         if isinstance(strategy, str):
             return cls(reshard_after_forward=True, cpu_offload=strategy == "fsdp_cpu_offload")
+        kept = {name: value for name, value in strategy.kwargs.items() if name not in _IGNORED_FSDP1_SETTINGS}
         others = {
-            "an activation checkpointing policy": (
-                checkpoints_activations(strategy),
-                "use --compute.activation_checkpointing",
-            ),
+            "an activation checkpointing policy": (checkpoints_activations(strategy), "use --compute.activation_checkpointing"),
             "mixed_precision": (strategy.mixed_precision, "use --trainer.precision"),
-            **{
-                name: (value, "see docs/clusters.md")
-                for name, value in strategy.kwargs.items()
-                if name not in _IGNORED_FSDP1_SETTINGS
-            },
+            **{name: (value, "see docs/clusters.md") for name, value in kept.items()},
         }
         for name, (value, instead) in others.items():
             if value:
@@ -202,14 +189,8 @@ class MeshStrategy(ModelParallelStrategy):
         Raises:
             UserError: if their product is not `world_size`.
         """
-        return mesh_sizes(
-            world_size,
-            replicate=self.replicate,
-            shard=self.shard,
-            context=self.context,
-            tensor_parallel=self.tensor_parallel,
-            pipeline=self.pipeline,
-        )
+        names = ("replicate", "shard", "context", "tensor_parallel", "pipeline")
+        return mesh_sizes(world_size, **{name: getattr(self, name) for name in names})
 
     def splits_model(self, world_size: int) -> bool:
         """Whether ranks hold different parts of the model. False also if the sizes do not fit the number of processes."""

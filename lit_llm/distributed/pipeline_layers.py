@@ -74,13 +74,13 @@ class PipelineLayout(NamedTuple):
 
     def problems(self) -> list[str]:
         """Why the settings contradict each other, one sentence each."""
-        kind, found = KINDS[self.schedule], []
-        if self.stages_per_rank is not None and kind.stages not in (None, self.stages_per_rank):
-            found.append(
-                f"stages_per_rank is {self.stages_per_rank}, but schedule {self.schedule} has {kind.stages} "
-                f"(--trainer.strategy.stages_per_rank {kind.stages}, or --trainer.strategy.schedule interleaved1f1b)"
-            )
-        return found
+        stages = KINDS[self.schedule].stages
+        if self.stages_per_rank is None or stages in (None, self.stages_per_rank):
+            return []
+        return [
+            f"stages_per_rank is {self.stages_per_rank}, but schedule {self.schedule} has {stages} "
+            f"(--trainer.strategy.stages_per_rank {stages}, or --trainer.strategy.schedule interleaved1f1b)"
+        ]
 
     def layer_problems(self, n_layer: int) -> list[str]:
         """Why a model of `n_layer` layers cannot be cut into the stages, one sentence each. What it proposes can be cut."""
@@ -128,9 +128,7 @@ class PipelineLayout(NamedTuple):
         flag = "--trainer.strategy.{} {}".format
 
         def works(name: str, layers: int | None) -> bool:
-            first = name == "layers_first"
-            other = self._replace(layers_first=layers) if first else self._replace(layers_last=layers)
-            return other._can_cut(n_layer)
+            return self._replace(**{name: layers})._can_cut(n_layer)  # type: ignore[arg-type]
 
         for name, layers in sorted(chosen.items(), key=lambda item: -item[1]):
             balanced = [flag(name, "null")] if works(name, None) else []

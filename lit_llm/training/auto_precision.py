@@ -12,6 +12,7 @@ from lit_llm.runs.resume import RunStart
 
 KEY = "trainer.precision"
 AUTO = "auto"
+_NAMES = {True: "bf16-mixed", False: "32-true"}
 
 
 class Choice(NamedTuple):
@@ -33,9 +34,8 @@ def choose(accelerator: Any) -> Choice:
     """
     gpu = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator == "cpu" or gpu is None:
-        if cpu_has_bf16_units():
-            return Choice("bf16-mixed", "the processor has units for bf16")
-        return Choice("32-true", "the processor has no units for bf16")
+        has_units = cpu_has_bf16_units()
+        return Choice(_NAMES[has_units], f"the processor has {'units' if has_units else 'no units'} for bf16")
     if gpu.type == "cuda":
         return _of_gpu(torch.cuda.get_device_name(), torch.cuda.is_bf16_supported(including_emulation=False))
     return Choice("32-true", f"bf16 was not tried on {gpu.type}")
@@ -46,13 +46,13 @@ def choose_for(hardware: Hardware) -> Choice:
     if hardware.is_gpu:
         return _of_gpu(hardware.name, hardware.multiplies("bf16"))
     narrow, wide = hardware.peak_tflops["bf16"], hardware.peak_tflops["fp32"]
-    if narrow is not None and wide is not None and narrow > wide:
-        return Choice("bf16-mixed", f"{hardware.name} multiplies faster in bf16")
-    return Choice("32-true", f"{hardware.name} is not known to multiply faster in bf16")
+    faster = narrow is not None and wide is not None and narrow > wide
+    said = "multiplies faster" if faster else "is not known to multiply faster"
+    return Choice(_NAMES[faster], f"{hardware.name} {said} in bf16")
 
 
 def _of_gpu(name: str, has_bf16: bool) -> Choice:
-    return Choice("bf16-mixed", f"{name} has bf16") if has_bf16 else Choice("32-true", f"{name} has no bf16")
+    return Choice(_NAMES[has_bf16], f"{name} has {'' if has_bf16 else 'no '}bf16")
 
 
 def keep(start: RunStart, choice: Choice) -> Choice:

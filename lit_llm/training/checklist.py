@@ -332,7 +332,7 @@ def ignored_targets(run: CheckedRun) -> Line:
     """Targets of -100 are excluded from the loss and the token count."""
     module, batch = run.model, run.observer.batches[0]
     device = run.trainer.strategy.root_device
-    rest = {name: batch[name].to(device) for name in ("input_ids", "documents") if name in batch}
+    rest = {name: each.to(device) for name, each in batch.items() if name in ("input_ids", "documents")}
     targets = batch["targets"].to(device)
     masked, other = targets.clone(), targets.clone()
     masked[:, ::2] = other[:, 1::2] = -100

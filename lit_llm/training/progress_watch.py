@@ -122,8 +122,8 @@ class ProgressWatch(Callback):
         inner = [f.f_code for f in stack[:4]]
         waits = any(f"torch{os.sep}distributed" in c.co_filename or c.co_name == "_engine_run_backward" for c in inner)
         latest = last_collective() if self._still * self.interval > self.timeout / 2 else None
-        where = self._step, self._micro_batch, self._hook, _line(stack)
-        return Place(self._beats, *progress, *where, waits, latest)
+        beat, line = self._beats, _line(stack)
+        return Place(beat, *progress, self._step, self._micro_batch, self._hook, line, waits, latest)
 
     # -- the processes ------------------------------------------------------------------------------------------------
 
