@@ -46,14 +46,13 @@ class BatchRamp(_PutsBack):
     """Changes the batch size during training by changing the number of accumulated micro-batches.
 
     The size of a step is that of the last pair whose tokens have been consumed when the step begins. It depends only on the
-    step number, so no state is saved. A resumed run makes the same steps as an uninterrupted one, on any number of ranks and
-    with any micro-batch that divides all sizes. `Trainer(max_steps)` counts optimizer steps, as usual.
+    step number, so no state is saved: a resumed run makes the same steps, on any number of ranks and with any micro-batch that
+    divides all sizes.
 
-    The data module, or else the LightningModule, has an attribute `micro_batch_tokens`: the tokens of one micro-batch on one
-    rank, or a function that returns them for the step that follows n optimizer steps. The train_dataloader yields micro-batches
-    of that size. For an exact resume, it begins each rank after the micro-batches of `trainer.global_step` steps. Those of n
-    steps are `tokens_before(n) // (micro_batch_tokens * ranks)` if all have one size; a finite loader has as many. If an epoch
-    ends within a step, Lightning makes the step with the micro-batches so far.
+    The data module, or else the LightningModule, has `micro_batch_tokens` (`contracts.py`), and the train_dataloader yields
+    micro-batches of that size. For an exact resume, it begins each rank after the micro-batches of `trainer.global_step` steps.
+    Those of n steps are `tokens_before(n) // (micro_batch_tokens * ranks)` if all have one size. If an epoch ends within a
+    step, Lightning makes the step with the micro-batches so far.
 
     Logs: nothing.
 

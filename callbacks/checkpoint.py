@@ -40,23 +40,21 @@ class StepCheckpoint(Checkpoint):
     """Saves `step-00000500.ckpt`, … and keeps the relative links `last.ckpt`, `best.ckpt` and `stable.ckpt`.
 
     Saves happen between two optimizer steps and through `trainer.save_checkpoint`:
-        - every `every_n_steps` optimizer steps, every `keep_every_n_steps`, and when `every_n_minutes` have passed since
-          the last save. If validation follows the step, the save waits for it, so that the file contains its result.
-          (Lightning skips that validation when it resumes a file saved before it; ValidateEvery repeats it.)
+        - every `every_n_steps` optimizer steps, every `keep_every_n_steps`, and when `every_n_minutes` have passed since the
+          last save. If validation follows the step, the save waits for it: Lightning would not repeat it after a resume.
         - when validation improved on the best `monitor`;
         - at the step in the attribute `stable_until` of another callback (WSD: the last step before its decay);
         - immediately, when another callback's attribute `save_now` is true (after a signal, validation may take too long);
         - at the end of training.
-    Kept: the newest `keep_last` files and the best. Files of `keep_every_n_steps` and `stable_until` are kept forever. An
-    older file is deleted only after the next one is on disk. Never deleted: the target of a link, and a file that neither
-    this run nor a run it resumed from wrote.
+    Kept: the newest `keep_last` files and the best, and forever those of `keep_every_n_steps` and `stable_until`. An older file
+    is deleted only after the next one is on disk. Never deleted: the target of a link, and a file that neither this run nor a
+    run it resumed from wrote.
 
-    Asynchronous saves: if the trainer's CheckpointIO has a method `finished(path, *, wait) -> bool | None` (None = still
-    writing), it is called after every micro-batch during a save, on the main thread of rank 0. Links and deletions wait
-    until it returns True. False means that the save failed. Any other CheckpointIO must have finished when it returns.
+    If the trainer's CheckpointIO has a method `finished` (`contracts.py`), rank 0 calls it after every micro-batch during
+    a save. Links and deletions wait until it returns True. False means that the save failed.
 
-    A stop in the middle of an accumulation window (a Timer, a callback that sets `trainer.should_stop`) is delayed to the
-    window's end, because a checkpoint does not contain the gradients of half a window.
+    A stop in the middle of an accumulation window (a Timer, a callback that sets `trainer.should_stop`) is delayed to its end,
+    because a checkpoint does not contain the gradients of half a window.
 
     Logs: nothing.
 
@@ -71,8 +69,8 @@ class StepCheckpoint(Checkpoint):
         on_train_end: saves the last step, unless it is already saved, and waits until it is on disk.
         on_exception: waits for a save in progress.
         State: score and file name of the best, names of the files kept and of those to be deleted; plain types.
-    All ranks take part in every save. Rank 0 determines the best and the time, and makes links and deletions. Other ranks
-    learn of a failed save at the next save or at the end of training. `fast_dev_run` saves nothing.
+    All ranks take part in every save. Rank 0 determines the best and the time, and makes links and deletions. `fast_dev_run`
+    saves nothing.
 
     For the calling program: `last_save_failed`, after `fit`, is whether the last checkpoint could not be written.
 

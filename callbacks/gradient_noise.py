@@ -42,8 +42,7 @@ class GradientNoise(Callback):
         `gradient_noise/squared_norm`: |G|², without the noise of the batch.
 
     The small batch is the first micro-batch of a step on each rank, the big one is the whole step. The loss of a micro-batch is
-    its mean; otherwise the LightningModule has `first_gradient_scale()`: what the gradient of the first micro-batch is
-    multiplied by to become that of its mean. NaN or infinite if it has no target: then the step is not sampled.
+    its mean, or the module has `first_gradient_scale` (`contracts.py`): NaN or infinite without a target, for a step left out.
 
     Contract:
         on_train_start: refuses settings in which no gradient of a smaller batch exists.

@@ -223,7 +223,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             self._val_bar.close()
             self._val_bar = None
 
-    def _close(self, *_: Any) -> None:
+    def _close(self, *_: Any, stage: str = "") -> None:
         self._close_validation()
         if self._bar is not None:
             self._bar.n = self._step

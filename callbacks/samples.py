@@ -32,8 +32,7 @@ def tags_of(prompts: Sequence[str]) -> list[str]:
 class TextSamples(_AfterSteps):
     """Continues the same prompts every `every_n_steps` steps, so that the continuations can be compared.
 
-    Needs `LightningModule.generate_text(prompt, *, max_new_tokens, temperature, top_k, top_p, seed) -> str`. The seed
-    is the same each time, so only the model changes between two samples.
+    Needs `LightningModule.generate_text` (`contracts.py`). The seed is the same each time, so only the model changes.
 
     Logs: text `samples/<prompt>` (prompt and continuation, the prompt shortened to a tag) to loggers of TensorBoard, W&B
     and MLflow. Without one of them it does not generate.
@@ -42,8 +41,7 @@ class TextSamples(_AfterSteps):
         on_train_start: checks that the module can generate.
         on_train_batch_end: generates at due optimizer steps, on every rank (a sharded model needs all); rank 0 writes.
         on_train_end: generates, unless the last step was due.
-        Afterwards, random state and train/eval mode are restored. The work is reported to the Trainer's profiler as
-        "generate_samples", so that Throughput can exclude it.
+        Random state and train/eval mode are restored. The Trainer's profiler knows the work as "generate_samples".
         State: none.
 
     Args:

@@ -27,20 +27,18 @@ _NAMED_AT_MOST = 3
 class SpikeGuard(_PutsBack):
     """Skips an optimizer step if its loss or gradient norm is not finite or exceeds mean + sigma · std of recent good steps.
 
-    A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit. (Buffers that a
-    forward pass writes, such as BatchNorm's, do change.) Its loss and norm do not enter the window of good steps. The
-    trainer still counts the step, so schedule and data advance. The loss is the module's `step_loss`
+    A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit, but not buffers that a
+    forward pass writes. The trainer still counts it, so schedule and data advance. The loss is the module's `step_loss`
     (`contracts.py`), otherwise the mean over the step's micro-batches. The norm is the one before clipping. Both are averaged
     over ranks, so all ranks skip the same steps. A step without targets is made if its norm is finite, and otherwise ignored.
 
     The test runs on the device. Optimizers that honour `found_inf` skip the update there, without host synchronisation:
-    torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and classes with an attribute `honours_found_inf = True`. For any
-    other optimizer the host reads the result once a step and does not call it if the step is bad. On a GPU the host then
-    waits for the backward pass. The host also reads the result on a CPU, unless the optimizer is fused, because reading is
-    free there; and before the first good step of torch's fused SGD, which would leave its momentum uninitialised.
+    torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and classes with an attribute `honours_found_inf = True`. Any other
+    one is not called if the step is bad: the host reads the result once a step, and on a GPU waits for the backward pass. It
+    also reads before the first good step of torch's fused SGD, which would leave its momentum uninitialised.
 
-    With fp16 loss scaling, a norm that is not finite while the loss is finite is an overflow of the scale. The scaler skips
-    that step and lowers the scale. SpikeGuard does not report it, and its values do not enter the window.
+    With fp16 loss scaling, a norm that is not finite while the loss is finite is an overflow, left to the scaler: it
+    is not reported, and its values do not enter the window.
 
     Logs, at logged steps: `spike/skipped`, the number of steps skipped since the last row. A warning names them, with
     global sample numbers if the data module has `step_samples` (a range). After `max_consecutive` skipped steps in a row,

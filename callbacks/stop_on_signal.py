@@ -46,22 +46,20 @@ class StopOnSignal(_PutsBack, _AfterSteps):
 
     A second SIGINT interrupts immediately (KeyboardInterrupt).
 
-    The handler only sets a flag. After each optimizer step and before each validation batch, the ranks all-reduce the flag,
-    so all of them stop at the same point. On accelerators each point reads the result of the previous all-reduce, so
-    neither host nor device waits and the stop comes one point later. `min_steps` and `min_epochs` do not delay it.
+    The handler only sets a flag. After each optimizer step and before each validation batch, the ranks all-reduce it, so all
+    stop at the same point. On accelerators each point reads the result of the one before: nothing waits, and the stop comes one
+    point later. `min_steps` and `min_epochs` do not delay it.
 
-    The stop skips a due validation and interrupts a running one. The resumed run then repeats it in full before its first
-    step. Two kinds of validation are completed before the stop: one at the end of an epoch, because Lightning cannot
-    resume it (unless `max_steps` ends training there), and one with loaders of unknown length on several ranks.
+    A due validation is skipped, a running one interrupted: the resumed run repeats it in full before its first step. Two kinds
+    are completed instead: at the end of an epoch, which Lightning cannot resume (unless `max_steps` ends training there), and
+    with loaders of unknown length on several ranks.
 
-    For the calling program: `stopped_by` is the signal's name after an interrupted `fit` and None after a complete one.
-    After an interrupted `fit`, exit with 75 (EX_TEMPFAIL of sysexits.h: try again), but with 0 in processes that Lightning
-    launched, because rank 0 kills itself when one of those fails.
-    For callbacks that save: `save_now` is True from the stop on, which is set in on_train_batch_end (StepCheckpoint saves
-    there, or at the end of training).
+    For the calling program: `stopped_by` is the signal's name after an interrupted `fit`, otherwise None. Then exit with 75
+    (EX_TEMPFAIL of sysexits.h: try again), but with 0 in processes that Lightning launched: if one fails, rank 0 kills itself.
+    For callbacks that save: `save_now` is True from the stop on, which is set in on_train_batch_end.
 
-    A signal to a whole process group (Ctrl-C, schedulers) also reaches data loader workers, which the run still needs to
-    finish its step. Give the loaders `worker_init_fn=ignore_signals` from this file.
+    A signal to a whole process group (Ctrl-C, schedulers) also reaches data loader workers, which the run still needs: give the
+    loaders `worker_init_fn=ignore_signals` from this file.
 
     Replaces Lightning's signal handling: SIGTERM (exception, no checkpoint, exit code 0), SLURM auto-requeue (saves inside
     a step), and the broadcast of a SIGTERM flag before every micro-batch.
@@ -71,15 +69,14 @@ class StopOnSignal(_PutsBack, _AfterSteps):
     Contract:
         setup: makes Lightning's SIGTERM handler, which is installed shortly before this one, set a flag only.
         on_fit_start, on_train_start: schedule the validation that the previous run interrupted.
-        on_train_start: replaces Lightning's handlers; a SIGTERM received before that still counts. Lightning restores the
-            original handlers at the end of `fit`, after the last save, so a signal cannot interrupt that save.
+        on_train_start: replaces Lightning's handlers; an earlier SIGTERM still counts. Lightning restores the original handlers
+            after the last save.
         on_train_batch_end, on_validation_batch_start: all-reduce the flag and stop if it is set on any rank.
         on_validation_end: clears the record of an interrupted validation.
         on_train_end: waits for the pending all-reduce.
         teardown, on_exception: restore Lightning's methods.
         State: whether a validation was interrupted.
-    Cost: nothing on one process. On several, one all-reduce per step or validation batch, which takes as long as each of
-    the broadcasts that it replaces (0.2 to 0.5 ms between two busy CPU processes). On accelerators nothing waits for it.
+    Cost: on several processes, one all-reduce a step or validation batch: 0.2 to 0.5 ms between two busy CPU processes.
 
     Does nothing, with a warning, if `fit` does not run in the main thread: Python allows signal handlers only there.
     """

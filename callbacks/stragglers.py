@@ -21,16 +21,15 @@ from .time_breakdown import clock_of
 class Stragglers(_PutsBack):
     """Logs which rank works longest in a step, and for how long.
 
-    In synchronous training a step takes equally long on every rank, because fast ranks wait for the slowest one. So this
-    callback measures each rank's work: the time of the step minus the waits. The straggler is the rank with the most work.
+    Fast ranks wait for the slowest one, so a step takes equally long on all. A rank's work is the step without its waits.
 
     Logs at logged steps, about that step only (not the first two steps of a process; nothing on one process):
         `rank/step_time_max`: work of the slowest rank, in seconds.
-        `rank/step_time_mean`: work in seconds, averaged over ranks. If it equals the maximum, the ranks are balanced.
-        `rank/straggler`: the slowest rank. A faulty rank shows up repeatedly; otherwise the number varies by chance.
+        `rank/step_time_mean`: the mean over ranks. If it equals the maximum, the ranks are balanced.
+        `rank/straggler`: the slowest rank. A faulty one shows up repeatedly; otherwise the number varies by chance.
 
-    A step is measured from the end of one gradient synchronisation to the end of the next. It includes the optimizer,
-    callbacks, data loading, forward and backward. A step with validation or a save in it is not measured. Measured waits:
+    A step is measured from the end of one gradient synchronisation to the end of the next, unless validation or a save is in
+    it. Measured waits:
         DDP: from the end of this rank's gradient computation to the end of the reduction over all ranks.
         FSDP2: the same, and the gathering of each sharded module's parameters, forward and backward. On a CPU, waits in a
             reduce-scatter between two layers count as work. On CUDA no rank waits there.
@@ -41,7 +40,7 @@ class Stragglers(_PutsBack):
         FSDP1: waits in its collectives are not measured.
     With pipeline stages (a strategy whose `pipeline_mesh` is not None) it is off, and says so once.
 
-    On CUDA, times are those of the device: events on the current stream.
+    On CUDA, times are those of events on the current stream.
 
     Contract:
         on_train_start: with several ranks and FSDP2, registers hooks before and after FSDP2's.
@@ -50,9 +49,7 @@ class Stragglers(_PutsBack):
         on_validation_start, on_save_checkpoint: discard the measurement of the current step.
         teardown, on_exception: remove the hooks.
         State: none.
-    Cost: not measurable. Time per step with / without the callback, alternating steps on two gloo processes, a row every 5
-    steps (benchmarks/callback_cost.py, a busy machine, 4 runs): wall 0.99 (0.96 to 1.04), CPU 1.01 (0.91 to 1.13). On CUDA
-    the host synchronises at logged steps; that cost was not measured.
+    Cost: not measurable on two gloo processes (benchmarks/callback_cost.py). On CUDA the host synchronises at logged steps.
     """
 
     def __init__(self) -> None:

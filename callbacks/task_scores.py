@@ -32,9 +32,7 @@ class TaskScores(_AfterSteps):
 
     With EMA, the model is the one that validation measures: the average, after that callback has updated it.
 
-    Needs of the LightningModule: `tokenizer`, with `encode`, `decode`, `eos_id`, and if it has them `bos_id` and
-    `prefix_token_ids`; `context_length`, in tokens; `forward`, the logits (B, T, V) of ids (B, T); and for tasks that generate
-    text `greedy_ids(ids, *, max_new_tokens)`, which yields the likeliest ids.
+    Needs of the LightningModule: `tokenizer`, `context_length`, and for tasks that generate text `greedy_ids` (`contracts.py`).
 
     Logs: `task/NAME/METRIC`, of a file `acc`, `acc_norm` and `bits_per_byte` (`multiple_choice.scores`), of other tasks their
     own metrics. Prints them, one line a task.
@@ -45,8 +43,7 @@ class TaskScores(_AfterSteps):
         on_train_batch_end: scores at due optimizer steps, and at `max_steps` if `at_end`, on every rank.
         on_train_end: scores if `at_end` and training ended otherwise, but not after a signal (StopOnSignal).
         on_validation_end, on_test_end: scores, in `trainer.validate` and `trainer.test`.
-        Afterwards, random state and train/eval mode are restored. The work is reported to the Trainer's profiler as
-        "score_tasks", so that Throughput can exclude it.
+        Random state and train/eval mode are restored. The Trainer's profiler knows the work as "score_tasks".
         State: none. Placed before the checkpoint callback, the row of a saved step has been written.
 
     Args:

@@ -58,10 +58,9 @@ def count_tokens(batch: Any) -> int:
 class Throughput(_PutsBack):
     """Measures the speed of training between two rows.
 
-    A row is written when the gradients of a logged step are ready; CUDA is synchronised then. The measured time runs from
-    one row to the next, so it covers whole optimizer steps: waiting for data, forward, backward, optimizer, logging, every
-    callback. Excluded: validation, saving checkpoints, text generation (`TextSamples`), and the first step of a process
-    (compilation, warm-up). So the first row has no speed.
+    The measured time runs from one row to the next, when the gradients of a logged step are ready and CUDA is synchronised:
+    whole optimizer steps with data, logging and every callback. Excluded: validation, saving, text samples and tasks, and the
+    first step of a process (compilation, warm-up), so the first row has no speed.
 
     Logs at logged steps:
         `throughput/tokens_per_second`: of all ranks together.

@@ -40,30 +40,23 @@ class TimeBreakdown(_PutsBack):
 
     Logs at logged steps (not the first step of a process), fractions of the time since the last row that add up to 1:
         `time/data_stall_fraction`: waiting for the train loader's next(), and moving the batch to the device.
-        `time/forward_fraction`: `training_step`.
-        `time/backward_fraction`: the backward pass.
-        `time/communication_fraction`: time in forward, backward and optimizer with only collectives running, including
-            waits for a slower rank. It is subtracted from those parts. Communication that overlaps with computation is
-            not counted.
-        `time/optimizer_fraction`: from gradients to updated weights: norm, clipping, every callback's
-            `on_before_optimizer_step`, the update, zeroing gradients.
-        `time/checkpoint_fraction`: saving, as long as it blocks training.
-        `time/validation_fraction`: validation.
-        `time/other_fraction`: everything else: callbacks, loggers, the Trainer's loop, text samples.
-    `time/data_fraction` of `Throughput` differs: it is time in next() / training time. It exceeds
-    `time/data_stall_fraction` if an accelerator still works while the host waits for the loader.
+        `time/forward_fraction`, `time/backward_fraction`: `training_step` and the backward pass.
+        `time/communication_fraction`: time in forward, backward and optimizer in which only collectives run, waits for a slower
+            rank included. It is subtracted from those parts. What overlaps with computation is not counted.
+        `time/optimizer_fraction`: norm, clipping, every callback's `on_before_optimizer_step`, the update, zeroing gradients.
+        `time/checkpoint_fraction`, `time/validation_fraction`: saving, as long as it blocks training, and validation.
+        `time/other_fraction`: callbacks, loggers, the Trainer's loop, text samples.
+    `time/data_fraction` of `Throughput` is time in next() / training time, and larger if an accelerator still works meanwhile.
 
     Method: the Trainer reports its actions to its profiler. A part lasts from its report to its end, without parts nested in
-    it. On a CPU, times are those of the host's clock. On CUDA they are those of events on the current stream, so a part is
-    the time in which the device executed its work or waited for it. Events are read at logged steps. The host synchronises
-    with the device only at logged and at sampled steps.
+    it, by the host's clock, or on CUDA by events on the current stream: the time in which the device executed the part's work
+    or waited for it. The host synchronises with the device only at logged and at sampled steps.
 
-    Communication runs on separate threads and streams, and strategies expose it differently, so hooks cannot time it.
-    Instead torch.profiler records one step in `communication_every_n_steps` (on CUDA: kernels only, with a synchronisation
-    between parts). The communication share found in each part is subtracted from it until the next sampled step. The first
-    sampled step is the third of a process, and the first row follows it. Steps are not sampled while another torch.profiler
-    records, or on one process. Collectives are gloo's on a CPU and NCCL's kernels on CUDA. A CPU that runs no operator
-    during a collective (a sleep, a long Python loop) counts as waiting.
+    Collectives (gloo's on a CPU, NCCL's kernels on CUDA) run on threads and streams that no hook can time. So torch.profiler
+    records one step in `communication_every_n_steps`, on CUDA kernels only, with a synchronisation between parts. The share
+    found in each part is subtracted from it until the next sampled step. The first one is the third step of a process, and the
+    first row follows it. No step is sampled while another torch.profiler records. A CPU that runs no operator during a
+    collective (a sleep, a long Python loop) counts as waiting.
 
     Contract:
         on_train_start: wraps the Trainer's profiler and validation.
@@ -71,10 +64,7 @@ class TimeBreakdown(_PutsBack):
         on_before_optimizer_step: writes the row.
         teardown, on_exception: unwrap both.
         State: none.
-    Cost: CPU time per step with / without the callback, alternating steps (benchmarks/callback_cost.py, a busy machine,
-    steps of about 0.1 s, a row every 5 steps). One process: 0.98 (4 runs: 0.91 to 1.00), not measurable. Two gloo processes,
-    one step in ten sampled: 1.04 (0.96 to 1.07), which is below 0.5 % at the default of one in a hundred. Not measured on
-    CUDA.
+    Cost: not measurable on one process, below 0.5 % on two gloo processes (benchmarks/callback_cost.py); not measured on CUDA.
 
     Args:
         communication_every_n_steps: sample communication in one of this many optimizer steps.
