@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.profiler import profile
+
+T = TypeVar("T")
 
 
 def tensors_in(nested: Any) -> Iterator[Tensor]:
@@ -46,6 +48,14 @@ def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
 def process_count() -> int:
     """Processes of the default group; 1 without one."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def gathered(value: T) -> list[T]:
+    """`value` of each process, by rank; of the only one without a process group. A collective."""
+    values = [value] * process_count()
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
 
 
 def local_part(tensor: Tensor) -> Tensor:

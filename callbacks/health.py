@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
 
 from ._lightning import is_logged, write_row
-from ._torch import process_count
+from ._torch import gathered, process_count
 from .contracts import MeanOfMicroBatches, offered, offered_by_data
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
-from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square
+from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
 from .health_probe import Probe
 from .health_readings import Readings
 from .health_setup import SETUP_DESCRIPTIONS, setup_facts
@@ -121,8 +120,7 @@ class HealthSignals(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not later: FSDP2 may have gathered weights by then, and named_parameters would give those.
         self._step, self._readings, self._update = 0, None, None
-        pipeline = offered(trainer.strategy, "pipeline_mesh", "repeated_parameters")
-        self._ranks = trainer.world_size // (1 if pipeline is None else pipeline.pipeline_mesh.size())
+        pipeline = offered(trainer.strategy, "pipeline_mesh")
         path, blocks = find_blocks(pl_module)
         base = path.rpartition(".")[2]
         self._probe = None
@@ -130,15 +128,13 @@ class HealthSignals(Callback):
             self._probe = Probe(pl_module, {f"{base}.{number}": block for number, block in blocks.items()})
         self._layers = {}
         if len(trainer.optimizers) == 1 and not isinstance(trainer.strategy, FSDPStrategy):  # FSDP1 flattens parameters
-            repeated = () if pipeline is None else pipeline.repeated_parameters
-            trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
-            self._layers = layers_of([(name, p) for name, p in pl_module.named_parameters() if p in trained], path)
+            trained, self._ranks = trained_parameters(trainer, pl_module)
+            self._layers = layers_of(trained, path)
         self._names = list(self._layers)
         embedding = next((m for m in pl_module.modules() if isinstance(m, nn.Embedding)), None)
         self._rows = 0 if embedding is None else embedding.num_embeddings
         if pipeline is not None:
-            held: list[Any] = [None] * trainer.world_size
-            dist.all_gather_object(held, (self._names, self._rows))
+            held = gathered((self._names, self._rows))
             self._names = list(dict.fromkeys(name for names, _ in held for name in names))
             self._rows = max(rows for _, rows in held)
         self._sequences = self._tokens = None
@@ -180,7 +176,7 @@ class HealthSignals(Callback):
             self._probe.run(trainer, pl_module, ids, targets, self._rows, self._readings)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self._readings is None or offered(trainer.strategy, "pipeline_mesh", "repeated_parameters") is not None:
+        if self._readings is None or offered(trainer.strategy, "pipeline_mesh"):
             return
         if getattr(pl_module, "every_target_counts", None) in (None, True):
             self._losses.add(trainer, loss)

@@ -6,14 +6,27 @@ import math
 from collections.abc import Iterable
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from ._torch import local_part
+from .contracts import offered
 from .health_readings import Readings
 
 SAMPLED = 2**14
 """Weights of a layer on a rank that an update is estimated from, about."""
+
+
+def trained_parameters(trainer: Trainer, pl_module: LightningModule) -> tuple[list[tuple[str, Tensor]], int]:
+    """(names and parameters that the optimizer has, number of ranks that hold each or parts of it). For one optimizer.
+
+    Of a pipeline, those of this stage, without what counts on another rank.
+    """
+    pipeline = offered(trainer.strategy, "pipeline_mesh", "repeated_parameters")
+    ranks, repeated = (1, ()) if pipeline is None else (pipeline.pipeline_mesh.size(), pipeline.repeated_parameters)
+    trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
+    return [(name, p) for name, p in pl_module.named_parameters() if p in trained], trainer.world_size // ranks
 
 
 def find_blocks(module: nn.Module) -> tuple[str, dict[str, nn.Module]]:

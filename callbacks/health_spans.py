@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._torch import process_count
+from ._torch import gathered, process_count
 from .health_readings import Readings
 
 SPAN = 48
@@ -73,11 +73,8 @@ class ValidationOverlap:
         """The validation is over. A collective, the first time."""
         if self._spans is not None:
             return
-        mine = (self._length, torch.cat(self._remembered)[:_MOST_VALIDATED].cpu() if self._remembered else None)
-        ranks = [mine]
-        if process_count() > 1:
-            ranks = [mine] * process_count()
-            dist.all_gather_object(ranks, mine)
+        mine = torch.cat(self._remembered)[:_MOST_VALIDATED].cpu() if self._remembered else None
+        ranks = gathered((self._length, mine))
         known = [spans for _, spans in ranks if spans is not None]
         self._length = next((length for length, _ in ranks if length is not None), None)
         if known:
@@ -89,9 +86,9 @@ class ValidationOverlap:
 
     def add(self, ids_BT: Tensor) -> None:
         """Mark the spans that occur in a training batch, at any position."""
-        if self._spans is None or self._found is None or self._length is None or ids_BT.shape[1] < self._length:
+        if self._spans is None or self._found is None or self._length is None:
             return
-        if not len(self._spans):
+        if ids_BT.shape[1] < self._length or not len(self._spans):
             return
         hashes = span_hashes(ids_BT, self._length).flatten()
         at = torch.searchsorted(self._spans, hashes).clamp(max=len(self._spans) - 1)

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ._lightning import write_row
-from ._torch import local_part, process_count, unscales_by_itself
+from ._torch import gathered, local_part, process_count, unscales_by_itself
 from .contracts import offered
 from .errors import UserError
-from .health_layers import copies
+from .health_layers import copies, trained_parameters
 from .metrics_file import MetricsFile
 from .ranges import STEPS, check_ranges, whole
 
@@ -85,16 +85,11 @@ class Histograms(Callback):
                 "Histograms would show scaled gradients, because the fused optimizer unscales those of 16-mixed itself: use "
                 "--trainer.precision bf16-mixed, or an optimizer with fused=False."
             )
-        pipeline = offered(trainer.strategy, "pipeline_mesh", "repeated_parameters")
-        repeated = () if pipeline is None else pipeline.repeated_parameters  # count on another rank of the pipeline
-        trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
-        self._held = {name: p for name, p in pl_module.named_parameters() if p in trained and self._pattern.search(name)}
-        ranks = trainer.world_size // (1 if pipeline is None else pipeline.pipeline_mesh.size())
+        trained, ranks = trained_parameters(trainer, pl_module)
+        self._held = {name: parameter for name, parameter in trained if self._pattern.search(name)}
         self._copies = {name: copies(parameter, ranks) for name, parameter in self._held.items()}
-        if pipeline is not None:
-            stages: list[dict[str, float]] = [{}] * trainer.world_size
-            dist.all_gather_object(stages, self._copies)
-            self._copies = {name: number for stage in stages for name, number in stage.items()}
+        if offered(trainer.strategy, "pipeline_mesh"):
+            self._copies = {name: number for stage in gathered(self._copies) for name, number in stage.items()}
         if not self._copies:
             raise UserError(
                 f"parameters is {self.parameters!r}, which occurs in no name of a trained parameter (--histograms.parameters)."

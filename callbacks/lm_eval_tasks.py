@@ -42,7 +42,9 @@ class LmEvalTasks:
 
     def __init__(self, names: Sequence[str], limit: int | None) -> None:
         self.limit = limit
-        with _quiet(), _offline():
+        # Data sets are only read from this machine. HF_HUB_OFFLINE in the environment would be too late: it is read at import.
+        offline = [(owner, "HF_HUB_OFFLINE", True) for owner in (datasets.config, huggingface_hub.constants)]
+        with _quiet(), _replaced(*offline):
             self._loaded = _load(names)
             for name, task in self._loaded["tasks"].items():
                 if task.get_config("num_fewshot") is None:
@@ -136,11 +138,6 @@ def _replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
     finally:
         for (owner, name, _), value in zip(places, before, strict=True):
             setattr(owner, name, value)
-
-
-def _offline() -> contextlib.AbstractContextManager[None]:
-    """Data sets are only read from this machine. The environment's HF_HUB_OFFLINE would be too late: it is read at import."""
-    return _replaced((datasets.config, "HF_HUB_OFFLINE", True), (huggingface_hub.constants, "HF_HUB_OFFLINE", True))
 
 
 @contextlib.contextmanager

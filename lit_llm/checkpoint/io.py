@@ -11,6 +11,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lit_llm.callbacks._torch import process_count
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.shared_verification import verify_shards_together
 from lit_llm.checkpoint.snapshot import Snapshots, bytes_to_copy
@@ -76,7 +77,7 @@ class FolderCheckpointIO(CheckpointIO):
         return disk_format.read(path, verify=False, lazy=lazy)
 
     def _verify_together(self, path: Path) -> Path:
-        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        together = process_count() > 1
         problem, shards_left = None, False
         if not together or dist.get_rank() == 0:
             known = path == self._verified

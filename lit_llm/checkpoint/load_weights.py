@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from lit_llm.callbacks._torch import process_count
 from lit_llm.checkpoint.adapters import saved_weights
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.disk_format import read
@@ -65,7 +65,7 @@ def load_weights(model: nn.Module, checkpoint: Path, *, average: bool = False) -
     Raises:
         UserError: A shard is damaged, the weights belong to another model, or the base of a LoRA run or the average is missing.
     """
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if process_count() > 1:
         verify_shards_together(checkpoint)
     own = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(name)}
     content, flag = read(checkpoint, verify=False, lazy=True), "--use_ema" if average else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lit_llm.callbacks._torch import gathered, process_count
 from lit_llm.checkpoint.damage_record import record_damage
 from lit_llm.checkpoint.disk_format import shard_problem, shard_sizes
 from lit_llm.core.errors import UserError
@@ -21,16 +22,14 @@ def verify_shards_together(checkpoint: Path) -> None:
     Raises:
         UserError: A shard is damaged; the same sentence on every rank.
     """
-    together = dist.is_available() and dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    ranks = process_count()
+    rank = dist.get_rank() if ranks > 1 else 0
     try:
         names = share(shard_sizes(checkpoint), rank, ranks)
         problems = [problem for name in names if (problem := shard_problem(checkpoint, name))]
     except UserError as error:  # this rank cannot read the manifest, but the others wait for its verdict
         problems = [str(error).rstrip(".")]
-    found: list[list[str]] = [problems] * ranks
-    if ranks > 1:
-        dist.all_gather_object(found, problems)
+    found = gathered(problems)
     if not any(found):
         return
     said: list[Any] = [_recorded(checkpoint, next(filter(None, found))[0]) if rank == 0 else None]

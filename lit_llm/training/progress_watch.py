@@ -29,6 +29,7 @@ from typing import Any
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_llm.callbacks._torch import process_count
 from lit_llm.core._torch import collectives_begun, flight_record, last_collective
 from lit_llm.training.lost_peer import is_lost_peer
 from lit_llm.training.outcome import exit_code
@@ -129,7 +130,7 @@ class ProgressWatch(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._fails = False
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if process_count() == 1:
             return
         key = trainer.strategy.broadcast(uuid.uuid4().hex)  # a store may outlive a run, as torchrun's does
         with contextlib.suppress(RuntimeError, KeyError):  # the group was made without a TCP store

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lit_llm.callbacks._torch import gathered
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
@@ -45,9 +45,7 @@ class SaveRunFolder(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._saved:  # an evaluation after training
             return
-        values = [(trainer.max_steps, trainer.precision)] * trainer.world_size
-        if trainer.world_size > 1:
-            dist.all_gather_object(values, values[0])
+        values = gathered((trainer.max_steps, trainer.precision))
         max_steps, precision = values[0]
         for rank, (its_steps, its_precision) in enumerate(values):  # every rank raises: one that went on would lose its peers
             if its_steps != max_steps:
