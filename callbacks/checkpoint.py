@@ -145,8 +145,8 @@ class StepCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saving, self.last_save_failed = None, False
-        known = (offered(callback, "stable_until") for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        self._stable_step = next((schedule.stable_until for schedule in known if schedule), 0)
+        known = (getattr(callback, "stable_until", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        self._stable_step = next(filter(None, known), 0)
         leaving = self._files.leaving
         # Broadcast: on a network file system, other ranks may see the folder later.
         self._files = trainer.strategy.broadcast(self._present())
@@ -169,9 +169,8 @@ class StepCheckpoint(Checkpoint):
         if step == self._seen_step:
             return
         self._seen_step = step
-        asking = (offered(callback, "save_now") for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        at_once = any(callback.save_now for callback in asking if callback)
-        if at_once or self._is_due(trainer, step):
+        at_once = any(getattr(callback, "save_now", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if at_once or step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step):
             # If an immediate save is followed by validation, the step is saved again, which replaces the first file.
             self._due = validation_follows(trainer)
             if at_once or not self._due:
@@ -216,10 +215,6 @@ class StepCheckpoint(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if trainer.is_global_zero:  # no collective: other ranks may not reach it
             self._settle(trainer, wait=True)
-
-    def _is_due(self, trainer: Trainer, step: int) -> bool:
-        """Whether a save of this step is due by steps or minutes. Same result on all ranks."""
-        return step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step)
 
     def _is_permanent(self, step: int) -> bool:
         return step == self._stable_step or (self.keep_every_n_steps is not None and step % self.keep_every_n_steps == 0)

@@ -53,11 +53,6 @@ def offered(thing: object, *names: str) -> Any:
     return thing if all(getattr(thing, name, None) is not None for name in names) else None
 
 
-def offered_by_data(trainer: Trainer, *names: str) -> Any:
-    """The same of the trainer's data module."""
-    return offered(getattr(trainer, "datamodule", None), *names)
-
-
 def offered_step_loss(module: LightningModule) -> Any:
     """`offered`, of the loss of a step. Warns once if a module has `step_loss` alone, which is then not used."""
     if getattr(module, "step_loss", None) is not None and getattr(module, "step_count", None) is None:

@@ -112,8 +112,7 @@ class EMA(_AfterSteps):
                 self._restore(pl_module)
             # Moving a module between devices may replace its parameters.
             self._average = dict(zip(dict.fromkeys(_trainable(pl_module).values()), self._average.values(), strict=False))
-        if self.validate and self._average:
-            self._exchange(pl_module)
+        self._exchange(pl_module)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._exchange_back(pl_module)
@@ -146,8 +145,7 @@ class EMA(_AfterSteps):
     @contextmanager
     def averaged(self, pl_module: LightningModule) -> Iterator[None]:
         """The model with the weights that validation measures: the average, unless there is none or `validate` is false."""
-        if self.validate and self._average:
-            self._exchange(pl_module)
+        self._exchange(pl_module)
         try:
             yield
         finally:
@@ -189,7 +187,9 @@ class EMA(_AfterSteps):
 
     @torch.no_grad()
     def _exchange(self, pl_module: LightningModule) -> None:
-        self._exchanged = True
+        self._exchanged = self.validate and bool(self._average)
+        if not self._exchanged:
+            return
         for parameter, average in self._average.items():
             part, mean = local_part(parameter), local_part(average)
             if part.dtype == mean.dtype:

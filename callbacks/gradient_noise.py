@@ -110,7 +110,10 @@ class GradientNoise(Callback):
                 reduced = trainer.strategy.reduce(small, reduce_op="mean")
                 assert isinstance(reduced, Tensor)
                 small = reduced
-            big = _square(_norm_before_clipping(trainer, optimizer))
+            # A `GradientNorm` that comes first has computed it, and may have clipped the gradients since.
+            known = (c.latest_norm for c in trainer.callbacks if isinstance(c, GradientNorm))  # type: ignore[attr-defined]
+            norm = next((norm for norm in known if norm is not None), None)
+            big = _square(gradient_norm(trainer, optimizer) if norm is None else norm)
             self.add(noise_and_signal(small, big, samples, samples * count * trainer.world_size))
         step = trainer.global_step + 1
         if self.sums is not None and is_logged(trainer, step):
@@ -149,13 +152,6 @@ class GradientNoise(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         sums = state_dict["sums"]
         self.sums = None if sums is None else torch.tensor(sums, dtype=torch.float64)
-
-
-def _norm_before_clipping(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Of the whole step. A `GradientNorm` that comes first has computed it, and may have clipped the gradients since."""
-    known = (c.latest_norm for c in trainer.callbacks if isinstance(c, GradientNorm))  # type: ignore[attr-defined]
-    norm = next((norm for norm in known if norm is not None), None)
-    return gradient_norm(trainer, optimizer) if norm is None else norm
 
 
 def _square(norm: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ._lightning import is_logged, write_row
 from ._torch import gathered, process_count
-from .contracts import MeanOfMicroBatches, offered, offered_by_data
+from .contracts import MeanOfMicroBatches, offered
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
 from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
 from .health_probe import Probe
@@ -123,9 +123,8 @@ class HealthSignals(Callback):
         pipeline = offered(trainer.strategy, "pipeline_mesh")
         path, blocks = find_blocks(pl_module)
         base = path.rpartition(".")[2]
-        self._probe = None
-        if pipeline is None:
-            self._probe = Probe(pl_module, {f"{base}.{number}": block for number, block in blocks.items()})
+        named = {f"{base}.{number}": block for number, block in blocks.items()}
+        self._probe = Probe(pl_module, named) if pipeline is None else None
         self._layers = {}
         if len(trainer.optimizers) == 1 and not isinstance(trainer.strategy, FSDPStrategy):  # FSDP1 flattens parameters
             trained, self._ranks = trained_parameters(trainer, pl_module)
@@ -145,8 +144,7 @@ class HealthSignals(Callback):
         self._facts = setup_facts(trainer, pl_module, self._rows)
 
     def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
-        ids = ids_of(batch)
-        if ids is not None and not trainer.sanity_checking and trainer.state.fn == "fit":
+        if (ids := ids_of(batch)) is not None and not trainer.sanity_checking and trainer.state.fn == "fit":
             self._overlap.remember(ids)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -211,7 +209,7 @@ class HealthSignals(Callback):
             self._sequences.add_to(readings)
         if self._tokens is not None:
             probed = None if self._probe is None else self._probe.vocabulary
-            self._tokens.add_to(readings, probed or getattr(offered_by_data(trainer, "vocab_size"), "vocab_size", None))
+            self._tokens.add_to(readings, probed or getattr(getattr(trainer, "datamodule", None), "vocab_size", None))
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
         if (loss := self._losses.take(trainer)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import takewhile
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -56,7 +57,10 @@ def layers_of(named: Iterable[tuple[str, Tensor]], blocks: str) -> dict[str, lis
             modules beside the list.
     """
     named = list(named)
-    root = blocks.split(".")[:-1] if blocks else _common([name.split(".")[:-2] for name, _ in named])
+    root = blocks.split(".")[:-1]
+    if not blocks and named:  # what all begin with: in sorted order, the first and the last one do
+        paths = sorted(name.split(".")[:-2] for name, _ in named)
+        root = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(paths[0], paths[-1], strict=False))]
     depth = len(root)
     layers: dict[str, list[Tensor]] = {}
     for name, parameter in named:
@@ -66,18 +70,6 @@ def layers_of(named: Iterable[tuple[str, Tensor]], blocks: str) -> dict[str, lis
         length = min(3, len(parts) - 1) if in_block else 1
         layers.setdefault(".".join(parts[:length]), []).append(parameter)
     return layers
-
-
-def _common(paths: list[list[str]]) -> list[str]:
-    """The longest common beginning."""
-    if not paths:
-        return []
-    same = 0
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        same += 1
-    return paths[0][:same]
 
 
 def share_of_square(tensor: Tensor, ranks: int) -> Tensor:

@@ -133,7 +133,8 @@ def watched(blocks: dict[str, nn.Module], count: int, readings: Readings) -> Ite
         if not any(attribute == "unit_probe" for _, attribute in found):
             for each in block.modules():
                 if isinstance(each, _ACTIVATIONS):
-                    handles.append(each.register_forward_hook(_second(probed["unit_probe"])))
+                    hook = partial(_of_activation, probed["unit_probe"])
+                    handles.append(each.register_forward_hook(hook))
     try:
         yield
     finally:
@@ -143,11 +144,8 @@ def watched(blocks: dict[str, nn.Module], count: int, readings: Readings) -> Ite
             setattr(each, attribute, None)
 
 
-def _second(call: Callable[[Tensor], None]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-        call(output)
-
-    return hook
+def _of_activation(probe: Callable[[Tensor], None], module: nn.Module, args: Any, output: Tensor) -> None:
+    probe(output)
 
 
 def _of_block(name: str, count: int, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:
@@ -242,11 +240,8 @@ def _measure_losses(logits: Tensor, targets: Tensor, groups: Tensor, readings: R
         nll = nn.functional.cross_entropy(z, target, reduction="none")  # (n,)
         quarter = torch.arange(places.start, places.stop, device=z.device) * 4 // length
         group = groups[target]
-        for number in range(4):
-            _add_loss(f"health/loss_by_position/{number + 1}", nll, counted & (quarter == number), readings)
-        for number, name in enumerate(FREQUENCIES):
-            _add_loss(f"health/loss_by_frequency/{name}", nll, counted & (group == number), readings)
-
-
-def _add_loss(tag: str, nll: Tensor, which: Tensor, readings: Readings) -> None:
-    readings.mean(tag, nll.where(which, 0).sum(), which.sum())
+        parts = {f"position/{number + 1}": quarter == number for number in range(4)}
+        parts |= {f"frequency/{name}": group == number for number, name in enumerate(FREQUENCIES)}
+        for name, part in parts.items():
+            which = counted & part
+            readings.mean(f"health/loss_by_{name}", nll.where(which, 0).sum(), which.sum())

@@ -71,7 +71,7 @@ class Histograms(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not later: FSDP2 may have gathered weights by then, and named_parameters would give those.
         self._held, self._copies = {}, {}
-        if not any(map(takes_histograms, trainer.loggers)):
+        if not any(isinstance(logger, TensorBoardLogger | WandbLogger) for logger in trainer.loggers):
             names = ", ".join(type(logger).__name__ for logger in trainer.loggers if not isinstance(logger, MetricsFile))
             rank_zero_warn(
                 "Histograms writes nothing: TensorBoard and W&B take histograms, but the loggers are: "
@@ -154,11 +154,6 @@ def count_values(parts: list[Tensor | None], device: torch.device) -> tuple[Tens
     if process_count() > 1:
         dist.all_reduce(counts)
     return edges, counts
-
-
-def takes_histograms(logger: Logger) -> bool:
-    """Whether `log_histograms` writes something: a logger of TensorBoard or W&B."""
-    return isinstance(logger, TensorBoardLogger | WandbLogger)
 
 
 def log_histograms(logger: Logger, found: dict[str, tuple[np.ndarray, np.ndarray]], step: int) -> None:

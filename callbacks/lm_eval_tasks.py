@@ -49,7 +49,7 @@ class LmEvalTasks:
             for name, task in self._loaded["tasks"].items():
                 if task.get_config("num_fewshot") is None:
                     task.set_config(key="num_fewshot", value=0)
-                if _samples(task):
+                if _generation(task).get("do_sample"):
                     raise UserError(
                         f"task {name} draws its answers at random, which training would not repeat: set do_sample: false in "
                         "its generation_kwargs (--tasks.tasks)."
@@ -69,13 +69,11 @@ class LmEvalTasks:
     def problem(self, context_length: int) -> str | None:
         """Why a model of this context cannot run the tasks; None if it can."""
         for name, task in self._loaded["tasks"].items():
-            if task.OUTPUT_TYPE == "generate_until":
-                generated = normalize_gen_kwargs(task.get_config("generation_kwargs") or {}, _GENERATED)["max_gen_toks"]
-                if generated >= context_length:
-                    return (
-                        f"task {name} generates up to {generated} tokens, but the model's context has {context_length}: set a "
-                        "smaller max_gen_toks in its generation_kwargs (--tasks.tasks)."
-                    )
+            if (generated := _generation(task).get("max_gen_toks", 0)) >= context_length:
+                return (
+                    f"task {name} generates up to {generated} tokens, but the model's context has {context_length}: set a "
+                    "smaller max_gen_toks in its generation_kwargs (--tasks.tasks)."
+                )
         return None
 
     def scores(self, scorer: LogLikelihoods) -> dict[str, float]:
@@ -121,10 +119,10 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}"
 
 
-def _samples(task: Any) -> bool:
-    if task.OUTPUT_TYPE != "generate_until":
-        return False
-    return bool(normalize_gen_kwargs(task.get_config("generation_kwargs") or {})["do_sample"])
+def _generation(task: Any) -> dict[str, Any]:
+    """The settings of a task that generates text; none of another."""
+    given = task.get_config("generation_kwargs") or {}
+    return normalize_gen_kwargs(given, _GENERATED) if task.OUTPUT_TYPE == "generate_until" else {}
 
 
 @contextlib.contextmanager

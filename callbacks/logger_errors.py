@@ -43,7 +43,9 @@ class LoggerErrors(Callback):
 
     def __init__(self) -> None:
         self._guards: list[_Guard] = []
-        _silence_writer_threads()
+        if threading.excepthook is not _report_thread:
+            global _reporter
+            _reporter, threading.excepthook = threading.excepthook, _report_thread
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for logger in trainer.loggers:
@@ -163,16 +165,10 @@ class _Guard:
             rank_zero_warn(f"{self.name} could not write {self.lost} rows at most. The curves have gaps there.")
 
 
-def _silence_writer_threads() -> None:
-    """No traceback of the thread in which TensorBoard writes: the error is raised again by the next call, and reported."""
-    if threading.excepthook is not _report_thread:
-        global _reporter
-        _reporter, threading.excepthook = threading.excepthook, _report_thread
-
-
 _reporter: Callable[[threading.ExceptHookArgs], Any] = threading.excepthook
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    """No traceback of the thread in which TensorBoard writes: the error is raised again by the next call, and reported."""
     if not (isinstance(failed.exc_value, OSError) and type(failed.thread).__name__ == "_AsyncWriterThread"):
         _reporter(failed)

@@ -100,7 +100,7 @@ class MetricsFile(Logger):
         repair, self._whole = not self._whole, False
         with open(open_ordinary(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW), "ab", buffering=0) as file:
             if repair:
-                file.truncate(_end_of_last_line(read_ordinary(self.path, self.path.stat().st_size)))
+                file.truncate(read_ordinary(self.path, self.path.stat().st_size).rfind(b"\n") + 1)
             content = line.encode()
             written = file.write(content)
             if written != len(content):
@@ -123,10 +123,6 @@ def _number(value: Any) -> int | float | str | None:
     return number if math.isfinite(number) else "Infinity" if number > 0 else "-Infinity"
 
 
-def _end_of_last_line(content: bytes) -> int:
-    return content.rfind(b"\n") + 1
-
-
 def _keep_rows(path: Path, step: float) -> None:
     """Remove the rows after a step, and lines that are none. The file is replaced whole, or left as it is.
 
@@ -141,10 +137,9 @@ def _keep_rows(path: Path, step: float) -> None:
 
 
 def _is_row_until(line: bytes, step: float) -> bool:
-    if not line.endswith(b"\n"):
-        return False
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= step
+    whole = line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int)
+    return whole and row["step"] <= step

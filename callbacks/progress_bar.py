@@ -230,7 +230,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             self._bar.close()
             self._bar = None
 
-    on_train_end = on_exception = teardown = _close
+    on_train_end = on_exception = teardown = _close  # type: ignore[assignment]
 
 
 def _floats(trainer: Trainer) -> dict[str, float]:

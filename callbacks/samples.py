@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain, count
 from typing import Annotated
 
 from lightning.pytorch import LightningModule, Trainer
@@ -20,12 +21,9 @@ def tags_of(prompts: Sequence[str]) -> list[str]:
     """A readable tag for each prompt: "samples/def" for "def "."""
     found: list[str] = []
     for prompt in prompts:
-        name = tag = "samples/" + (re.sub(r"[^\w.-]+", "-", prompt)[:40].strip("-.") or "prompt")
-        number = 1
-        while tag in found:
-            number += 1
-            tag = f"{name}-{number}"
-        found.append(tag)
+        name = "samples/" + (re.sub(r"[^\w.-]+", "-", prompt)[:40].strip("-.") or "prompt")
+        numbered = (f"{name}-{number}" for number in count(2))
+        found.append(next(tag for tag in chain([name], numbered) if tag not in found))
     return found
 
 

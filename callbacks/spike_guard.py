@@ -15,7 +15,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ._lightning import _PutsBack, is_logged, wrap, write_row
 from ._torch import process_count, unscales_by_itself
-from .contracts import MeanOfMicroBatches, offered, offered_by_data, offered_step_loss
+from .contracts import MeanOfMicroBatches, offered_step_loss
 from .errors import UserError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
 from .ranges import STEPS, above, check_ranges, whole
@@ -102,8 +102,7 @@ class SpikeGuard(_PutsBack):
         optimizer = trainer.optimizers[0]
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UserError("SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard.")
-        scaling = offered(trainer.precision_plugin, "scaler")
-        self._scaler = None if scaling is None else scaling.scaler
+        self._scaler = getattr(trainer.precision_plugin, "scaler", None)
         if self._scaler is not None and unscales_by_itself(optimizer):
             raise UserError(
                 f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after SpikeGuard reads them:"
@@ -125,13 +124,13 @@ class SpikeGuard(_PutsBack):
             norm = None if self._norm_source is None else self._norm_source.latest_norm
             if norm is None:
                 norm = gradient_norm(trainer, optimizer)
-            says, data = offered_step_loss(pl_module), offered_by_data(trainer, "step_samples")
+            says, data = offered_step_loss(pl_module), getattr(trainer, "datamodule", None)
             values = torch.stack(
                 [each.to(self._good.device, torch.float32) for each in (mean if says is None else says.step_loss, norm)]
             )
             # Not `as_tensor`: copying a number to a GPU would wait for it.
             is_observed = values.new_ones((), dtype=torch.bool) if says is None else says.step_count > 0
-            self._judge(values, is_observed, step, None if data is None else data.step_samples)
+            self._judge(values, is_observed, step, getattr(data, "step_samples", None))
         logged = is_logged(trainer, step)
         if logged or len(self._unread) >= _UNREAD_AT_MOST:
             self._read()
@@ -242,7 +241,7 @@ def honours_found_inf(optimizer: Optimizer) -> bool:
     if getattr(optimizer, "honours_found_inf", False):
         return True
     # Exact types, because a subclass may replace `step`. Options of the groups, because a resume restores those.
-    if type(optimizer) not in (Adam, AdamW, SGD, Adagrad) or not all(group.get("fused") for group in optimizer.param_groups):
+    if type(optimizer) not in (Adam, AdamW, SGD, Adagrad) or not _is_fused(optimizer):
         return False
     # In a skipped first step, torch's fused SGD allocates the momentum without initialising it, and uses it later.
     return type(optimizer) is not SGD or all(

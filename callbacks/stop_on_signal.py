@@ -34,11 +34,7 @@ from ._lightning import (
 )
 from ._torch import process_count
 
-_SIGNALS = tuple(
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGINT", "SIGUSR1")
-    if hasattr(signal, name)  # Windows has no SIGUSR1
-)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))  # not on Windows
 
 
 class StopOnSignal(_PutsBack, _AfterSteps):

@@ -10,7 +10,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from .contracts import offered_by_data
 from .task_scores import TaskScores
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
@@ -48,7 +47,7 @@ class TensorBoardPage(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sources = getattr(offered_by_data(trainer, "source_names"), "source_names", ())
+        sources = getattr(getattr(trainer, "datamodule", None), "source_names", None)
         scored = any(isinstance(callback, TaskScores) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         quality = QUALITY | (BY_SOURCE if sources else {}) | (BY_TASK if scored else {})
         page = {

@@ -178,10 +178,8 @@ class Throughput(_PutsBack):
 
     def _peak_memory(self) -> int:
         """Bytes."""
-        if self._cuda:
-            return torch.cuda.max_memory_allocated()
-        if resource is None:
-            return 0
+        if self._cuda or resource is None:
+            return torch.cuda.max_memory_allocated() if self._cuda else 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 

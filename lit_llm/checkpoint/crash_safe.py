@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -43,19 +42,12 @@ class HashingFile:
         return self
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        with naming(self._path):
-            try:
-                if value is None and self._error is None:
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-            except OSError as error:
-                self._error = error
-            if self._error is None:
-                self._file.close()
-                return
-            with contextlib.suppress(OSError):  # closing writes the buffer again
-                self._file.close()
-            raise self._error
+        with naming(self._path), self._file:  # closing writes the buffer again, and then raises the same error
+            if self._error is not None:
+                raise self._error
+            if value is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
 
 def sha256_of(path: Path) -> str:

@@ -280,7 +280,7 @@ def shard_problem(path: str | Path, name: str) -> str | None:
     """Why the shard `name` is not as it was written, as the end of a sentence; None if it is. Reads all of it."""
     folder = _locate(path)
     try:
-        return _content_problem(folder, name, manifest_in(folder)["files"][name])
+        return _file_problem(folder, name, manifest_in(folder)["files"][name])
     except OSError as error:
         return f"{name} cannot be read: {error.strerror}"
 
@@ -392,6 +392,7 @@ def _locate(path: str | Path) -> Path:
 
 
 def _problem(location: Path, *, shards: bool = True) -> str | None:
+    """As `verify`, or a UserError."""
     try:
         return _problem_of_folder(location, shards=shards) if location.is_dir() else _problem_of_file(location)
     except OSError as error:
@@ -399,35 +400,26 @@ def _problem(location: Path, *, shards: bool = True) -> str | None:
 
 
 def _problem_of_folder(folder: Path, *, shards: bool) -> str | None:
-    try:
-        manifest = manifest_in(folder)
-    except UserError as error:
-        return str(error)
+    manifest = manifest_in(folder)
     if more := sorted({file.name for file in folder.glob("shard-*")} - manifest["files"].keys()):
         return f"checkpoint {folder} is damaged: {more[0]} is not one of the files in its {MANIFEST}."
     if not shards and (problem := recorded_damage(folder)):
         return problem
     for name, expected in manifest["files"].items():
-        check = _content_problem if shards or name == DATA else _size_problem
-        if problem := check(folder, name, expected):
+        if problem := _file_problem(folder, name, expected, hashed=shards or name == DATA):
             return f"checkpoint {folder} is damaged: {problem}."
     if shards:
         clear_damage(folder)
     return None
 
 
-def _content_problem(folder: Path, name: str, expected: dict[str, Any]) -> str | None:
-    if problem := _size_problem(folder, name, expected):
-        return problem
-    is_same = sha256_of(folder / name) == expected["sha256"]
-    return None if is_same else f"the contents of {name} have changed since it was written"
-
-
-def _size_problem(folder: Path, name: str, expected: dict[str, Any]) -> str | None:
+def _file_problem(folder: Path, name: str, expected: dict[str, Any], *, hashed: bool = True) -> str | None:
     if not (folder / name).is_file():
         return f"{name} is missing"
-    size = (folder / name).stat().st_size
-    return f"{name} has {size} bytes, it was written with {expected['bytes']}" if size != expected["bytes"] else None
+    if (size := (folder / name).stat().st_size) != expected["bytes"]:
+        return f"{name} has {size} bytes, it was written with {expected['bytes']}"
+    is_same = not hashed or sha256_of(folder / name) == expected["sha256"]
+    return None if is_same else f"the contents of {name} have changed since it was written"
 
 
 def _problem_of_file(file: Path) -> str | None:
@@ -442,9 +434,6 @@ def _problem_of_file(file: Path) -> str | None:
         return f"checkpoint {file} is damaged: {first_line(error)}."
     if bad is not None:
         return f"checkpoint {file} is damaged: the contents of {bad} have changed since it was written."
-    try:
-        if "state_dict" not in _load(file, file):
-            return f"{file} is not a checkpoint of lit_llm or of Lightning: it has no 'state_dict'."
-    except UserError as error:
-        return str(error)
+    if "state_dict" not in _load(file, file):
+        return f"{file} is not a checkpoint of lit_llm or of Lightning: it has no 'state_dict'."
     return None

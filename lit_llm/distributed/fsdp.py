@@ -81,8 +81,8 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
     memory = memory_bytes(strategy.root_device) if "auto" in asked else 0
     if strategy.root_device.type == "cpu":
         memory //= strategy.num_processes
-    sizes = {"weight_bytes": gathered_bytes, "gradient_bytes": gradient_bytes, "memory": memory}
-    kept = keep(*asked, pipeline=strategy.pipeline > 1, **sizes)
+    pipeline = strategy.pipeline > 1
+    kept = keep(*asked, pipeline=pipeline, weight_bytes=gathered_bytes, gradient_bytes=gradient_bytes, memory=memory)
     if "auto" not in asked:
         return kept
     if (chosen := strategy.chosen) is not None:

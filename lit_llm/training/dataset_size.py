@@ -40,11 +40,9 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
         closed = isinstance(data, TokenDataModule) and not data.is_open
         return DataFacts(), None if closed else getattr(data, "vocab_size", None)
     if (manifest := data.cached_manifest()) is not None:
-        counts = {name: split.tokens for name, split in manifest.splits.items()}
-        origin = "counted when it was tokenised"
-        return DataFacts(
-            counts.get("train", 0), counts.get("val", 0), origin, _bytes_per_id(manifest.vocab_size)
-        ), manifest.vocab_size
+        tokens = [manifest.splits[name].tokens if name in manifest.splits else 0 for name in ("train", "val")]
+        size = manifest.vocab_size
+        return DataFacts(tokens[0], tokens[1], "counted when it was tokenised", _bytes_per_id(size)), size
     tokenizer = data.source_tokenizer
     vocab_size = tokenizer.requested_size if isinstance(tokenizer, Learned) else tokenizer.vocab_size
     inputs = data.inputs()
@@ -52,13 +50,12 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
         return DataFacts(), vocab_size  # the size of a compressed or structured file says little about its text
     sizes = {name: sum(one.size for one in inputs if one.split == name) for name in ("train", "val")}
     documents = {name: sum(one.split == name for one in inputs) for name in sizes}
+    per_token = 1.0 if isinstance(tokenizer, Bytes | Characters) else BYTES_PER_TOKEN
+    tokens = [round(size / per_token) + documents[name] for name, size in sizes.items()]
     if isinstance(tokenizer, Bytes):
-        counts = {name: size + documents[name] for name, size in sizes.items()}
-        return DataFacts(counts["train"], counts["val"], "counted: one per byte and document"), tokenizer.vocab_size
-    per_token = 1.0 if isinstance(tokenizer, Characters) else BYTES_PER_TOKEN
-    counts = {name: round(size / per_token) + documents[name] for name, size in sizes.items()}
+        return DataFacts(tokens[0], tokens[1], "counted: one per byte and document"), vocab_size
     origin = f"estimated from {sum(sizes.values()):,} bytes at {per_token:g} a token"
-    return DataFacts(counts["train"], counts["val"], origin, _bytes_per_id(vocab_size)), vocab_size
+    return DataFacts(tokens[0], tokens[1], origin, _bytes_per_id(vocab_size)), vocab_size
 
 
 def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> DataFacts:
@@ -81,16 +78,9 @@ def _bytes_per_id(vocab_size: int) -> int:
 
 def _phases(data: Mixture) -> Phases:
     """What the run reads of each source, without the sources that a phase does not read."""
-    return tuple(
-        PlannedPhase(
-            phase.end,
-            tuple(
-                PlannedSource(name, draws.samples, draws.epochs, data.sources[name].max_epochs)
-                for name, draws in phase.sources.items()
-                if draws.samples
-            ),
-            phase.period,
-            phase.largest_deviation,
-        )
-        for phase in data.draws()
-    )
+    found = []
+    for phase in data.draws():
+        read = {name: draws for name, draws in phase.sources.items() if draws.samples}
+        sources = (PlannedSource(name, each.samples, each.epochs, data.sources[name].max_epochs) for name, each in read.items())
+        found.append(PlannedPhase(phase.end, tuple(sources), phase.period, phase.largest_deviation))
+    return tuple(found)

@@ -133,16 +133,14 @@ def _train(
     try:
         with naming(run_dir):
             trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
-    except SystemExit:  # Lightning turns a KeyboardInterrupt into it
-        if guard is not None and trainer.global_step in (0, start.step):  # the same command must work again
-            guard.restore()
-        raise KeyboardInterrupt from None
-    except Exception as error:
+    except (SystemExit, Exception) as error:
         if isinstance(error, FileNotFoundError) and not run_dir.exists():
             report(f"run folder {run_dir} was deleted while its run was writing: {error.strerror} (--run_dir)")
             return exit_code(trainer)
-        if isinstance(error, UserError) and guard is not None and trainer.global_step in (0, start.step):
-            guard.restore()
+        if isinstance(error, SystemExit | UserError) and guard is not None and trainer.global_step in (0, start.step):
+            guard.restore()  # the same command must work again
+        if isinstance(error, SystemExit):  # Lightning turns a KeyboardInterrupt into it
+            raise KeyboardInterrupt from None
         if isinstance(error, BlockingIOError):  # of a fork
             raise UserError(
                 "no further process can be started: raise the limit (ulimit -u), or lower --data.num_workers"

@@ -165,8 +165,7 @@ class LanguageModel(TextGeneration):
             self.base = base_record(self.init_from)
         if self.architecture is not None:
             # Not on the meta device, because a custom class may not support it.
-            model = CustomModel(config, self.architecture)
-            model = parallelize(model, self.compute_config, device, mesh)
+            model = parallelize(CustomModel(config, self.architecture), self.compute_config, device, mesh)
         else:
             # Shard on the meta device, so that each rank allocates only its part.
             with torch.device("meta"):

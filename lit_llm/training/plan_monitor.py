@@ -96,15 +96,14 @@ class PlanMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._forget()
+        nothing = "plan: neither memory nor speed is predicted for this run"
         try:
             self._predict(trainer, settings_of_trainer(trainer, pl_module))
         except UserError as reason:
-            rank_zero_info(f"plan: neither memory nor speed is predicted for this run ({reason}).")
+            rank_zero_info(f"{nothing} ({reason}).")
         except Exception as error:  # of the planner, which must not end a run
             self._forget()
-            rank_zero_warn(
-                f"plan: neither memory nor speed is predicted for this run: planning failed, {type(error).__name__}: {error}"
-            )
+            rank_zero_warn(f"{nothing}: planning failed, {type(error).__name__}: {error}")
         self._write(trainer)
 
     def _predict(self, trainer: Trainer, settings: RunSettings) -> None:

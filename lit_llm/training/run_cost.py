@@ -17,16 +17,14 @@ class RunCost:
 
     Attributes:
         usd_hour: lowest and highest price of a device-hour.
-        origin: where the price is from.
         count: devices.
-        devices: the same, as text.
+        where: these as text, and where the price is from.
         began: when this was made.
     """
 
     usd_hour: tuple[float, float]
-    origin: str
     count: int
-    devices: str
+    where: str
     began: float
 
     @classmethod
@@ -41,21 +39,17 @@ class RunCost:
             return None
         origin = "assumed price, --plan.price" if price is None else "--plan.price"
         devices = f"{count} x {hardware.name}" if count > 1 else hardware.name
-        return cls(usd_hour, origin, count, devices, time.monotonic())
+        return cls(usd_hour, count, f"{devices} ({origin})", time.monotonic())
 
     def planned(self, seconds: float) -> str:
         """For example "cost: about $1.2 planned for 37m00s on h100-sxm (--plan.price)"."""
-        return f"cost: {self._usd(seconds)} planned for {self._time(seconds)}"
+        return self._line(seconds, "planned for")
 
     def so_far(self) -> str:
         """The same, for the time since this was made."""
-        seconds = time.monotonic() - self.began
-        return f"cost: {self._usd(seconds)} for {self._time(seconds)}"
+        return self._line(time.monotonic() - self.began, "for")
 
-    def _usd(self, seconds: float) -> str:
-        low, high = (cost_usd(seconds, self.count, usd) for usd in self.usd_hour)
-        said = money_range(low, high)
-        return said if said.startswith("less") else f"about {said}"
-
-    def _time(self, seconds: float) -> str:
-        return f"{format_duration(seconds)} on {self.devices} ({self.origin})"
+    def _line(self, seconds: float, words: str) -> str:
+        said = money_range(*(cost_usd(seconds, self.count, usd) for usd in self.usd_hour))
+        about = "" if said.startswith("less") else "about "
+        return f"cost: {about}{said} {words} {format_duration(seconds)} on {self.where}"

@@ -107,11 +107,12 @@ def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):
         state = saved["state"].get(number, {})
-        for name, value in state.items():
-            if name in ("step", *_OF_PARAMETER) and not isinstance(value, torch.Tensor | int | float | None):
+        for name in (name for name in ("step", *_OF_PARAMETER) if name in state):
+            value: Any = state[name]
+            shape = () if name == "step" else tuple(parameter.shape)
+            if not isinstance(value, torch.Tensor | int | float | None):
                 return f"has {name} {str(value)[:40]!r} for parameter {number}"
-            shape = {"step": ()}.get(name, tuple(parameter.shape))
-            if value is not None and name in ("step", *_OF_PARAMETER) and tuple(getattr(value, "shape", ())) != shape:
+            if value is not None and tuple(getattr(value, "shape", ())) != shape:
                 return f"has {name} of another shape than {shape}, for parameter {number}"
             if name == "step" and type(value) in (int, float, torch.Tensor) and not value >= 0:
                 return f"has step {float(value):g} for parameter {number}"

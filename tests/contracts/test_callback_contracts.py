@@ -44,7 +44,7 @@ def test_callbacks_ask_for_nothing_else():
     asked = set()
     for file in (ROOT / "callbacks").glob("*.py"):
         for call in ast.walk(ast.parse(file.read_text())):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("offered", "offered_by_data"):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "offered":
                 asked |= {name.value for name in call.args[1:] if isinstance(name, ast.Constant)}
     assert asked and contracts.ASKED.keys() >= asked
 
@@ -60,6 +60,3 @@ def test_callbacks_ask_for_nothing_else():
 )
 def test_a_contract_is_met_whole_or_not_at_all(thing, is_offered):
     assert (contracts.offered(thing, "step_loss", "step_count") is thing) is (is_offered or thing is None)
-    trainer = SimpleNamespace(datamodule=thing)
-    assert (contracts.offered_by_data(trainer, "step_loss", "step_count") is not None) is is_offered
-    assert contracts.offered_by_data(SimpleNamespace(), "step_loss", "step_count") is None
