@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning
 import torch
@@ -21,6 +21,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
 from .contracts import offered
+
+C = TypeVar("C", bound=Callback)
 
 
 class LightningChanged(RuntimeError):
@@ -452,7 +454,12 @@ def around_validation(trainer: Trainer, began: Callable[[], None], ended: Callab
     return wrap(trainer.fit_loop.epoch_loop.val_loop, "run", run, need)
 
 
-# -- ranks --------------------------------------------------------------------------------------------------------------
+# -- callbacks, ranks ----------------------------------------------------------------------------------------------------
+
+
+def callback_of(trainer: Trainer, kind: type[C]) -> C | None:
+    """The trainer's first callback of a class; None without one."""
+    return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)  # type: ignore[attr-defined]
 
 
 def data_parallel(trainer: Trainer) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from ._lightning import is_logged, write_row
+from ._lightning import callback_of, is_logged, write_row
 from ._torch import tensors_in
 from .batch_ramp import BatchRamp
 from .contracts import offered
@@ -73,8 +73,7 @@ class GradientNoise(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._micro_batches, self._small = 0, None  # an interrupted fit may have left a part of a step
-        ramps = any(isinstance(callback, BatchRamp) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        if trainer.accumulate_grad_batches < 2 and not ramps:
+        if trainer.accumulate_grad_batches < 2 and callback_of(trainer, BatchRamp) is None:
             raise UserError(
                 "GradientNoise compares the first micro-batch of a step with the whole step, but a step has one micro-batch: "
                 "lower --data.micro_batch_size, or turn it off with --gradient_noise null."
@@ -111,8 +110,7 @@ class GradientNoise(Callback):
                 assert isinstance(reduced, Tensor)
                 small = reduced
             # A `GradientNorm` that comes first has computed it, and may have clipped the gradients since.
-            known = (c.latest_norm for c in trainer.callbacks if isinstance(c, GradientNorm))  # type: ignore[attr-defined]
-            norm = next((norm for norm in known if norm is not None), None)
+            norm = getattr(callback_of(trainer, GradientNorm), "latest_norm", None)
             big = _square(gradient_norm(trainer, optimizer) if norm is None else norm)
             self.add(noise_and_signal(small, big, samples, samples * count * trainer.world_size))
         step = trainer.global_step + 1

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from ._lightning import TASKS, _AfterSteps, evaluation_mode, write_row
+from ._lightning import TASKS, _AfterSteps, callback_of, evaluation_mode, write_row
 from .contracts import offered
 from .ema import EMA
 from .errors import UserError
@@ -135,9 +135,8 @@ class TaskScores(_AfterSteps):
             self._score(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        continues = any(isinstance(callback, StopOnSignal) and callback.stopped_by for callback in callbacks)
-        if self.at_end and not continues and trainer.global_step != self._scored:
+        signal = getattr(callback_of(trainer, StopOnSignal), "stopped_by", None)
+        if self.at_end and signal is None and trainer.global_step != self._scored:
             self._score(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -152,9 +151,8 @@ class TaskScores(_AfterSteps):
     def _score(self, trainer: Trainer, pl_module: LightningModule) -> None:
         since = time.monotonic()
         with trainer.profiler.profile(TASKS), contextlib.ExitStack() as stack:  # type: ignore[attr-defined]
-            for callback in trainer.callbacks if self._fits else []:  # type: ignore[attr-defined]
-                if isinstance(callback, EMA):
-                    stack.enter_context(callback.averaged(pl_module))
+            if self._fits and (ema := callback_of(trainer, EMA)):
+                stack.enter_context(ema.averaged(pl_module))
             stack.enter_context(evaluation_mode(trainer, pl_module))
             row = self._row(LogLikelihoods(trainer, pl_module, self.batch_size))
         row = trainer.strategy.broadcast(row)  # what every rank then monitors is the same, to the last bit

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from ._lightning import callback_of
 from .task_scores import TaskScores
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
@@ -48,8 +49,7 @@ class TensorBoardPage(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sources = getattr(getattr(trainer, "datamodule", None), "source_names", None)
-        scored = any(isinstance(callback, TaskScores) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        quality = QUALITY | (BY_SOURCE if sources else {}) | (BY_TASK if scored else {})
+        quality = QUALITY | (BY_SOURCE if sources else {}) | (BY_TASK if callback_of(trainer, TaskScores) else {})
         page = {
             category: {title: ["Multiline", tags.split()] for title, tags in charts.items()}
             for category, charts in {"quality": quality, "health": HEALTH, "speed": SPEED}.items()

@@ -44,11 +44,8 @@ _KINDS = {  # operators of torch's two interfaces to collectives: c10d's in plac
 }
 _KIND_OF = {operator: kind for kind, operators in _KINDS.items() for operator in operators}
 _NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
-# Operators whose first argument is the output, and the second the input.
-_OUTPUT_FIRST = {
-    *("_allgather_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "alltoall_"),
-    *("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_", "alltoall_base_", "gather_", "scatter_"),
-}
+_OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+"""Kinds of which c10d's operators have the output as first argument, and the input as second."""
 _SENT: dict[str, Callable[[int], float]] = {  # bytes that a rank sends in a group of n, as a multiple of the whole tensor
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -100,12 +97,14 @@ class Traffic(DispatchMode):
             return NotImplemented  # it then runs on local tensors, with the collectives that it needs
         namespace, _, name = func.name().partition(".")[0].partition("::")
         if namespace in _NAMESPACES and name in _KIND_OF:
-            self._count(name, args, kwargs or {})
+            self._count(
+                _KIND_OF[name], args, kwargs or {}, output_first=namespace == "c10d" and _KIND_OF[name] in _OUTPUT_FIRST
+            )
         return func(*args, **(kwargs or {}))
 
-    def _count(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
-        kind, group = _KIND_OF[name], group_of((*args, *kwargs.values()))
-        size = sum(t.numel() * t.element_size() for t in tensors_in(args[1] if name in _OUTPUT_FIRST else args[0]))
+    def _count(self, kind: str, args: Any, kwargs: dict[str, Any], *, output_first: bool) -> None:
+        group = group_of((*args, *kwargs.values()))
+        size = sum(t.numel() * t.element_size() for t in tensors_in(args[output_first]))
         if kind in ("all_gather", "gather"):
             size *= group.size()
         dimension = self._dimensions.get(group.group_name, "other")

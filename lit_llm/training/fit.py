@@ -8,15 +8,15 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 from rich.table import Table
 
 import lit_llm.data
-from lit_llm.callbacks._lightning import write_row
+from lit_llm.callbacks._lightning import callback_of, write_row
 from lit_llm.core._lightning import is_rank_zero, restores_checkpoint
 from lit_llm.core.disk import naming, real_path, write_text
 from lit_llm.core.errors import UserError, first_line, report
@@ -38,8 +38,6 @@ from lit_llm.training.outcome import (
     reason_for_end,
 )
 from lit_llm.training.progress_watch import ProgressWatch
-
-C = TypeVar("C", bound=Callback)
 
 
 def fit(
@@ -69,7 +67,7 @@ def fit(
     follower = next((logger for logger in trainer.loggers if isinstance(logger, CurveFollower)), None)
     if is_rank_zero() and isinstance(data, lit_llm.data.TokenDataModule):
         _check_data(data, model, start, initial, accept_changes=accept_changes)
-    guard = _callback(trainer, FolderGuard)
+    guard = callback_of(trainer, FolderGuard)
     with contextlib.nullcontext() if guard is None else guard.held():
         if is_rank_zero():
             if follower is not None and start.step is not None and holds_run(run_dir):
@@ -96,10 +94,6 @@ def fit(
         print(follower.summary())
     followed = follower is None or not trainer.is_global_zero or follower.followed
     return code_at_end(trainer, run_dir, metrics, resumed=start.checkpoint is not None, followed=followed)
-
-
-def _callback(trainer: Trainer, kind: type[C]) -> C | None:
-    return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)  # type: ignore[attr-defined]
 
 
 def _check_data(
@@ -164,7 +158,7 @@ def _train(
         how = "no checkpoint exists yet, start again with --resume auto"
         if last.exists():
             how = f"the last checkpoint is {real_path(last)}, continue with: {continue_command(run_dir)}"
-        watch = _callback(trainer, ProgressWatch)
+        watch = callback_of(trainer, ProgressWatch)
         lost = None if watch is None else watch.lost_rank()
         which = "another process" if lost is None else f"rank {lost}"
         print(f"rank {trainer.global_rank}: {which} of this run ended. See its output for the reason; {how}", file=sys.stderr)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_llm.callbacks import Schedule
-from lit_llm.callbacks._lightning import is_logged, write_row
+from lit_llm.callbacks._lightning import callback_of, is_logged, write_row
 from lit_llm.callbacks.gradient_norm_and_clipping import scale_
 from lit_llm.checkpoint.adapters import base_record
 from lit_llm.checkpoint.load_weights import load_weights
@@ -226,7 +226,7 @@ class LanguageModel(TextGeneration):
             equal=self.every_target_counts,
             loss_ranks=self._mesh("loss_ranks", self.trainer.world_size),
         )
-        if not any(isinstance(callback, Schedule) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
+        if callback_of(self.trainer, Schedule) is None:  # type: ignore[type-abstract]
             for group, rate in zip(self.trainer.optimizers[0].param_groups, self._configured_rates, strict=True):
                 group["lr"] = rate
 

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from lit_llm import callbacks
-from lit_llm.callbacks._lightning import accumulates
+from lit_llm.callbacks._lightning import accumulates, callback_of
 from lit_llm.core.errors import UserError
 
 
@@ -78,4 +78,4 @@ class StayEnded(Callback):
 
 
 def validates_by_steps(trainer: Trainer) -> bool:
-    return any(isinstance(callback, callbacks.ValidateEvery) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    return callback_of(trainer, callbacks.ValidateEvery) is not None

@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from lit_llm import callbacks
-from lit_llm.callbacks._lightning import is_logged
+from lit_llm.callbacks._lightning import callback_of, is_logged
 from lit_llm.callbacks.progress_bar import format_line
 from lit_llm.core.errors import report
 from lit_llm.training.evaluation import safe_exp
@@ -29,11 +29,10 @@ def outcome(trainer: Trainer) -> tuple[str, int | None]:
 
     Early stopping and `max_time` are ends that the settings ask for.
     """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
-            return f"stopped by {callback.stopped_by}", INTERRUPTED
-        if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
-            return f"stopped by the spike guard: {callback.diagnosis}", FAILED
+    if (guard := callback_of(trainer, callbacks.SpikeGuard)) and guard.diagnosis:
+        return f"stopped by the spike guard: {guard.diagnosis}", FAILED
+    if (stop := callback_of(trainer, callbacks.StopOnSignal)) and stop.stopped_by:
+        return f"stopped by {stop.stopped_by}", INTERRUPTED
     return reason_for_end(trainer), None
 
 
@@ -122,18 +121,19 @@ def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:
     Args:
         resumed: the run continued from a checkpoint, which is there even if this launch saved none.
     """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, callbacks.StepCheckpoint) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            newest = callback.last_model_path
-            if not trainer.global_step:
-                return f"no optimizer step was made: {reason_for_end(trainer)} (--trainer.max_time, --trainer.max_steps)"
-            if callback.last_save_failed or not (newest or resumed):
-                kept = f"the newest one is {newest}" if newest else f"{run_dir} has none"
-                return (
-                    f"the last checkpoint, after step {trainer.global_step}, could not be saved, and {kept}: make room on the "
-                    "disk, or choose another folder (--run_dir), and start again with --resume auto"
-                )
-    return None
+    saving = callback_of(trainer, callbacks.StepCheckpoint)
+    if saving is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return None
+    if not trainer.global_step:
+        return f"no optimizer step was made: {reason_for_end(trainer)} (--trainer.max_time, --trainer.max_steps)"
+    newest = saving.last_model_path
+    if not saving.last_save_failed and (newest or resumed):
+        return None
+    kept = f"the newest one is {newest}" if newest else f"{run_dir} has none"
+    return (
+        f"the last checkpoint, after step {trainer.global_step}, could not be saved, and {kept}: make room on the disk, or "
+        "choose another folder (--run_dir), and start again with --resume auto"
+    )
 
 
 def not_finite(trainer: Trainer, metrics: Mapping[str, Tensor]) -> str | None:
@@ -145,8 +145,7 @@ def not_finite(trainer: Trainer, metrics: Mapping[str, Tensor]) -> str | None:
         metrics: the last values of all metrics.
     """
     losses = {name: float(metrics[name]) for name in ("train/loss", "val/loss") if name in metrics}
-    guarded = any(isinstance(callback, callbacks.SpikeGuard) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-    if guarded and math.isfinite(losses.get("val/loss", math.nan)):
+    if callback_of(trainer, callbacks.SpikeGuard) and math.isfinite(losses.get("val/loss", math.nan)):
         return None
     for name, value in losses.items():
         if not math.isfinite(value):

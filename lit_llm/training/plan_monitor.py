@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lit_llm.callbacks import EMA, Throughput
-from lit_llm.callbacks._lightning import accumulates
+from lit_llm.callbacks._lightning import accumulates, callback_of
 from lit_llm.callbacks.ranges import check_ranges
 from lit_llm.checkpoint.manifest import versions
 from lit_llm.core.disk import write_text
@@ -239,8 +239,7 @@ class PlanMonitor(Callback):
 def _hardware(trainer: Trainer) -> Hardware:
     """The device of this rank. `--throughput.peak_tflops` replaces the peaks of the hardware table."""
     found = this_machine(measure=False, device=trainer.strategy.root_device)
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    given = next((each.peak_tflops for each in callbacks if isinstance(each, Throughput)), None)
+    given = getattr(callback_of(trainer, Throughput), "peak_tflops", None)
     return found if given is None else replace(found, peak_tflops=dict.fromkeys(found.peak_tflops, given))
 
 
@@ -256,7 +255,7 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
     if not isinstance(data, TokenDataModule):
         raise UserError(f"the planner supports TokenDataModule, not {type(data).__name__}")
     parts = {"data": data, "loss": module.loss_config, "compute": module.compute_config, "lora": module.lora}
-    parts["ema"] = next((each for each in trainer.callbacks if isinstance(each, EMA)), None)  # type: ignore[attr-defined]
+    parts["ema"] = callback_of(trainer, EMA)
     layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
     if isinstance(trainer.strategy, MeshStrategy):
         layout = replace(layout, kept=trainer.strategy.kept, auto=())

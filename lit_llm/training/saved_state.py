@@ -114,6 +114,6 @@ def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
                 return f"has {name} {str(value)[:40]!r} for parameter {number}"
             if value is not None and tuple(getattr(value, "shape", ())) != shape:
                 return f"has {name} of another shape than {shape}, for parameter {number}"
-            if name == "step" and type(value) in (int, float, torch.Tensor) and not value >= 0:
-                return f"has step {float(value):g} for parameter {number}"
+            if name == "step" and type(value) in (int, float, torch.Tensor) and not state[name] >= 0:
+                return f"has step {float(state[name]):g} for parameter {number}"
     return None
