@@ -12,11 +12,9 @@ from ._torch import prepare_reduction
 class DDPBucketWarmup(Callback):
     """Makes DDP use its final gradient buckets from the first step, so that a resumed run rounds like an uninterrupted one.
 
-    In the first step, DDP reduces all gradients in a single bucket. From the second step on, its buckets follow the order
-    in which the gradients of the first step became ready. With three or more ranks, a gradient's position in its
-    bucket determines the order of summation, and so the rounding. The first step after a resume would therefore differ from
-    the same step of an uninterrupted run. This callback runs a backward pass of (0 · every weight) before the first step,
-    which fixes the buckets.
+    In the first step, DDP reduces all gradients in a single bucket. From the second step on, its buckets follow the order in
+    which gradients became ready. With three or more ranks, a gradient's place in its bucket determines the order of summation,
+    and so the rounding. A backward pass of (0 · every weight) before the first step fixes the buckets.
 
     Does nothing with other strategies, `find_unused_parameters` or `static_graph`.
 

@@ -30,16 +30,14 @@ class EMA(_AfterSteps):
         average ← d · average + (1 − d) · θ;   d = min(decay, (1 + n) / (10 + n))
 
     The second term is the warm-up of TensorFlow's ExponentialMovingAverage. Without it, an average that starts at random
-    weights holds decayⁿ of them. A step that SpikeGuard or a loss scaler skips is a step whose weights did not change.
+    weights holds decayⁿ of them. A skipped step counts as one whose weights did not change.
 
-    Training is the same, bit for bit, with and without this callback. The average is sharded like the parameters: each rank
-    updates its own part, without communication and without host synchronisation.
+    Training is the same, bit for bit, with and without. The average is sharded like the parameters: each rank updates its own
+    part, without communication and without host synchronisation.
 
-    Validation measures the average, unless `validate` is false: in `fit`, and by `trainer.validate` after a `fit`, also of a
-    finished run. With `ckpt_path`, `trainer.validate` measures the weights of that checkpoint.
-
-    Only one parameter at a time is copied; of bf16 parameters, all are kept aside. Buffers and frozen parameters are those
-    of the model.
+    Validation measures the average, unless `validate` is false: in `fit`, and by `trainer.validate` after a `fit`. With
+    `ckpt_path`, that measures the weights of the checkpoint. Only one parameter at a time is copied for it; of bf16 ones, all
+    are kept aside. Buffers and frozen parameters are those of the model.
 
     Contract:
         on_train_start: the average is that of the checkpoint, or begins with the weights.

@@ -26,10 +26,9 @@ class MetricsFile(Logger):
     `time` is when the first value of the line was logged, in seconds since 1970. JSON has no NaN: values that are not finite
     are the strings "NaN", "Infinity" and "-Infinity". Values that are no numbers are left out, and metrics named step or time.
 
-    The values of one step are one line, which is written with one call when a value of another step is logged, when the
-    Trainer saves or finalizes its loggers, and at the end. So a step can have several lines, for example if a checkpoint was
-    saved before its validation. If they repeat a name, the later value counts. After a kill the last line may be incomplete:
-    it is cut off when the file is continued.
+    The values of one step are one line, which is written with one call when a value of another step is logged, and when the
+    Trainer saves or finalizes its loggers. So a step can have several lines; if they repeat a name, the later value counts.
+    After a kill the last line may be incomplete: it is cut off when the file is continued.
 
     Only rank 0 writes. Nothing is read from the device if the values are numbers, as Lightning passes them.
 

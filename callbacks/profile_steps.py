@@ -22,10 +22,9 @@ _SNAPSHOT_ENTRIES = 100_000  # allocations and frees in a memory snapshot, at mo
 class Profile(_AfterSteps):
     """Records `steps` consecutive optimizer steps with torch.profiler, each from data loading to weight update.
 
-    Writes `<dirpath>/rank0.<first step>.pt.trace.json.gz`. Open it in https://ui.perfetto.dev, in chrome://tracing, or in
-    TensorBoard with the plugin torch-tb-profiler. The steps are labelled `ProfilerStep#<optimizer step>`. `memory_snapshot`
-    also writes `rank0.<first step>.memory.pickle`: open it in https://docs.pytorch.org/memory_viz. Recording slows the
-    steps down, and also validation and saving between them. Record few steps, and none whose speed you measure.
+    Writes `<dirpath>/rank0.<first step>.pt.trace.json.gz`, for https://ui.perfetto.dev, chrome://tracing or TensorBoard with
+    torch-tb-profiler. Steps are labelled `ProfilerStep#<optimizer step>`. `memory_snapshot` also writes
+    `rank0.<first step>.memory.pickle`, for https://docs.pytorch.org/memory_viz. Recording slows everything down meanwhile.
 
     Logs: nothing.
 

@@ -16,20 +16,18 @@ from .ranges import STEPS, check_ranges, whole
 class ValidateEvery(Callback):
     """Runs validation every `every_n_steps` optimizer steps and after the last one.
 
-    `Trainer(val_check_interval)` counts micro-batches, so its meaning changes with gradient accumulation. It also misses
-    the end of a run whose length is not a multiple of it. This callback validates at optimizer-step boundaries only.
+    `Trainer(val_check_interval)` counts micro-batches, so its meaning changes with gradient accumulation, and it misses the end
+    of a run whose length is not a multiple of it.
 
-    Method: Lightning validates after micro-batch i if `(i + 1) % trainer.val_check_batch == 0`. This callback sets
-    `val_check_batch` to 1 if validation is due after the micro-batch, and otherwise to a huge number. Lightning still
-    validates a run that stops early (`trainer.should_stop`). `limit_val_batches=0` turns validation off.
+    Method: Lightning validates after micro-batch i if `(i + 1) % trainer.val_check_batch == 0`. This is set to 1 if validation
+    is due after the micro-batch, and otherwise to a huge number. Lightning still validates a run that stops early.
 
     Logs: nothing.
 
     Contract:
         setup: refuses other settings that trigger validation; makes EarlyStopping check after validation.
-        on_train_start: sets `val_check_batch` for the resumed step, so that Lightning does not repeat a validation after
-            which the checkpoint was saved. If the checkpoint was saved before its due validation, which Lightning would
-            skip, that validation runs first.
+        on_train_start: sets `val_check_batch` for the resumed step, so that Lightning does not repeat a validation that its
+            checkpoint has seen. One that was due after the save, which Lightning would skip, runs first.
         on_train_batch_start: sets `val_check_batch` for this micro-batch.
         State: none; a pure function of the step.
 
