@@ -112,6 +112,9 @@ class Schedule(Callback, ABC):
         on_before_optimizer_step: writes the row at logged steps.
         State: none.
 
+    Args:
+        warmup_steps: optimizer steps of linear warmup.
+
     Raises:
         UserError: numbers out of range; `total_steps` is None and `Trainer(max_steps=-1)`; several optimizers; the
             LightningModule also returns a learning-rate scheduler.
@@ -237,22 +240,14 @@ class Linear(_Horizon):
 
 
 class Constant(Schedule):
-    """Warmup, then the peak forever. See :func:`constant`, :class:`Schedule`.
-
-    Args:
-        warmup_steps: optimizer steps of linear warmup.
-    """
+    """Warmup, then the peak forever. See :func:`constant`, :class:`Schedule`."""
 
     def rate(self, t: int, peak: float) -> float:
         return constant(t, peak=peak, warmup_steps=self.warmup_steps)
 
 
 class InverseSquareRoot(Schedule):
-    """Warmup, then peak·√(warmup_steps/t). See :func:`inverse_square_root`, :class:`Schedule`.
-
-    Args:
-        warmup_steps: optimizer steps of linear warmup; also the time scale of the decay.
-    """
+    """Warmup, then peak·√(warmup_steps/t). See :func:`inverse_square_root`, :class:`Schedule`."""
 
     def rate(self, t: int, peak: float) -> float:
         return inverse_square_root(t, peak=peak, warmup_steps=self.warmup_steps)

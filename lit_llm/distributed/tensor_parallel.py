@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
         "norm": _GatheredNorm(),
     }
     if model.positions is not None:
-        plan["positions"] = _SplitPositions()
+        plan["positions"] = _Replicated(Replicate(), Shard(1))  # (B, T) → (B, T / ranks, d), or B is 1
     parallelize_module(model, mesh, plan)
     if model.head is not None:
         distribute_module(model.head, mesh, partial(_distribute, Shard(0)))
@@ -63,7 +64,10 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
         if attention.query_norm is not None:
             # The input of a head's norm is (B, T, H / ranks, h): the norm's weight is replicated, and its gradient is summed
             # over the ranks, as for a norm on a part of the sequence.
-            heads = SequenceParallel(sequence_dim=2, use_local_output=True) if attention.norm_heads else _ProjectionNorm()
+            # Of a norm over all heads, (B, T, H·h / ranks), each rank gathers the whole: a row's mean square needs all columns.
+            heads: ParallelStyle = _Replicated(Shard(2), Shard(2))
+            if attention.norm_heads:
+                heads = SequenceParallel(sequence_dim=2, use_local_output=True)
             block_plan |= {"attention.query_norm": heads, "attention.key_norm": heads}
         parallelize_module(block, mesh, block_plan)
         _split_adapters(block, mesh)
@@ -127,17 +131,26 @@ class _SplitEmbedding(RowwiseParallel):
         return outputs.redistribute(placements=output_layouts).to_local()
 
 
-class _SplitPositions(ParallelStyle):
-    """A replicated position table. Each rank returns the rows of its part: (B, T) → (B, T / ranks, d), or B is 1."""
+class _Replicated(ParallelStyle):
+    """A module with replicated parameters computes the whole on every rank, from plain tensors to plain tensors.
+
+    Args:
+        takes: how its input is placed, which is gathered.
+        gives: what of its output a rank returns.
+    """
+
+    def __init__(self, takes: Placement, gives: Placement) -> None:
+        super().__init__()
+        self.takes, self.gives = takes, gives
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(
-            module,
-            device_mesh,
-            partial(_distribute, Replicate()),
-            lambda mod, inputs, mesh: DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False),  # type: ignore[arg-type]
-            lambda mod, output, mesh: output.redistribute(placements=[Shard(1)]).to_local(),
-        )
+        def gather(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> DTensor:
+            return DTensor.from_local(inputs[0], mesh, [self.takes], run_check=False).redistribute(placements=[Replicate()])
+
+        def split(module: nn.Module, output: Any, mesh: DeviceMesh) -> Tensor:
+            return output.redistribute(placements=[self.gives]).to_local()
+
+        return distribute_module(module, device_mesh, partial(_distribute, Replicate()), gather, split)  # type: ignore[arg-type]
 
 
 class _GatheredNorm(SequenceParallel):
@@ -149,24 +162,6 @@ class _GatheredNorm(SequenceParallel):
     @staticmethod
     def _prepare_output_fn(use_local_output: bool, mod: nn.Module, outputs: DTensor, device_mesh: DeviceMesh) -> Tensor:
         return outputs.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-
-
-class _ProjectionNorm(ParallelStyle):
-    """A norm over all heads of a position: (B, T, H·h / ranks) → the same part, normalised.
-
-    Every rank gathers the whole projection and normalises it, because a row's mean square needs all of its columns.
-    """
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(
-            module,
-            device_mesh,
-            partial(_distribute, Replicate()),
-            lambda mod, inputs, mesh: DTensor.from_local(  # type: ignore[arg-type]
-                inputs[0], mesh, [Shard(2)], run_check=False
-            ).redistribute(placements=[Replicate()]),
-            lambda mod, output, mesh: output.redistribute(placements=[Shard(2)]).to_local(),
-        )
 
 
 def _distribute(placement: Replicate | Shard, name: str, module: nn.Module, mesh: DeviceMesh) -> None:

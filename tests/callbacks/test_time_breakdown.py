@@ -237,7 +237,7 @@ class Device:
     activity = torch.profiler.ProfilerActivity.CPU
 
     def __init__(self, clock):
-        self.clock, self.known, self.free_marks, self.syncs = clock, 0, 0, 0
+        self.clock, self.known, self.added, self.syncs = clock, 0, 0, 0
         self.made = 0
 
     def now(self):
@@ -249,10 +249,8 @@ class Device:
 
     def seconds(self, begin, end):
         assert self.passed(begin) and self.passed(end)
+        self.added += 1
         return end.at - begin.at
-
-    def free(self, mark):
-        self.free_marks += 1
 
     def synchronize(self):
         self.known, self.syncs = self.made, self.syncs + 1
@@ -271,7 +269,7 @@ def test_a_device_is_asked_for_its_times_only_once_it_has_got_there(tmp_path, cl
     for t in (4, 8):
         assert fractions(rows[t]) == of(15, data_stall=1, forward=2, backward=4, optimizer=8)
     assert device.syncs == 3  # the first step and two rows
-    assert device.free_marks > 30
+    assert device.added > 30
 
 
 # ---- Communication ----------------------------------------------------------------------------------------------
