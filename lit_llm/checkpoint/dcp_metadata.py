@@ -90,7 +90,8 @@ class _Reader(pickle.Unpickler):
         self.folder = folder
         # A pickle can change the classes that it finds. So each reader has its own.
         self.known: dict[tuple[str, str], Any] = {key: type(key[1], (_Record,), {}) for key in _RECORDS}
-        self.known |= dict.fromkeys(_ENCODINGS, _nothing) | dict.fromkeys(_PATHS, _joined)
+        self.known |= dict.fromkeys(_ENCODINGS, lambda *_: None)
+        self.known |= dict.fromkeys(_PATHS, lambda *parts: "/".join(map(str, parts)))
         self.known |= {("torch", name): dtype for name, dtype in _DTYPES.items()}
         self.known |= {("torch", "Size"): tuple, ("collections", "OrderedDict"): OrderedDict, ("builtins", "set"): set}
 
@@ -104,14 +105,6 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         raise UserError(f"{self.folder / METADATA} is refused: it refers to an object outside of it")
-
-
-def _nothing(*arguments: Any) -> None:
-    return None
-
-
-def _joined(*parts: Any) -> str:
-    return "/".join(map(str, parts))
 
 
 def _checked(content: Any, folder: Path) -> DcpMetadata:
