@@ -92,28 +92,16 @@ class TextSamples(_AfterSteps):
         loggers = [logger for logger in trainer.loggers if takes_text(logger)]
         if not loggers:
             return
-        with trainer.profiler.profile(SAMPLES):  # type: ignore[attr-defined]
-            texts = self._generate(trainer, pl_module)
+        sampling = {"temperature": self.temperature, "top_k": self.top_k, "top_p": None, "seed": self.seed}
+        with trainer.profiler.profile(SAMPLES), evaluation_mode(trainer, pl_module):  # type: ignore[attr-defined]
+            texts = [
+                pl_module.generate_text(prompt, max_new_tokens=self.max_new_tokens, **sampling)  # type: ignore[operator]
+                for prompt in self.prompts
+            ]
         if trainer.is_global_zero:
-            for tag, text in zip(tags_of(self.prompts), texts, strict=True):
+            for prompt, tag, text in zip(self.prompts, tags_of(self.prompts), texts, strict=True):
                 for logger in loggers:
-                    log_text(logger, tag, text, step)
-
-    def _generate(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
-        """Prompt and continuation, for each prompt."""
-        texts = []
-        with evaluation_mode(trainer, pl_module):
-            for prompt in self.prompts:
-                text = pl_module.generate_text(  # type: ignore[operator]
-                    prompt,
-                    max_new_tokens=self.max_new_tokens,
-                    temperature=self.temperature,
-                    top_k=self.top_k,
-                    top_p=None,
-                    seed=self.seed,
-                )
-                texts.append(text if text.startswith(prompt) else prompt + text)
-        return texts
+                    log_text(logger, tag, text if text.startswith(prompt) else prompt + text, step)
 
 
 def takes_text(logger: Logger) -> bool:

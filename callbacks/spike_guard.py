@@ -111,7 +111,30 @@ class SpikeGuard(_PutsBack):
         self._good = self._good.to(trainer.strategy.root_device)
         self._losses, self._skip, self._unread, self.diagnosis = MeanOfMicroBatches(), None, [], None
         self._norm_source = next((c for c in trainer.callbacks if hasattr(c, "latest_norm")), None)  # type: ignore[attr-defined]
-        self._wrap(optimizer)
+        self._put_back()
+
+        def step(original: Callable[..., Any], closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+            """Apply the test's result between the closure (backward and all hooks) and the update."""
+            result = None
+            if closure is not None:
+                with torch.enable_grad():
+                    result = closure()
+            skip, self._skip = self._skip, None
+            if skip is not None and optimizer_device(optimizer).type == "cpu":
+                skip = skip.cpu()  # parameters offloaded to the host: synchronise before the CPU kernels read it
+            if skip is None:
+                original(**kwargs)
+            elif honours_found_inf(optimizer) and (_is_fused(optimizer) or skip.device.type != "cpu"):
+                optimizer.found_inf = skip  # type: ignore[attr-defined]
+                try:
+                    original(**kwargs)
+                finally:
+                    del optimizer.found_inf  # type: ignore[attr-defined]
+            elif not skip.item():
+                original(**kwargs)
+            return result
+
+        self._undo = (wrap(optimizer, "step", step, "SpikeGuard"),)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.add(trainer, loss)
@@ -185,32 +208,6 @@ class SpikeGuard(_PutsBack):
         if self._consecutive >= self.max_consecutive:
             self.diagnosis = _diagnosis(self._consecutive, self._unread[-1][0], named[-1], finite > 0)
         self._unread = []
-
-    def _wrap(self, optimizer: Optimizer) -> None:
-        """Make `optimizer.step` apply the test's result between the closure (backward and all hooks) and the update."""
-        self._put_back()
-
-        def step(original: Callable[..., Any], closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-            result = None
-            if closure is not None:
-                with torch.enable_grad():
-                    result = closure()
-            skip, self._skip = self._skip, None
-            if skip is not None and optimizer_device(optimizer).type == "cpu":
-                skip = skip.cpu()  # parameters offloaded to the host: synchronise before the CPU kernels read it
-            if skip is None:
-                original(**kwargs)
-            elif honours_found_inf(optimizer) and (_is_fused(optimizer) or skip.device.type != "cpu"):
-                optimizer.found_inf = skip  # type: ignore[attr-defined]
-                try:
-                    original(**kwargs)
-                finally:
-                    del optimizer.found_inf  # type: ignore[attr-defined]
-            elif not skip.item():
-                original(**kwargs)
-            return result
-
-        self._undo = (wrap(optimizer, "step", step, "SpikeGuard"),)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._read()

@@ -111,7 +111,27 @@ class Throughput(_PutsBack):
         self._cuda = trainer.strategy.root_device.type == "cuda"
         self._begin, self._outside_depth = None, 0
         self._find_peak(trainer, pl_module)
-        self._listen(trainer)
+        self._put_back()
+        self._fetched = False
+        clock = time.perf_counter
+
+        def started(action: str) -> None:
+            if action == FETCH:
+                self._fetch_since = clock()
+            elif action in _OUTSIDE:
+                self._enter_outside()
+
+        def stopped(action: str) -> None:
+            if action == FETCH:
+                self._fetched = True
+                self._data_seconds += clock() - self._fetch_since
+            elif action in _OUTSIDE:
+                self._leave_outside()
+
+        self._undo = (
+            listen(trainer, started, stopped, "Throughput"),
+            around_validation(trainer, self._enter_outside, self._leave_outside, "Throughput"),
+        )
 
     def _find_peak(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._peak = None
@@ -135,29 +155,6 @@ class Throughput(_PutsBack):
         rank_zero_info(
             f"throughput/mfu: {self._flops_per_token:,.0f} FLOPs per token ({convention}) over {trainer.world_size} x"
             f" {tflops:g} TFLOP/s ({name}, {trainer.precision}, dense)."
-        )
-
-    def _listen(self, trainer: Trainer) -> None:
-        self._put_back()
-        self._fetched = False
-        clock = time.perf_counter
-
-        def started(action: str) -> None:
-            if action == FETCH:
-                self._fetch_since = clock()
-            elif action in _OUTSIDE:
-                self._enter_outside()
-
-        def stopped(action: str) -> None:
-            if action == FETCH:
-                self._fetched = True
-                self._data_seconds += clock() - self._fetch_since
-            elif action in _OUTSIDE:
-                self._leave_outside()
-
-        self._undo = (
-            listen(trainer, started, stopped, "Throughput"),
-            around_validation(trainer, self._enter_outside, self._leave_outside, "Throughput"),
         )
 
     def _enter_outside(self) -> None:

@@ -102,9 +102,6 @@ class TimeBreakdown(_PutsBack):
         self._sample_at = trainer.global_step + 3  # DDP rebuilds its buckets in the second step
         self._running.clear()
         self._marks.clear()
-        self._listen(trainer)
-
-    def _listen(self, trainer: Trainer) -> None:
         self._put_back()
         parts = self._parts = {}
         validation = partial(self._enter, "validation")

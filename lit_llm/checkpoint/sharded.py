@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -84,23 +84,19 @@ def _take_out(checkpoint: dict[str, Any], stages: Stages | None) -> tuple[dict[s
     return rest, tensors, writers
 
 
-class Part(NamedTuple):
-    """A box of a whole tensor: its offset in each dimension, and its values."""
-
-    offset: tuple[int, ...]
-    values: Tensor
-
-
 class TensorOnDisk:
     """A tensor whose parts are in memory-mapped files. Indexing with one slice per dimension, or `...`, reads only that box.
+
+    Args:
+        parts: boxes of it: the offset in each dimension, and the values.
 
     Raises:
         UserError: The parts do not cover the whole tensor.
     """
 
-    def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, parts: list[Part]) -> None:
+    def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, parts: list[tuple[list[int], Tensor]]) -> None:
         self.shape, self.dtype, self.parts = shape, dtype, parts
-        there = sum(part.values.numel() for part in parts)
+        there = sum(values.numel() for _, values in parts)
         if there != math.prod(shape):  # parts never overlap: only the first rank that holds a part writes it
             raise UserError(f"the checkpoint's shards hold {there} of the {math.prod(shape)} values of {name}")
 
@@ -124,10 +120,10 @@ def join(rest: dict[str, Any], files: Iterable[str], load: Callable[[str], dict[
         load: Loads one file of parts, memory-mapped.
         lazy: Leave tensors on disk, as `TensorOnDisk`, for ranks that need a part of each.
     """
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[tuple[list[int], Tensor]]] = {}
     for file in files:
         for name, entry in load(file).items():
-            parts.setdefault(name, []).append(Part(tuple(entry["offset"]), entry["part"]))
+            parts.setdefault(name, []).append((entry["offset"], entry["part"]))
 
     def tensor_of(each: Placeholder) -> Any:
         tensor = TensorOnDisk(each.name, each.shape, each.dtype, parts.get(each.name, []))

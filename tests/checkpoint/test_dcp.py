@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.dcp_export import write_dcp
 from lit_llm.checkpoint.dcp_folder import DcpFolder
-from lit_llm.checkpoint.sharded import Part, TensorOnDisk
+from lit_llm.checkpoint.sharded import TensorOnDisk
 from lit_llm.core.errors import UserError
 
 
@@ -76,7 +76,7 @@ def test_one_tensor_at_a_time_is_in_memory_while_they_are_written(tmp_path, monk
         return tensor
 
     monkeypatch.setattr(TensorOnDisk, "__getitem__", counted)
-    halves = [Part((0, 0), torch.ones(2, 3)), Part((2, 0), torch.zeros(2, 3))]
+    halves = [([0, 0], torch.ones(2, 3)), ([2, 0], torch.zeros(2, 3))]
     weights = {f"w{i}": TensorOnDisk(f"w{i}", torch.Size([4, 3]), torch.float32, halves) for i in range(10)}
     assert write_dcp({"state_dict": weights}, tmp_path / "dcp") == 10
     assert len(most) == 10 and max(most) <= 2  # the one that is read, and the one that was written before
