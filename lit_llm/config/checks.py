@@ -56,6 +56,8 @@ def _lora_problems(run: Run, made: Objects) -> list[str]:
         return [
             f"lora adapts the linear layers of lit_llm's GPT only, not those of {made.architecture.class_path} (--lora null)"
         ]
+    if model is not None and model.moe is not None:
+        return ["lora does not adapt a mixture of experts yet (--lora null, to train all weights)"]
     found = []
     if run.fits and run.initial is None and run.start.checkpoint is None:
         found.append("lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)")

@@ -32,8 +32,8 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy) -> None
     Blocks and embedding are gathered when needed; other parameters stay gathered during a step. With a two-dimensional mesh
     (replicas × shards) this is hybrid sharding (HSDP).
 
-    Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of the bytes, and the same
-    bits, because autocast rounds them to it anyway. All other parameters are gathered in their own dtype, in the same
+    Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of the bytes, and
+    the same bits, because autocast rounds them to it anyway. All other parameters are gathered in their own dtype, in the same
     collective. Gradients are summed over micro-batches and reduced in fp32. `strategy.kept` says what is kept whole.
     """
     on_accelerator = strategy.root_device.type != "cpu"

@@ -184,7 +184,7 @@ def cross_entropy_of_logits(
     shape = targets.shape
     z, targets = z.reshape(-1, z.shape[-1]), targets.reshape(-1)  # (N, V), (N,)
     counted = targets != ignore_index
-    rows: tuple[Tensor, ...] = ()
+    rows: tuple[Tensor, Tensor] | tuple[()] = ()
     if by_row:
         each = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="none")  # (N,), 0 where ignored
         loss = each.sum()
