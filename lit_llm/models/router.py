@@ -79,8 +79,8 @@ class Router(nn.Module):
         for name, old in before.items():
             now = self._buffers[name]
             assert old is not None and now is not None
-            if now.dtype.itemsize < old.dtype.itemsize:
-                self._buffers[name] = old.to(now.device)
+            if now.dtype.itemsize < torch.float32.itemsize:
+                self._buffers[name] = old.to(now.device, torch.float32)
         return self
 
     def forward(self, x: Tensor) -> Routing:
@@ -128,8 +128,9 @@ class Router(nn.Module):
             by_sequence = chosen.new_zeros(batch, config.experts).scatter_add(1, numbers, chosen)  # (B, E)
             if config.sequence_balance:
                 mean = p.unflatten(0, (batch, length)).where(counted[..., None], 0).sum(dim=1)  # (B, E), times the targets
-                shares = by_sequence / by_sequence.sum(dim=1, keepdim=True).clamp(min=1)
-                loss = loss + config.sequence_balance * config.experts * (shares.to(p.dtype) * mean).sum()
+                own = by_sequence.to(p.dtype)
+                own = own / own.sum(dim=1, keepdim=True).clamp(min=1)
+                loss = loss + config.sequence_balance * config.experts * (own * mean).sum()
             entropy = torch.special.entr(p.detach()).sum(dim=-1).where(where, 0).sum()
         return RouterSums(loss, by_sequence.sum(dim=0), entropy)
 

@@ -153,7 +153,7 @@ class MuonAdamW(GroupOptimizer):
                 if chosen[i].ndim == 2:
                     updates[i] = self._orthogonal(group, updates[i])
                 elif len(updates[i]):  # of experts: this rank's
-                    updates[i] = torch.stack([self._orthogonal(group, each) for each in updates[i].unbind()])
+                    updates[i] = self._orthogonal_experts(group, updates[i])
             found = None if group["normuon_beta2"] is None else [mean_squares(update) for update in updates]
             self._apply(group, chosen, updates, found)
         meshes: dict[Any, list[DTensor]] = defaultdict(list)
@@ -204,6 +204,17 @@ class MuonAdamW(GroupOptimizer):
     def _orthogonal(self, group: dict[str, Any], update: Tensor) -> Tensor:
         dtype = newton_schulz_dtype(group["ns_dtype"], update.device.type)
         return newton_schulz(update, steps=group["ns_steps"], dtype=dtype, ns_method=group["ns_method"])
+
+    def _orthogonal_experts(self, group: dict[str, Any], update: Tensor) -> Tensor:
+        """(E, r, c): each expert's matrix alone."""
+        made: Tensor | None = None
+        for i in range(len(update)):
+            one = self._orthogonal(group, update[i])
+            if made is None:
+                made = update if one.dtype == update.dtype else torch.empty_like(update, dtype=one.dtype)
+            made[i] = one
+        assert made is not None
+        return made
 
     def _apply(
         self,
