@@ -30,12 +30,14 @@ def test_a_run_is_logged_resumed_generated_from_and_not_exported(recipe, capsys)
     assert yaml.safe_load(Path("run/config.yaml").read_text())["model"]["moe"]["experts"] == 4
     code, out, err = run(capsys, "fit", "--run", "run", "--resume", "auto", "--trainer.max_steps", "4")
     assert code == 0 and "after step 4" in out, err
-    code, _, err = run(capsys, "fit", "--run", "run", "--resume", "auto", "--trainer.max_steps", "5", "--model.moe.experts", "8")
+    code, _, err = run(
+        capsys, "fit", "--run", "run", "--resume", "auto", "--trainer.max_steps", "5", "--model.moe.experts", "8"
+    )
     assert code == 2 and "model.moe.experts was 4" in err and "--model.moe.experts 4" in err
     code, out, err = run(capsys, "generate", "--run", "run", "--prompt", "line", "--max_new_tokens", "3")
     assert code == 0 and out.startswith("line"), err
     code, _, err = run(capsys, "export", "--run", "run", "--out", "exported")
-    assert code == 2 and "moe" in err and not Path("exported").exists()
+    assert code == 2 and "model.moe has 4 experts" in err and "no family" in err and not Path("exported").exists()
     assert "Traceback" not in err
 
 
@@ -44,9 +46,18 @@ REFUSED = {
     "unknown": (["--model.moe.expert", "9"], ["expert"]),
     "kind": (["--model.moe.router", "tanh"], ["router"]),
     "no experts": (["--expert_balance", "ExpertBalance"], ["expert_balance", "--model.moe.experts"]),
-    "lora": (["--model.moe.experts", "4", "--lora.rank", "4", "--init_from", "x"], ["lora", "mixture of experts", "--lora null"]),
+    "lora": (["--model.moe.experts", "4", "--lora.rank", "4"], ["lora", "mixture of experts", "--lora null"]),
     "architecture": (
-        ["--model.moe.experts", "4", "--architecture", "torch.nn.Linear", "--model.n_layer", "6"],
+        [
+            "--model.moe.experts",
+            "4",
+            "--architecture",
+            "torch.nn.Linear",
+            "--architecture.in_features",
+            "2",
+            "--architecture.out_features",
+            "2",
+        ],
         ["model.moe", "--model.moe null"],
     ),
 }
