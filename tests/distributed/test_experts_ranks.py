@@ -61,10 +61,16 @@ def test_two_ranks_change_rounding_only(folder, alone):
     jobs = {
         "ddp": {"strategy": "ddp", "optimizer": "MuonAdamW", **JOB},
         "fsdp2": {"strategy": {"shard": 2}, "optimizer": "MuonAdamW", "compute": {"activation_checkpointing": "full"}, **JOB},
+        "fsdp2 in bf16": {"strategy": {"shard": 2}, "optimizer": "AdamW", "precision": "bf16-mixed", **JOB},
         "fsdp2, AdamW": {"strategy": {"shard": 2}, "optimizer": "AdamW", "micro_batch_size": 1, **JOB},
     }
     (folder / "jobs.json").write_text(json.dumps(jobs))
     reports = run_ranks(Path(layouts.__file__), 2, folder, folder / "jobs.json", timeout=400)
+    narrow = layouts.train(folder, optimizer="AdamW", precision="bf16-mixed", **JOB)
     for name, job in jobs.items():
         for report in reports:
-            compare(report[name], alone[job["optimizer"]])
+            if "precision" not in job:
+                compare(report[name], alone[job["optimizer"]])
+            else:  # experts are gathered in bf16: the same bits. Sums differ by their order, which moves some tokens
+                assert report[name]["train/loss"] == pytest.approx(narrow["train/loss"], rel=5e-3)
+                assert report[name]["train/loss"][0] == pytest.approx(narrow["train/loss"][0], rel=1e-5)
