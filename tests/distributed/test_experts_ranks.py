@@ -61,6 +61,7 @@ def test_two_ranks_change_rounding_only(folder, alone):
     jobs = {
         "ddp": {"strategy": "ddp", "optimizer": "MuonAdamW", **JOB},
         "fsdp2": {"strategy": {"shard": 2}, "optimizer": "MuonAdamW", "compute": {"activation_checkpointing": "full"}, **JOB},
+        "replicas": {"strategy": {"replicate": 2, "shard": 1}, "optimizer": "MuonAdamW", **JOB},
         "fsdp2 in bf16": {"strategy": {"shard": 2}, "optimizer": "AdamW", "precision": "bf16-mixed", **JOB},
         "fsdp2, AdamW": {"strategy": {"shard": 2}, "optimizer": "AdamW", "micro_batch_size": 1, **JOB},
     }
