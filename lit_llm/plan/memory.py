@@ -136,7 +136,7 @@ def _resident(settings: RunSettings, weights: tuple[Weight, ...], whole: tuple[W
     if not layout.cpu_offload:
         found["weights"] = stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
         found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
-        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes)
+        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout.divisor("optimizer"))
         if settings.ema:
             found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
     if isinstance(settings.model, OwnModel):

@@ -59,11 +59,15 @@ def state_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_byt
     return sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies for w in trainable)
 
 
-def row_state_bytes(optimizer: Optimizer, whole: tuple[Weight, ...], parameter_bytes: int) -> int:
-    """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split."""
+def row_state_bytes(optimizer: Optimizer, whole: tuple[Weight, ...], parameter_bytes: int, shards: int = 1) -> int:
+    """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split.
+
+    Of experts it has those of its own: a part of so many `shards`.
+    """
     if not optimizer.normuon:
         return 0
-    return sum(w.itemsize(parameter_bytes) * math.prod(w.shape[:-1]) * w.copies for w in whole if _takes_muon(w))
+    rows = ((w, math.prod(w.shape[:-1]) / (shards if w.group == "experts" else 1)) for w in whole if _takes_muon(w))
+    return int(sum(w.itemsize(parameter_bytes) * number * w.copies for w, number in rows))
 
 
 def _takes_muon(weight: Weight) -> bool:
