@@ -28,6 +28,10 @@ ASKED = {
     "greedy_ids": "(ids, *, max_new_tokens) -> Iterator[int]: the likeliest ids after `ids`; for tasks that generate",
     "micro_batch_tokens": "int, or a function of the optimizer steps before it: tokens of one micro-batch on one rank; needed "
     "by BatchRamp, of the data module or else of the LightningModule",
+    "expert_counts": "(L, E) Tensor, of L mixtures of E experts: tokens of the step's global batch that each has computed, the "
+    "same on all ranks and known in on_before_optimizer_step, counted once also under recomputation; for ExpertBalance",
+    "expert_biases": "Sequence[Tensor]: L buffers (E,), added to the scores by which a token's experts are chosen. There may "
+    "also be expert_entropy, (L,): the mean entropy of the router's probabilities, in nats",
     # of a data module
     "step_samples": "range: global numbers of the samples in the next optimizer step, for SpikeGuard's reports",
     "vocab_size": "int: for HealthSignals, of a model without an embedding",
@@ -41,6 +45,7 @@ ASKED = {
     "checkpoint plugin, for StepCheckpoint. Any other plugin has saved a file when it returns",
     # of another callback
     "latest_norm": "Tensor | None: gradient norm of the step before clipping, None: not computed; GradientNorm has it",
+    "latest_skip": "0-d Tensor: 1 if the step is skipped, 0 if it is made; None: not judged; SpikeGuard has it",
     "save_now": "bool: save at this step, set in on_train_batch_end; StopOnSignal has it",
     "stable_until": "int: the last step before a schedule's decay, whose checkpoint StepCheckpoint keeps",
     "on_validation_interrupted": "(trainer, pl_module): called instead of on_validation_end where StopOnSignal interrupts",

@@ -4,6 +4,7 @@ from .batch_ramp import BatchRamp as BatchRamp
 from .checkpoint import StepCheckpoint as StepCheckpoint
 from .ddp_bucket_warmup import DDPBucketWarmup as DDPBucketWarmup
 from .ema import EMA as EMA
+from .expert_balance import ExpertBalance as ExpertBalance
 from .gradient_noise import GradientNoise as GradientNoise
 from .gradient_norm_and_clipping import GradientNorm as GradientNorm
 from .health import HealthSignals as HealthSignals

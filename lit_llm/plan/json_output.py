@@ -16,7 +16,12 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     interval = compute.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
     known_loss = settings.tokens > 0
     return {
-        "parameters": {"total": plan.parameters, "by_part": plan.parts, "trained": plan.trained_parameters},
+        "parameters": {
+            "total": plan.parameters,
+            "by_part": plan.parts,
+            "trained": plan.trained_parameters,
+            "active": plan.active_parameters,
+        },
         "notes": list(plan.memory.notes),
         "batch": {
             "global_sequences": settings.global_batch,
@@ -117,8 +122,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         },
         "communication": {"bytes_per_rank_and_step": communicated_bytes(settings, cuda=plan.hardware.is_gpu)},
         "loss": {
-            "chinchilla_multiple": compute.chinchilla_multiple(plan.parameters, settings.tokens),
-            "chinchilla_fit_nats": compute.chinchilla_loss(plan.parameters, settings.tokens) if known_loss else None,
+            "chinchilla_multiple": compute.chinchilla_multiple(plan.active_parameters, settings.tokens),
+            "chinchilla_fit_nats": compute.chinchilla_loss(plan.active_parameters, settings.tokens) if known_loss else None,
         },
         "checkpoint": {
             "bytes": plan.checkpoint_bytes,

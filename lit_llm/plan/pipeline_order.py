@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
-from lit_llm.plan.weights import Weight
+from lit_llm.plan.weights import Weight, block_count
 
 _OF_TORCH = {
     "FORWARD": "forward",
@@ -120,7 +120,8 @@ def weights_of_stages(weights: tuple[Weight, ...], stages: Sequence[StageShare])
             return first or (last and tied)
         return first if weight.part == "position embedding" else last
 
-    return tuple(replace(w, times=blocks) if w.times else w for w in weights if is_held(w))
+    alike = blocks != block_count(weights)  # of a part of the blocks, which are then of one kind
+    return tuple(replace(w, times=blocks) if w.times and alike else w for w in weights if is_held(w))
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

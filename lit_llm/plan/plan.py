@@ -46,6 +46,12 @@ class Plan:
         return sum(self.parts.values())
 
     @property
+    def active_parameters(self) -> int:
+        """Those that compute a token: without the other experts."""
+        model = self.settings.model
+        return self.parameters - (0 if isinstance(model, OwnModel) else model.idle_parameters)
+
+    @property
     def run_seconds(self) -> float | None:
         """Training time without validation and saving. A batch ramp is assumed to run at the speed of its final batch."""
         settings, step = self.settings, self.times.step

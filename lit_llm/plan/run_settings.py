@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.layout_problems import convolution_problems, pipeline_problems
+from lit_llm.distributed.layout_problems import convolution_problems, experts_problems, pipeline_problems
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.data_facts import DataFacts, Stages, sequences_before
 from lit_llm.plan.layout import Layout
@@ -200,7 +200,7 @@ def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
         for name, value in split.items()
         if value % tp
     ]
-    found += convolution_problems(model, {"tensor_parallel": tp})
+    found += convolution_problems(model, {"tensor_parallel": tp}) + experts_problems(model, layout.sizes)
     if layout.context > 1:
         from lit_llm.distributed.context_parallel import context_problems  # imports torch
 

@@ -1,6 +1,6 @@
 """The weights of a model, counted by part and by group of the optimizer, and the bytes that many of them take.
 
-They are those of the built model, of which one block is built, without memory; all blocks have equal shapes.
+They are those of the built model, of which one block of each kind, with and without experts, is built without memory.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ PARTS = (
     "attention",
     "convolutions",
     "mlp",
+    "router",
+    "experts",
     "norms",
     "biases",
     "adapters",
@@ -95,26 +97,33 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
     from lit_llm.plan.built_model import build_gpt, build_own, local_config, with_layers
 
     if isinstance(model, OwnModel):
-        part_of, in_block, blocks = _child, "network.blocks.", 1
+        part_of, in_block, blocks = _child, "network.blocks.", []
         built: GPT | CustomModel = build_own(model.architecture, model.vocab_size)
     else:
-        part_of, in_block, blocks = _part, "blocks.", model.n_layer
-        built = build_gpt(with_layers(local_config(model, ranks), [0]), lora)
+        part_of, in_block = _part, "blocks."
+        have_experts = [model.layer(i).experts for i in range(model.n_layer)]
+        kinds = list(dict.fromkeys(have_experts))
+        blocks = [have_experts.count(kind) for kind in kinds]
+        built = build_gpt(with_layers(local_config(model, ranks), [have_experts.index(kind) for kind in kinds]), lora)
     alike = {"projection": "matrix", "head": "embedding"}  # they differ in their rates only
     groups = {id(p): alike.get(name := str(group["name"]), name) for group in parameter_groups(built) for p in group["params"]}
+
+    def times(name: str) -> int:
+        if not name.startswith(in_block):
+            return 0
+        return blocks[int(name.split(".")[1])] if blocks else 1
+
     return tuple(
-        Weight(
-            name, tuple(p.shape), part_of(name), groups.get(id(p)), blocks if name.startswith(in_block) else 0, p.element_size()
-        )
+        Weight(name, tuple(p.shape), part_of(name, p.ndim), groups.get(id(p)), times(name), p.element_size())
         for name, p in built.named_parameters()
     )
 
 
-def _child(name: str) -> str:
+def _child(name: str, dimensions: int) -> str:
     return ".".join(name.split(".")[:2])
 
 
-def _part(name: str) -> str:
+def _part(name: str, dimensions: int) -> str:
     first, *_, last = name.split(".")
     if "lora" in last:
         return "adapters"
@@ -124,6 +133,10 @@ def _part(name: str) -> str:
         return "convolutions"
     if last == "bias":
         return "biases"
+    if ".mlp.router." in name:
+        return "router"
+    if dimensions == 3:  # E matrices
+        return "experts"
     outside = {"embedding": "token embedding", "positions": "position embedding", "head": "output head"}
     return outside.get(first, "attention" if ".attention." in name else "mlp")
 
@@ -194,7 +207,7 @@ def gathered_bytes(weights: tuple[Weight, ...], parameter_bytes: int, compute_by
 
     def size(weight: Weight) -> int:
         own = weight.itemsize(parameter_bytes)
-        linear = weight.part in ("attention", "mlp", "biases", "adapters", "output head")
+        linear = weight.part in ("attention", "mlp", "experts", "biases", "adapters", "output head")
         return weight.total * (min(own, compute_bytes) if linear else own)
 
     blocks, others = (sum(size(w) for w in weights if bool(w.times) == within) for within in (True, False))
@@ -221,8 +234,13 @@ def gathered_groups(weights: tuple[Weight, ...], *, tied: bool) -> GatheredGroup
         else:
             outside[tied or weight.part != "token embedding"].append(weight)
     largest = max(map(tuple, blocks.values()), key=lambda each: stored_bytes(each, 4), default=())
-    count = max([1, len(blocks), *(weight.times for weight in weights)])
-    return GatheredGroups(largest, tuple(outside[True]), tuple(outside[False]), count)
+    return GatheredGroups(largest, tuple(outside[True]), tuple(outside[False]), max(1, block_count(weights)))
+
+
+def block_count(weights: tuple[Weight, ...]) -> int:
+    """Blocks that have these weights: those of each kind, by the name of the one that was built."""
+    found = {block[0]: w.times for w in weights if w.times and (block := re.match(r"(network\.)?blocks\.\d+", w.name))}
+    return sum(found.values())
 
 
 def parameters_by_group(weights: tuple[Weight, ...]) -> dict[str, int]:

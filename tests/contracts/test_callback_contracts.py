@@ -16,7 +16,7 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.training.language_model import LanguageModel
 
 MODULE = {"step_loss", "step_count", "every_target_counts", "first_gradient_scale", "holds_all_logits", "flops_per_token"}
-MODULE |= {"generate_text", "tokenizer", "context_length", "greedy_ids"}
+MODULE |= {"generate_text", "tokenizer", "context_length", "greedy_ids", "expert_counts", "expert_biases"}
 DATA = {"micro_batch_tokens", "step_samples", "vocab_size", "train_tokens"}
 OTHERS = {
     "source_names": lambda: Mixture,
@@ -25,6 +25,7 @@ OTHERS = {
     "scaler": lambda: MixedPrecision("16-mixed", "cpu", scaler=SimpleNamespace()),
     "finished": lambda: AsyncFolderCheckpointIO,
     "latest_norm": lambda: callbacks.GradientNorm(),
+    "latest_skip": lambda: callbacks.SpikeGuard(),
     "save_now": lambda: callbacks.StopOnSignal(),
     "stable_until": lambda: callbacks.WSD(),
     "on_validation_interrupted": lambda: callbacks.EMA,
