@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_llm.clean.document_parts import LINES, part_file
+from lit_llm.clean.document_parts import LINES
 from lit_llm.ingest.progress import Reading, Report
+from lit_llm.ingest.token_parts import part_file
 
 KEPT = ".kept"
 """What follows the key in the name of the written file."""

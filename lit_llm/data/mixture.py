@@ -163,7 +163,7 @@ class Mixture(TokenDataModule):
     @property
     def knows_blocks(self) -> bool:
         """Whether the numbers of blocks are exact. Before `setup`, those of packed sources may be estimates without padding."""
-        if self.packing == "concatenate" or self._are_packed:
+        if self.packing == "concatenate" or self._plans:
             return True
         self._sizes()
         return None not in self._packed_blocks.values()
@@ -180,7 +180,7 @@ class Mixture(TokenDataModule):
         if stage == "fit" and self.trainer is not None:
             self.find_run(max_steps=self.trainer.max_steps, max_epochs=self.trainer.max_epochs, saved=None)
         super().setup(stage)
-        if self._are_packed and (found := self._run_problems()):  # now with the exact numbers of blocks
+        if self._plans and (found := self._run_problems()):  # now with the exact numbers of blocks
             raise UserError("\n".join(found))
 
     # ---- The shards ---------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Mixture(TokenDataModule):
         names = list(self.sources)
         return HeldOutMixtureBlocks({names.index(name): self._held_out_blocks_of(f"{name}/{split}") for name in streams})
 
-    def _locate(self, g: np.ndarray) -> np.ndarray:
+    def locate(self, g: np.ndarray) -> np.ndarray:
         return self._order().locate(g)
 
     def _order(self) -> MixtureOrder:
@@ -287,7 +287,7 @@ class Mixture(TokenDataModule):
         return {name: self._size(name) for name in self.sources}
 
     def _size(self, name: str) -> int:
-        if self._are_packed:
+        if self._plans:  # `setup` makes them
             return len(self._plans[key]) if (key := f"{name}/train") in self._plans else 0
         stream = self._train_stream(name)
         if stream is None:
@@ -304,34 +304,21 @@ class Mixture(TokenDataModule):
             self._packed_blocks[name] = None if found is None else found[0].blocks
         return self._packed_blocks[name]
 
-    @property
-    def _are_packed(self) -> bool:
-        """Whether there are plans of packing, which `setup` makes."""
-        return bool(self._plans)
-
     def _phases(self) -> list[Phase]:
-        """The phases of the run, in samples."""
-        quotas = [smallest_quotas(phase.weights) for phase in self.phases]
-        configured = phases_of([phase.until for phase in self.phases], quotas, self._total_samples())
-        return continued(self._past, configured, self._base_samples)
-
-    def _total_samples(self) -> int:
-        """Samples of the whole run.
+        """The phases of the run, in samples.
 
         Raises:
             UserError: its length is not known.
         """
         if (steps := self._steps()) == -1:
             raise UserError(_NEEDS_LENGTH)
-        return self._samples_at(steps)
+        quotas = [smallest_quotas(phase.weights) for phase in self.phases]
+        configured = phases_of([phase.until for phase in self.phases], quotas, self.samples_at(steps))
+        return continued(self._past, configured, self._base_samples)
 
     def _steps(self) -> int:
         """Steps of the whole run; -1: unknown."""
-        return self._length[0] if self.trainer is None and self._length is not None else self._max_steps()
-
-    def _samples_at(self, step: int) -> int:
-        """Samples of the run after ``step`` steps."""
-        return self._base_samples + self.samples_before(step) - self.samples_before(self._base_step)
+        return self._length[0] if self.trainer is None and self._length is not None else self.max_steps
 
     def draws(self) -> list[PhaseDraws]:
         """What each phase reads of each source. The length of the run must be known: from the Trainer, or by ``find_run``."""
@@ -355,7 +342,7 @@ class Mixture(TokenDataModule):
         """The phases from here on by their last steps: "until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
         to_come = [phase for phase in self._phases() if phase.end > self._base_samples]
         steps = range(self._base_step, self._steps() + 1)
-        ends = [steps[bisect_left(steps, phase.end, key=self._samples_at)] for phase in to_come]
+        ends = [steps[bisect_left(steps, phase.end, key=self.samples_at)] for phase in to_come]
         return "; ".join(f"until step {end:,} {_shares(phase)}" for end, phase in zip(ends, to_come, strict=True))
 
     # ---- State --------------------------------------------------------------------------------------------------
@@ -369,7 +356,9 @@ class Mixture(TokenDataModule):
         if self.trainer is not None and self.trainer.state.fn == "fit" and self.trainer.is_global_zero:
             phases = self._phases()
             if phases != self._past:
-                print(f"resume: data.phases from sample {self._base_samples:,} on: {_described(phases, self._base_samples)}")
+                to_come = [phase for phase in phases if phase.end > self._base_samples]
+                shares = "; ".join(f"until {phase.end:,} {_shares(phase)}" for phase in to_come)
+                print(f"resume: data.phases from sample {self._base_samples:,} on: {shares}")
 
     def _continue_from(self, saved: Mapping[str, Any]) -> None:
         self._base_samples, self._base_step = saved["consumed_samples"], saved["global_step"]
@@ -442,11 +431,6 @@ def _shared_files(splits: Mapping[str, ShardSplits]) -> list[str]:
                         "of them (--data.sources)."
                     ]
     return []
-
-
-def _described(phases: list[Phase], consumed: int) -> str:
-    """The phases after sample ``consumed``: "until 900 web 4, code 1; until 1,000 web 2, code 3"."""
-    return "; ".join(f"until {phase.end:,} {_shares(phase)}" for phase in phases if phase.end > consumed)
 
 
 def _shares(phase: Phase) -> str:

@@ -47,7 +47,7 @@ def changed(content, *keys, value):
         (("vocab_size",), "257", "is damaged, vocab_size is '257': restore it, or prepare the data again"),
         (("eos_id",), -1, "eos_id is -1"),
         (("splits",), [1], r"splits is \[1\]"),
-        (("splits", "train"), 3, "documents is None"),
+        (("splits", "train"), 3, "train is 3"),
         (("splits", "train", "tokens"), 8, "its shards of train do not have 8 tokens together"),
         (("splits", "train", "shards", 0), "x", "file is None"),
         (("splits", "train", "shards", 0, "tokens"), True, "tokens is True"),

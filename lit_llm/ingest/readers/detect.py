@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import io
 import itertools
 import re
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.arrow import FILE_START, is_arrow_stream
+from lit_llm.ingest.readers.plain_text import read_chunks, stream_of
 from lit_llm.ingest.readers.refusals import refusal_of
 
 HEAD_BYTES = 2**16
@@ -89,19 +89,4 @@ def read_head(stream: BinaryIO) -> bytes:
 
 def with_head(head: bytes, stream: BinaryIO) -> BinaryIO:
     """A stream of ``head`` and what is left of ``stream``. Its ``read(n)`` returns less than n bytes at the end only."""
-    return cast(BinaryIO, io.BufferedReader(_WithHead(head, stream), 2**18))
-
-
-class _WithHead(io.RawIOBase):
-    def __init__(self, head: bytes, stream: BinaryIO) -> None:
-        self._head, self._stream = head, stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)
-        part = self._head[: len(view)] or self._stream.read(len(view))
-        self._head = self._head[len(part) :]
-        view[: len(part)] = part
-        return len(part)
+    return stream_of(itertools.chain([head], read_chunks(stream)))
