@@ -9,8 +9,7 @@ from pathlib import Path
 
 from lit_llm.clean.clean_settings import FORMAT, SHORTEST, CleanSettings
 from lit_llm.clean.contamination import Contamination, ReferenceIndex
-from lit_llm.clean.language import Language, known_languages
-from lit_llm.clean.language_names import unknown_language
+from lit_llm.clean.language import Language, unknown_languages
 from lit_llm.clean.normalise import FixEncoding, normalise
 from lit_llm.clean.personal_data import ACTIONS, Emails, Secrets
 from lit_llm.clean.quality import QUALITY_RULES, Quality
@@ -110,8 +109,7 @@ def step_problems(settings: CleanSettings) -> list[str]:
             _references(settings)
     if settings.languages:
         with noted():
-            known = known_languages()
-            found += [unknown_language(code, known) for code in sorted(set(settings.languages) - set(known))]
+            found += unknown_languages(settings.languages)
     with noted():
         if settings.fix_encoding:
             FixEncoding()

@@ -268,9 +268,7 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def chat_form(self) -> ChatForm | None:
         """How the documents are written, if they are conversations."""
-        folders = (self.corpus.streams[name].folder_of_manifest for name in self._train_streams())
-        forms = (ChatForm.read(folder) for folder in folders if folder is not None)
-        return next((form for form in forms if form is not None), None)
+        return next(iter(chat_forms(self.corpus.streams[name] for name in self._train_streams())), None)
 
     @property
     def eos_id(self) -> int | None:
@@ -559,6 +557,19 @@ class TokenDataModule(LightningDataModule, ABC):
     def locate(self, g: np.ndarray) -> np.ndarray:
         """The addresses of the blocks that the global samples (n,) read: (n,), or (n, k) if an address has k numbers."""
         return sample_index(g, samples=len(self._train_blocks()), seed=self.seed)
+
+
+def chat_forms(streams: Iterable[TokenStream]) -> dict[ChatForm, Path]:
+    """The forms of conversations in the folders of manifests, and a folder of each.
+
+    Raises:
+        UserError: A file of a form is missing or damaged.
+    """
+    forms: dict[ChatForm, Path] = {}
+    for stream in streams:
+        if (folder := stream.folder_of_manifest) is not None and (form := ChatForm.read(folder)) is not None:
+            forms.setdefault(form, folder)
+    return forms
 
 
 def _split_of(name: str) -> str:

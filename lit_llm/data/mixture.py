@@ -15,7 +15,7 @@ from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
 from lit_llm.data.blocks import Blocks
 from lit_llm.data.corpus import Corpus, combined_hash
-from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.datamodule import TokenDataModule, chat_forms
 from lit_llm.data.mixture_blocks import HeldOutMixtureBlocks, MixtureBlocks
 from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of, smallest_quotas
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
@@ -23,7 +23,6 @@ from lit_llm.data.pack_plan import planned
 from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.ingest.chat import ChatForm
 from lit_llm.ingest.paths import MissingFiles, same_files
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.tokenizers import Tokenizer
@@ -395,15 +394,10 @@ def _manifests(splits: Mapping[str, ShardSplits]) -> list[Manifest]:
 
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
     """A sentence if conversations are written in two forms: a model answers in one."""
-    forms: dict[ChatForm, Path] = {}
-    for stream in trained.values():
-        if (folder := stream.folder_of_manifest) is not None:
-            try:
-                form = ChatForm.read(folder)
-            except UserError as error:
-                return [str(error)]
-            if form is not None:
-                forms.setdefault(form, folder)
+    try:
+        forms = chat_forms(trained.values())
+    except UserError as error:
+        return [str(error)]
     if len(forms) < 2:
         return []
     one, other, *_ = forms.values()

@@ -323,17 +323,17 @@ class GivenFiles(TextDataModule):
 
     def _split_sources(self) -> tuple[dict[str, list[Source]], list[str]]:
         """The sources of each given split ("train" for ``paths``), and the problems with their paths."""
-        sources, problems = {}, []
-        for flag, name in (("paths", "train"), ("train", "train"), ("val", "val"), ("test", "test")):
-            patterns = getattr(self, flag)
-            if patterns is not None:
-                if flag not in self._listed:
-                    sources[name], found = list_sources(patterns, flag=f"--data.{flag}")
-                    problems += found
-                    if found:
-                        continue
-                    self._listed[flag] = sources[name]
-                sources[name] = self._listed[flag]
+        sources: dict[str, list[Source]] = {}
+        problems: list[str] = []
+        for flag in ("paths", "train", "val", "test"):
+            if (patterns := getattr(self, flag)) is not None:
+                listed, found = (
+                    (self._listed[flag], []) if flag in self._listed else list_sources(patterns, flag=f"--data.{flag}")
+                )
+                if not found:
+                    self._listed[flag] = listed
+                sources["train" if flag == "paths" else flag] = listed
+                problems += found
         return sources, problems
 
 

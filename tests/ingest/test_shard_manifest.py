@@ -49,7 +49,7 @@ def changed(content, *keys, value):
         (("splits",), [1], r"splits is \[1\]"),
         (("splits", "train"), 3, "train is 3"),
         (("splits", "train", "tokens"), 8, "its shards of train do not have 8 tokens together"),
-        (("splits", "train", "shards", 0), "x", "file is None"),
+        (("splits", "train", "shards", 0), "x", "shards is 'x'"),
         (("splits", "train", "shards", 0, "tokens"), True, "tokens is True"),
         (("splits", "train", "shards", 0, "file"), "../x.bin", "'../x.bin' is not the name of a file in its folder"),
     ],
