@@ -37,7 +37,7 @@ _QUIET: dict[str, Any] = {
 Planned = Callable[[int, float], float]
 """The rate of the recipe's schedule from the number of the update and the configured rate."""
 Rate = Callable[[int, str, float, Planned], float]
-"""The rate of a parameter group, from the number of the update, the option that sets it, its configured value and the schedule."""
+"""The rate of a parameter group, from the update's number, the option that sets it, its configured value and the schedule."""
 Ends = Callable[[Sequence[float]], bool]
 """Is given the losses after each step; True ends the run."""
 

@@ -27,9 +27,9 @@ class ClassGroup:
     """
 
     base: str
-    default: str | None = None
-    arguments: dict[str, Any] | None = None
-    package: str = "lit_llm.callbacks"
+    default: str | None
+    arguments: dict[str, Any] | None
+    package: str
 
     @property
     def value(self) -> dict[str, Any] | None:
@@ -39,8 +39,8 @@ class ClassGroup:
         return {"class_path": self.default, **({"init_args": self.arguments} if self.arguments else {})}
 
 
-def _callback(name: str, default: str | None = None, **arguments: Any) -> ClassGroup:
-    return ClassGroup(f"lit_llm.callbacks.{name}", default and f"lit_llm.callbacks.{default}", arguments or None)
+def _callback(name: str, default: str | None = None, package: str = "lit_llm.callbacks", **arguments: Any) -> ClassGroup:
+    return ClassGroup(f"{package}.{name}", default and f"{package}.{default}", arguments or None, package)
 
 
 CALLBACKS: dict[str, ClassGroup] = {
@@ -53,18 +53,10 @@ CALLBACKS: dict[str, ClassGroup] = {
     "ema": _callback("EMA"),
     "validation": _callback("ValidateEvery", "ValidateEvery", every_n_steps=1000),
     "throughput": _callback("Throughput", "Throughput"),
-    "plan": ClassGroup(
-        "lit_llm.training.plan_monitor.PlanMonitor",
-        "lit_llm.training.plan_monitor.PlanMonitor",
-        package="lit_llm.training.plan_monitor",
-    ),
+    "plan": _callback("PlanMonitor", "PlanMonitor", "lit_llm.training.plan_monitor"),
     "time_breakdown": _callback("TimeBreakdown"),
     "stragglers": _callback("Stragglers", "Stragglers"),
-    "doctor": ClassGroup(
-        "lit_llm.reporting.doctor.watch.Doctor",
-        "lit_llm.reporting.doctor.watch.Doctor",
-        package="lit_llm.reporting.doctor.watch",
-    ),
+    "doctor": _callback("Doctor", "Doctor", "lit_llm.reporting.doctor.watch"),
     "profile": _callback("Profile"),
     "samples": _callback("TextSamples"),
     "tasks": _callback("TaskScores"),
@@ -89,8 +81,8 @@ OFF = ("lora",)
 """Those of them that are null, and so off, unless a recipe sets one of their keys."""
 
 CLASSES: dict[str, ClassGroup] = {
-    "optimizer": ClassGroup("torch.optim.Optimizer", "lit_llm.optim.MuonAdamW", package="lit_llm.optim"),
-    "data": ClassGroup("lightning.pytorch.LightningDataModule", "lit_llm.data.PythonStdlib", package="lit_llm.data"),
+    "optimizer": ClassGroup("torch.optim.Optimizer", "lit_llm.optim.MuonAdamW", None, "lit_llm.optim"),
+    "data": ClassGroup("lightning.pytorch.LightningDataModule", "lit_llm.data.PythonStdlib", None, "lit_llm.data"),
     **CALLBACKS,
 }
 """Every group that names a class of a known kind."""

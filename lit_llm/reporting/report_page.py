@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
@@ -78,23 +79,19 @@ def charts(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower] = ()) ->
         tags = {tag: said for tag, said in quantity.tags.items() if tag != "plan/peak_gb" or _is_planned(runs)}
         lines = list(_lines(runs, tags, RunCurves.over_steps))
         if lines:
-            high = _without_outliers(lines) if quantity.robust else None
-            body.append(html.heading(quantity.title))
-            unit = "dashed: after clipping" if "grad/norm_clipped" in quantity.tags and len(runs) > 1 else ""
-            unit = "dashed: planned" if "plan/peak_gb" in tags and len(runs) > 1 else unit
-            wide = "lr" in quantity.tags and _wide(lines)
-            body.append(
-                chart(
-                    lines,
-                    label=quantity.title,
-                    unit="logarithmic" if wide else unit,
-                    x_name="steps",
-                    text_of_x=count,
-                    high=high,
-                    from_zero=not wide,
-                    logarithmic=wide,
-                )
+            wide = "lr" in tags and _wide(lines)
+            dashed = [f"dashed: {said}" for said in tags.values() if said and len(runs) > 1]
+            drawn = chart(
+                lines,
+                label=quantity.title,
+                unit="logarithmic" if wide else "".join(dashed),
+                x_name="steps",
+                text_of_x=count,
+                high=_without_outliers(lines) if quantity.robust else None,
+                from_zero=not wide,
+                logarithmic=wide,
             )
+            body += [html.heading(quantity.title), drawn]
     spent = [(run.name, found) for run in runs if (found := time_spent(run)) is not None]
     if spent:
         body += [html.heading("Where the time went"), time_figure(spent)]
@@ -278,15 +275,11 @@ def _samples(run: RunCurves, *, titled: bool) -> list[str]:
     for tag, texts in run.run.texts.items():
         if tag.startswith("samples/"):
             for step, text in texts[-SAMPLES:]:
-                found.append(f"<p>{escape(tag)}, step {step:,}</p>{html.preformatted(_without_markdown(text))}")
+                generated = re.sub("^    ", "", text, flags=re.MULTILINE)  # TextSamples indents it, for TensorBoard
+                found.append(f"<p>{escape(tag)}, step {step:,}</p>{html.preformatted(generated)}")
     if not found:
         return []
     return [html.heading("Samples" + (f": {run.name}" if titled else "")), *found]
-
-
-def _without_markdown(text: str) -> str:
-    """A sample as it was generated: TextSamples indents it by four spaces, for TensorBoard."""
-    return "\n".join(line.removeprefix("    ") for line in text.split("\n"))
 
 
 def _settings(runs: Sequence[RunCurves]) -> str:

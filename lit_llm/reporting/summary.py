@@ -21,7 +21,7 @@ def described(run: RunCurves) -> list[tuple[str, str]]:
         "training": _training(run),
         "planned cost": planned_cost(run.launches),
         "cost": cost(run.launches),
-        "end": run.ended,
+        "end": run.end.ended if run.end else "",
     }
     return [(name, said) for name, said in found.items() if said]
 
