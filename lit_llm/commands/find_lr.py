@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_llm.commands.launch import launch
-from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.new_output import REPLACE_HELP, new_file, new_file_if
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
 from lit_llm.core.errors import UserError
@@ -69,17 +69,14 @@ def main(words: list[str]) -> int:
 
 
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
-    from contextlib import ExitStack
-
     from lit_llm.commands.short_runs import ShortRuns
     from lit_llm.core.disk import write_text
     from lit_llm.reporting.rate_page import rate_page
 
     if own.out is None:
         raise UserError("find-lr needs a file for the overlay (--out overlay.yaml)")
-    with ExitStack() as files:
-        overlay = files.enter_context(new_file(own.out, replace=own.replace))
-        page = None if own.html is None else files.enter_context(new_file(own.html, replace=own.replace, flag="--html"))
+    html = new_file_if(own.html, replace=own.replace, flag="--html")
+    with new_file(own.out, replace=own.replace) as overlay, html as page:
         runs = ShortRuns(arguments)
         if runs.devices > 1:
             _say(f"find-lr trains on one device, with the whole batch of the recipe's {runs.devices}")

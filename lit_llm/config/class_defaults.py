@@ -161,9 +161,9 @@ def _restore(key: str, chosen: Namespace, default: Any, given: set[str], find: F
         if isinstance(value, Namespace) and "class_path" in value:
             # A class as a value, such as a tokenizer, can come from the weights of --init_from: it stays.
             _restore(below, value, own.get(name), given, find)
-        elif name in own and not _is_given(below, given) and not dataclasses.is_dataclass(own[name]):
+        elif (
+            name in own
+            and not any(f"{each}.".startswith(f"{below}.") for each in given)
+            and not dataclasses.is_dataclass(own[name])
+        ):
             values[name] = own[name]
-
-
-def _is_given(key: str, given: set[str]) -> bool:
-    return key in given or any(each.startswith(f"{key}.") for each in given)

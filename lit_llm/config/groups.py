@@ -112,8 +112,6 @@ class Option:
     help: str
     commands: tuple[Command, ...] = ("fit", "validate", "test", "prepare")
     range: Domain | None = None
-    accepted_by_all: bool = False
-    """Whether the other commands accept and ignore it, because config.yaml of a run can contain it."""
 
 
 _EVALUATE: tuple[Command, ...] = ("validate", "test")
@@ -151,7 +149,6 @@ OPTIONS: tuple[Option, ...] = (
         "Take the average of the weights that a run kept (--ema EMA) instead of its weights: of --init_from, or of the "
         "checkpoint that is evaluated.",
         ("fit", "validate", "test"),
-        accepted_by_all=True,
     ),
     Option(
         "resume",
@@ -160,7 +157,6 @@ OPTIONS: tuple[Option, ...] = (
         "auto: continue the run folder from its last good checkpoint, or start it. PATH: continue from this checkpoint, in "
         "another folder if it belongs to another run. never: start, and refuse a folder that holds a run.",
         ("fit",),
-        accepted_by_all=True,
     ),
     Option(
         "replace",
@@ -229,5 +225,6 @@ LAUNCH_ONLY = ("replace", "accept_changes", "additional_steps", "check_against",
 
 
 def options_of(command: Command) -> list[Option]:
-    """The options that a command accepts."""
-    return [option for option in OPTIONS if command in option.commands or option.accepted_by_all]
+    """The options that a command accepts: its own, and, to ignore them, those of `fit` that config.yaml of a run can have."""
+    kept = [option for option in OPTIONS if "fit" in option.commands and option.name not in LAUNCH_ONLY]
+    return [option for option in OPTIONS if command in option.commands or option in kept]

@@ -79,7 +79,8 @@ def _summary(group: str) -> Iterator[str]:
         yield "architecture: your own model by the path of its class, instead of lit_llm's GPT (docs/own-model.md)"
         return
     cls = _default_class(group)
-    yield _shorten(f"{group}: {_title(cls)}")
+    title = " ".join(_docstring(cls).partition("\n\n")[0].split())
+    yield _shorten(f"{group}: {title}")
     if group in OFF:
         yield _line(Key(group, "", "null", "Off. Any of its keys turns it on; so does {}, with the defaults."), "")
     if group in CLASSES:
@@ -162,10 +163,6 @@ def _descriptions(cls: type) -> dict[str, str]:
                         if param.description:
                             found[param.arg_name] = " ".join(param.description.replace("``", "`").split())
     return found
-
-
-def _title(cls: type) -> str:
-    return " ".join(_docstring(cls).partition("\n\n")[0].split())
 
 
 def _docstring(cls: type) -> str:

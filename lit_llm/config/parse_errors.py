@@ -15,6 +15,8 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
+from jsonargparse import Namespace
+
 from lit_llm.config.arguments import Arguments, Assignment, leaves
 from lit_llm.config.spelling import short, unknown_key
 from lit_llm.core.errors import UserError
@@ -22,9 +24,9 @@ from lit_llm.core.errors import UserError
 
 def explain(
     arguments: Arguments,
-    parse: Callable[[list[str]], Any],
+    parse: Callable[[list[str]], Namespace],
     class_names: Callable[[str], list[str]],
-    class_problem: Callable[[str, Any], str | None] = lambda key, value: None,
+    class_problem: Callable[[str, Any], str | None],
 ) -> tuple[list[str], list[str]]:
     """One sentence for each mistake, and the flags that remain without the mistakes.
 
@@ -47,7 +49,7 @@ def explain(
         if problem := class_problem(assignment.key, assignment.value):
             problems.append(problem)
             return
-        known = [key for key, _ in leaves(_as_dict(parse(accepted)))]
+        known = [key for key, _ in leaves(parse(accepted).as_dict())]
         problems.append(_sentence(assignment, error, known, class_names(assignment.key)))
 
     rejected_classes: list[str] = []
@@ -114,10 +116,6 @@ def _ran_lit_llm(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
-
-
-def _as_dict(namespace: Any) -> dict[str, Any]:
-    return namespace.as_dict() if hasattr(namespace, "as_dict") else dict(namespace)
 
 
 def _sentence(assignment: Assignment, error: str, known: list[str], classes: list[str]) -> str:

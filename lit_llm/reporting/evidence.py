@@ -11,6 +11,7 @@ from lit_llm.config.recipe_files import SHIPPED
 from lit_llm.core.yaml_reading import read_yaml
 from lit_llm.runs.curve import TOLERANCE, Curve
 from lit_llm.runs.curve_follower import CurveFollower
+from lit_llm.runs.loaded_run import setting_in
 from lit_llm.runs.setting_changes import Change, rule
 
 _ONLY_ROUNDING = (
@@ -39,8 +40,7 @@ def shipped_evidence(config: Mapping[str, Any]) -> Evidence | None:
     Args:
         config: of the run.
     """
-    trainer = config.get("trainer")
-    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
+    steps = setting_in(config, "trainer.max_steps")
     nearest: tuple[str, list[str]] | None = None
     for path in sorted((SHIPPED / "evidence").glob("*.csv")):
         curve = Curve.read(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lit_llm.core.number_text import count, counted, duration, money_range
 from lit_llm.plan.compute import cost_usd
@@ -51,10 +51,8 @@ def cost(launches: Sequence[Launch]) -> str:
 
 def short_cost(launches: Sequence[Launch]) -> str:
     """The same without time and hardware, like "$0.17 (1 of 2 launches)"; "" if no launch knew a price."""
-    price = _price(launches, "trained_seconds")
-    if price is None:
-        return ""
-    return price.usd + (f" ({price.launches} of {len(launches)} launches)" if price.launches < len(launches) else "")
+    price, many = _price(launches, "trained_seconds"), len(launches)
+    return "" if price is None else price.usd + f" ({price.launches} of {many} launches)" * (price.launches < many)
 
 
 def _price(launches: Sequence[Launch], name: str) -> _Price | None:
@@ -73,9 +71,10 @@ def _price(launches: Sequence[Launch], name: str) -> _Price | None:
 
 
 def _model(run: RunCurves) -> str:
-    config = run.run.config
-    model = run.launches[-1].model if run.launches else _part(config, "model")
-    parts = [str(_part(config, "architecture")["class_path"])] if "class_path" in _part(config, "architecture") else []
+    setting = run.run.setting
+    model = run.launches[-1].model if run.launches else setting("model")
+    model = model if isinstance(model, Mapping) else {}
+    parts = [str(setting("architecture.class_path") or "")]
     if isinstance(model.get("n_layer"), int):
         layers = counted(model["n_layer"], "layer")
         heads = f"{model.get('n_head')} heads"
@@ -85,51 +84,41 @@ def _model(run: RunCurves) -> str:
         if isinstance(model.get("vocab_size"), int):
             parts.append(f"vocabulary {model['vocab_size']:,}")
         parts.append(", ".join(str(model[key]) for key in ("position", "norm", "mlp") if model.get(key)))
-    if config.get("init_from"):
-        parts.append(f"from the weights of {config['init_from']}")
-    if _part(config, "lora"):
-        parts.append(f"LoRA of rank {_part(config, 'lora').get('rank')}")
+    if setting("init_from"):
+        parts.append(f"from the weights of {setting('init_from')}")
+    if setting("lora"):
+        parts.append(f"LoRA of rank {setting('lora.rank')}")
     return "; ".join(part for part in parts if part)
 
 
 def _data(run: RunCurves) -> str:
-    data = _part(run.run.config, "data")
-    settings = _part(data, "init_args")
-    parts = [_class(data)] if data else []
+    setting = run.run.setting
+    parts = [_class(setting("data.class_path"))]
     for key in _SOURCES:
-        if settings.get(key):
-            named = settings[key] if isinstance(settings[key], list) else [settings[key]]
+        if named := setting(f"data.init_args.{key}"):
+            named = named if isinstance(named, list) else [named]
             more = f" and {len(named) - 3} more" if len(named) > 3 else ""
             parts.append(f"{key}: {', '.join(map(str, named[:3]))}{more}")
-    if _part(settings, "sources"):
-        parts.append(f"sources: {', '.join(map(str, _part(settings, 'sources')))}")
-    if _part(settings, "tokenizer"):
-        parts.append(f"tokenizer {_class(_part(settings, 'tokenizer'))}")
+    if sources := setting("data.init_args.sources"):
+        parts.append(f"sources: {', '.join(map(str, sources))}")
+    if tokenizer := setting("data.init_args.tokenizer.class_path"):
+        parts.append(f"tokenizer {_class(tokenizer)}")
     tokens, seen = run.last("setup/train_tokens"), run.last("progress/tokens")
     if tokens:
         parts.append(f"{count(tokens)} training tokens" + (f", {seen / tokens:.2g} epochs" if seen else ""))
-    return "; ".join(parts)
+    return "; ".join(part for part in parts if part)
 
 
 def _training(run: RunCurves) -> str:
-    config = run.run.config
-    data = _part(_part(config, "data"), "init_args")
-    optimizer, rate = _part(config, "optimizer"), _part(_part(config, "optimizer"), "init_args").get("lr")
-    parts = [_class(optimizer) + (f", learning rate {rate:g}" if isinstance(rate, int | float) else "")] if optimizer else []
-    if _part(config, "schedule"):
-        parts.append(_class(_part(config, "schedule")))
-    if isinstance(data.get("global_batch_size"), int):
-        parts.append(f"{data['global_batch_size']:,} sequences a step")
-    precision = _part(config, "trainer").get("precision") if config else None
-    if precision:
-        parts.append(str(precision))
-    return "; ".join([*parts, *([run.launches[-1].hardware] if run.launches else [])])
+    setting, rate = run.run.setting, run.run.setting("optimizer.init_args.lr")
+    optimizer = _class(setting("optimizer.class_path"))
+    parts = [f"{optimizer}, learning rate {rate:g}" if isinstance(rate, int | float) else optimizer]
+    parts.append(_class(setting("schedule.class_path")))
+    if isinstance(batch := setting("data.init_args.global_batch_size"), int):
+        parts.append(f"{batch:,} sequences a step")
+    parts += [str(setting("trainer.precision") or ""), run.launches[-1].hardware if run.launches else ""]
+    return "; ".join(part for part in parts if part)
 
 
-def _part(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = settings.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _class(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("class_path", "")).rpartition(".")[2]
+def _class(path: object) -> str:
+    return str(path or "").rpartition(".")[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +53,10 @@ class LoadedRun:
     def config(self) -> dict[str, Any]:
         """The settings of the run: its config.yaml. A run of another project may have none."""
         return settings_of(self.path) if (self.path / CONFIG).exists() else {}
+
+    def setting(self, key: str) -> Any:
+        """A setting by its dotted key."""
+        return setting_in(self.config, key)
 
     @cached_property
     def checkpoints(self) -> list[Path]:
@@ -129,6 +133,14 @@ class LoadedRun:
         finally:
             log.setLevel(level)
         return events
+
+
+def setting_in(settings: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; None if a part of it is missing."""
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def scalars_of(rows: MetricsRows | None, events: Callable[[], EventAccumulator]) -> dict[str, Series]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lit_llm.runs.loaded_run import Series
+from lit_llm.runs.loaded_run import Series, setting_in
 
 Points = list[tuple[int, float]]
 """(optimizer step, value), by step."""
@@ -71,9 +71,7 @@ class Observed:
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting by its dotted key; `default` if a part of it is missing or null."""
-        value: Any = self.config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = setting_in(self.config, key)
         return default if value is None else value
 
     @property
