@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from lit_llm.commands.own_flags import OwnFlags, number, whole_number
+from lit_llm.config.arguments import leaves
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 
@@ -78,7 +79,7 @@ def _of_file(cls: type, path: Path) -> dict[str, Any]:
         raise UserError(f"{path} must hold keys and values, such as normalise: true (--config)")
     by_name = {name_of(one): one for one in fields(cls)}
     hints, given, problems = get_type_hints(cls), {}, []
-    for key, value in _leaves(tree):
+    for key, value in leaves(tree):
         if key not in by_name:
             near = difflib.get_close_matches(key, list(by_name), n=1)
             problems.append(f"{path} has the unknown key {key}{f'; did you mean {near[0]}?' if near else ''} (--config)")
@@ -109,11 +110,3 @@ def _kind(hint: Any) -> tuple[type, bool, bool]:
 
 def _or_null(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: None if text == "null" else read(text)
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -165,15 +165,21 @@ def plain_key(key: str) -> str:
     return key.replace(".init_args", "").removesuffix(".class_path")
 
 
-def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of a nested dict. A class comes before its arguments, which follow without `init_args`."""
+def leaves(
+    tree: dict[str, Any], prefix: str = "", is_inner: Callable[[dict[str, Any]], bool] = bool
+) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested dict. A class comes before its arguments, which follow without `init_args`.
+
+    Args:
+        is_inner: whether a dict is taken apart, and is no value itself. An empty one never is.
+    """
     for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
         if name == "class_path":
             yield prefix.rstrip("."), value
         elif name == "init_args" and isinstance(value, dict):
-            yield from leaves(value, prefix)
-        elif isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, prefix, is_inner)
+        elif isinstance(value, dict) and is_inner(value):
+            yield from leaves(value, f"{prefix}{name}.", is_inner)
         else:
             yield f"{prefix}{name}", value
 
@@ -340,25 +346,13 @@ def _one_by_one(flag: Flag) -> list[Flag]:
         return [flag]  # it can be text, such as a prompt; else the recipe parser explains it
     except InvalidYaml as error:
         raise UserError(f"the value of {flag.key} {error} (--{flag.key})") from None
-    group = flag.key.partition(".")[0]
-    if not isinstance(value, dict) or not value or not (flag.key in GROUPS or (group in CLASSES and _names_class(value))):
+
+    def names_class(tree: dict[str, Any]) -> bool:
+        return flag.key.partition(".")[0] in CLASSES and not {"class_path", "init_args"}.isdisjoint(tree)
+
+    if not isinstance(value, dict) or not value or not (flag.key in GROUPS or names_class(value)):
         return [flag]
-    return [Flag(key, _as_text(each)) for key, each in _settings(value, flag.key)]
-
-
-def _settings(tree: dict[str, Any], key: str) -> Iterator[tuple[str, Any]]:
-    """Like `leaves`, but a dict inside is taken apart only if it names a class or its arguments."""
-    for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
-        below = key if name == "class_path" else f"{key}.{name}"
-        inside = name == "init_args" or (key.partition(".")[0] in CLASSES and _names_class(value))
-        if isinstance(value, dict) and inside:
-            yield from _settings(value, key if name == "init_args" else below)
-        else:
-            yield below, value
-
-
-def _names_class(value: Any) -> bool:
-    return isinstance(value, dict) and not {"class_path", "init_args"}.isdisjoint(value)
+    return [Flag(key, _as_text(each)) for key, each in leaves(value, f"{flag.key}.", names_class)]
 
 
 def _as_text(value: Any) -> str:

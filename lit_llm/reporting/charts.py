@@ -56,7 +56,7 @@ def chart(
         logarithmic_x: of the places, which are all above 0.
         keyed: a legend names the lines, if there are several.
     """
-    columns_given = bool(columns)
+    place_text = text_of_x if columns else _place_text
     if logarithmic:
         lines = [line._replace(points=[(x, math.log10(y)) for x, y in line.points if y > 0]) for line in lines]
     text_of_y = _power if logarithmic else _short
@@ -98,8 +98,7 @@ def chart(
             if y < -0.01:
                 continue  # cut off
             shown_value = number(10**value if logarithmic else value)
-            where_x = text_of_x(at) if columns_given else _place_text(at)
-            said = escape(f"{line.name}: {shown_value} at {where_x}")
+            said = escape(f"{line.name}: {shown_value} at {place_text(at)}")
             where = f'cx="{x:.2f}%" cy="{y:.2f}%" r="3.5" fill="var(--c{line.color})"'
             dots.append(f"<circle {where}><title>{said}</title></circle>")
     curves = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">' + "".join(paths) + "</svg>"

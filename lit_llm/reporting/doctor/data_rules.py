@@ -178,7 +178,7 @@ def damaged(run: Observed) -> str | None:
     if not run.damages:
         return None
     first, *others = run.damages
-    return f"{first.file} {first.problem}" + (f", and {len(others)} more" if others else "")
+    return first + (f", and {len(others)} more" if others else "")
 
 
 @warning(
