@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -117,31 +116,19 @@ class Arguments:
                 items.append(item)
         return replace(self, items=items)
 
-    def with_last(self, is_class: Callable[[Flag], bool]) -> Arguments:
-        """The same arguments with only the last of several flags that name a class for the same key."""
-        flags = [item for item in self.items if isinstance(item, Flag)]
-        last = {plain_key(flag.key): flag for flag in flags}
-        earlier = [flag for flag in flags if last[plain_key(flag.key)] is not flag and is_class(flag)]
-        return replace(self, items=[item for item in self.items if not any(item is flag for flag in earlier)])
-
     def words(self) -> list[str]:
         """As the recipe parser takes them. Files are given as YAML text."""
-        words: list[str] = []
-        for is_file, items in groupby(self.items, key=lambda item: isinstance(item, RecipeFile)):
-            if is_file:
-                contents = [item.content for item in items if isinstance(item, RecipeFile) and item.content]
-                words += [f"--config={dump_yaml(content)}" for content in contents]
-            else:
-                flags = [item for item in items if isinstance(item, Flag) and item.value is not None]
-                # A class before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
-                # arguments after `--trainer.callbacks+ X` belong to X.
-                position = 0
-                order: list[tuple[int, int, Flag]] = []
-                for flag in flags:
-                    position += flag.key.endswith("+")
-                    order.append((position, 0 if flag.key.endswith("+") else plain_key(flag.key).count("."), flag))
-                words += [flag.word for *_, flag in sorted(order, key=lambda each: each[:2])]
-        return words
+        words = [f"--config={dump_yaml(item.content)}" for item in self.items if isinstance(item, RecipeFile) and item.content]
+        # A class before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
+        # arguments after `--trainer.callbacks+ X` belong to X.
+        position = 0
+        order: list[tuple[int, int, str]] = []
+        for item in self.items:
+            if isinstance(item, Flag) and item.value is not None:
+                appends = item.key.endswith("+")
+                position += appends
+                order.append((position, 0 if appends else plain_key(item.key).count("."), item.word))
+        return words + [word for *_, word in sorted(order, key=lambda each: each[:2])]
 
 
 def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assignment]:

@@ -87,6 +87,12 @@ CLASSES: dict[str, ClassGroup] = {
 }
 """Every group that names a class of a known kind."""
 
+
+def default_class(key: str) -> str | None:
+    """The class path that a group has, or that its class must extend; None for keys that are no group of `CLASSES`."""
+    return CLASSES[key].default or CLASSES[key].base if key in CLASSES else None
+
+
 ARCHITECTURE = "architecture"
 """The group that names any torch.nn.Module to train instead of lit_llm's GPT."""
 

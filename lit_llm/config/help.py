@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from docstring_parser import parse, parse_from_object
 
 from lit_llm.config.class_defaults import all_arguments
-from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, options_of
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, default_class, options_of
 from lit_llm.config.parser import class_at, known_classes
 from lit_llm.config.ranges import range_of
 from lit_llm.core.errors import UserError
@@ -119,9 +119,7 @@ def _in_full(name: str) -> Iterator[str]:
 
 
 def _default_class(group: str) -> type:
-    if group in PLAIN:
-        return class_at(PLAIN[group])
-    return class_at(CLASSES[group].default or CLASSES[group].base)
+    return class_at(PLAIN.get(group) or default_class(group) or "")
 
 
 def _others(group: str, cls: type) -> str:

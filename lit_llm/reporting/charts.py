@@ -59,7 +59,7 @@ def chart(
     place_text = text_of_x if columns else _place_text
     if logarithmic:
         lines = [line._replace(points=[(x, math.log10(y)) for x, y in line.points if y > 0]) for line in lines]
-    text_of_y = _power if logarithmic else _short
+    text_of_y = (lambda exponent: f"{10**exponent:.2g}") if logarithmic else _short
     finite = [line._replace(points=[p for p in line.points if math.isfinite(p[0]) and math.isfinite(p[1])]) for line in lines]
     missing = sum(len(line.points) for line in lines) - sum(len(line.points) for line in finite)
     drawn = [line for line in finite if line.points]
@@ -158,10 +158,6 @@ def _powers(low: float, high: float) -> list[float]:
         if 1 < len(found) <= 8:
             return found
     return html.few(found, 8) if len(found) > 8 else html.round_numbers(low, high, 8)
-
-
-def _power(exponent: float) -> str:
-    return f"{10**exponent:.2g}"
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
