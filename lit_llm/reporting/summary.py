@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from lit_llm.core.number_text import count, counted, duration, money_range
 from lit_llm.plan.compute import cost_usd
@@ -26,37 +25,30 @@ def described(run: RunCurves) -> list[tuple[str, str]]:
     return [(name, said) for name, said in found.items() if said]
 
 
-class _Price(NamedTuple):
-    """What launches cost, for how long on what, and how many of them recorded a price."""
-
-    usd: str
-    spent: str
-    launches: int
-
-
 def planned_cost(launches: Sequence[Launch]) -> str:
     """What the first launch planned for the whole run, like "$1.2 for 37 min on h100-sxm"; "" if unknown."""
-    price = _price(launches[:1], "run_seconds")
-    return f"{price.usd} {price.spent}" if price is not None and not launches[0].first_step else ""
+    usd, spent, _ = _price(launches[:1], "run_seconds")
+    return f"{usd} {spent}" if usd and not launches[0].first_step else ""
 
 
 def cost(launches: Sequence[Launch]) -> str:
     """The price of the time that the launches have trained; "" if none of them knew one."""
-    price = _price(launches, "trained_seconds")
-    if price is None:
-        return ""
-    some = f"; {price.launches} of {len(launches)} launches recorded a price" if price.launches < len(launches) else ""
-    return f"{price.usd} {price.spent}{some}"
+    usd, spent, priced = _price(launches, "trained_seconds")
+    some = f"; {priced} of {len(launches)} launches recorded a price" if priced < len(launches) else ""
+    return f"{usd} {spent}{some}" if usd else ""
 
 
 def short_cost(launches: Sequence[Launch]) -> str:
     """The same without time and hardware, like "$0.17 (1 of 2 launches)"; "" if no launch knew a price."""
-    price, many = _price(launches, "trained_seconds"), len(launches)
-    return "" if price is None else price.usd + f" ({price.launches} of {many} launches)" * (price.launches < many)
+    usd, _, priced = _price(launches, "trained_seconds")
+    return usd + f" ({priced} of {len(launches)} launches)" if usd and priced < len(launches) else usd
 
 
-def _price(launches: Sequence[Launch], name: str) -> _Price | None:
-    """Of the seconds that launches have recorded by this name; None if no launch has both."""
+def _price(launches: Sequence[Launch], name: str) -> tuple[str, str, int]:
+    """(what launches cost, for how long on what, how many of them recorded a price) of the seconds by this name.
+
+    The first is "" if no launch has both.
+    """
     low = high = seconds = 0.0
     priced = 0
     for launch in launches:
@@ -67,7 +59,7 @@ def _price(launches: Sequence[Launch], name: str) -> _Price | None:
         seconds += spent
         low += cost_usd(spent, launch.devices, launch.price[0])
         high += cost_usd(spent, launch.devices, launch.price[1])
-    return _Price(money_range(low, high), f"for {duration(seconds)} on {launches[-1].hardware}", priced) if seconds else None
+    return (money_range(low, high), f"for {duration(seconds)} on {launches[-1].hardware}", priced) if seconds else ("", "", 0)
 
 
 def _model(run: RunCurves) -> str:
