@@ -119,7 +119,9 @@ def _in_full(name: str) -> Iterator[str]:
 
 
 def _default_class(group: str) -> type:
-    return class_at(PLAIN.get(group) or default_class(group) or "")
+    path = PLAIN.get(group) or default_class(group)
+    assert path is not None, group
+    return class_at(path)
 
 
 def _others(group: str, cls: type) -> str:
