@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from lit_llm.config.build import build
+from lit_llm.config.objects import optimizer_of
 from lit_llm.config.parse import parse
 from lit_llm.distributed.block_kernels import compile_blocks
 from lit_llm.models.gpt import GPT
@@ -46,7 +47,7 @@ class Steps:
         self.model = GPT(config)
         if compiled:
             compile_blocks(self.model, torch.device("cpu"))
-        self.optimizer = self.built.make_optimizer(parameter_groups(self.model))
+        self.optimizer = optimizer_of(self.built.config, parameter_groups(self.model))
         self.batches = iter(data.train_dataloader())
         self.narrow = precision == "bf16-mixed"
 

@@ -224,7 +224,7 @@ def main() -> None:
             shutil.rmtree(run, ignore_errors=True)
             for command in launches(fault, words(fault, kind, seed, texts, run)):
                 fit(command, own.out / f"{run.name}.log", ranks=fault.ranks)
-        findings = [finding.name for finding in diagnose(read_run(run).run)] if run.is_dir() else ["no run"]
+        findings = [finding.name for finding in diagnose(read_run(run)[0])] if run.is_dir() else ["no run"]
         with open(rows, "a", newline="") as file:
             csv.writer(file).writerow([name, kind, seed, "right" if right(fault, findings) else "WRONG", *findings])
         print(f"{name}, {kind}, {seed}: {'right' if right(fault, findings) else 'WRONG'} {findings}", flush=True)

@@ -26,7 +26,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.commands.rate_finder import default_probe_steps, find_rates
+from lit_llm.commands.find_lr import default_probe_steps, find_rates
 from lit_llm.commands.short_runs import ShortRuns
 from lit_llm.training.rate_search import vertex
 

@@ -23,6 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lit_llm.callbacks.learning_rate_schedules import cosine
 from lit_llm.config.build import Built, build
+from lit_llm.config.objects import optimizer_of
 from lit_llm.config.parse import parse
 from lit_llm.data import TokenDataModule
 from lit_llm.models.gpt import GPT
@@ -44,7 +45,7 @@ class ByHand(Callback):
         module: LanguageModel = self.cli.model
         torch.manual_seed(0)
         self.model = GPT(module.config)
-        self.optimizer = self.cli.make_optimizer(parameter_groups(self.model))
+        self.optimizer = optimizer_of(self.cli.config, parameter_groups(self.model))
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.writer = SummaryWriter(str(self.folder))
         self.step, self.logged_at = 0, time.perf_counter()

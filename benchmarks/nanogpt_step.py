@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
 from lit_llm.config.build import Built, build
+from lit_llm.config.objects import optimizer_of
 from lit_llm.config.parse import parse
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
@@ -138,7 +139,7 @@ class InTurn(Callback):
             adamw.zero_grad(set_to_none=True)
 
         ours = GPT(config)
-        optimizer = self.built.make_optimizer(parameter_groups(ours))
+        optimizer = optimizer_of(self.built.config, parameter_groups(ours))
 
         def our_step() -> None:
             for group in optimizer.param_groups:

@@ -37,7 +37,7 @@ def sketch(text: bytes) -> np.ndarray:
 
 
 def check(index: HeldOutIndex, text: bytes) -> Checker:
-    checker = index.checker()
+    checker = Checker(index)
     for start in range(0, len(text), PIECE_BYTES):
         checker.add(text[start : start + PIECE_BYTES])
     return checker

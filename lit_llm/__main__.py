@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from lit_llm.config.arguments import refuse_other_encodings, underscored
 from lit_llm.core.disk import is_disk_error
-from lit_llm.core.errors import UserError, refuse_other_numbers, refused_by_limit, report
+from lit_llm.core.errors import UserError, failed_outside, refuse_other_numbers, report
 from lit_llm.training.bounded_exit import run_and_end
 
 # Command → module with `main(arguments) -> exit code`, or module:function; what it does, an example. A module is imported when
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         report(str(error))
         return 2
     except BaseException as error:
-        if (limit := refused_by_limit(error)) is not None:
+        if (limit := failed_outside(error)) is not None:
             print(f"error: {limit}", file=sys.stderr, flush=True)  # on every rank
             return 1
         if not isinstance(error, OSError):

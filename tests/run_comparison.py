@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lit_llm.checkpoint.disk_format import read
-from lit_llm.runs.loaded_run import events_of, rows_of, scalars_of
+from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.setting_changes import SETTINGS
 
@@ -55,7 +55,7 @@ def ledger(run: Path, rank: int = 0) -> dict[int, list[int]]:
 
 def curves(run: Path) -> dict[str, dict[int, float]]:
     """Every logged number by name and step, except those about time and about one launch."""
-    scalars = scalars_of(rows_of(run), lambda: events_of(run)).items()
+    scalars = LoadedRun(run, of_lit_llm=False).scalars.items()
     return {
         name: dict(zip(found.steps, found.values, strict=True)) for name, found in scalars if not name.startswith(NOT_COMPARED)
     }

@@ -11,9 +11,13 @@ job leaves a file named after everything that it depends on, so an interrupted r
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.document_parts import LINES, Parts, read_tally
@@ -21,13 +25,47 @@ from lit_llm.clean.duplicates import find_duplicates
 from lit_llm.clean.read_job import ReadJob
 from lit_llm.clean.removal_report import Tally, write_report
 from lit_llm.clean.steps import prepare_steps
-from lit_llm.clean.write_job import KeptLines, read_written, write_lines
 from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, jobs_of
 from lit_llm.ingest.missing_jobs import finish
-from lit_llm.ingest.progress import ProgressLog
-from lit_llm.ingest.token_parts import PARTS, start_parts
+from lit_llm.ingest.progress import ProgressLog, Reading, Report
+from lit_llm.ingest.token_parts import PARTS, part_file, start_parts
+
+_KEPT = ".kept"
+"""What follows the key in the name of the written file."""
+
+
+class KeptLines(NamedTuple):
+    """A part, and which of its lines are kept."""
+
+    part: str
+    keep: np.ndarray
+    """(n,) bool."""
+    size: int
+    """Bytes of the part's lines."""
+
+    def key(self) -> str:
+        """The name of the file: different for other lines."""
+        return hashlib.sha256(self.part.encode() + np.packbits(self.keep).tobytes()).hexdigest()[:32]
+
+
+def write_lines(folder: Path, job: KeptLines, key: str, report: Report) -> str:
+    """Write the kept lines into a file, and return its name."""
+    reading, position = Reading(report), 0
+    with open(folder / f"{job.part}{LINES}", "rb") as lines, part_file(folder / f"{key}{_KEPT}") as file:
+        for line, keep in zip(lines, job.keep.tolist(), strict=True):
+            if keep:
+                file.write(line)
+            position += len(line)
+            reading.add(len(line), position)
+    reading.end(position)
+    return f"{key}{_KEPT}"
+
+
+def read_written(folder: Path, key: str) -> str | None:
+    """The name of the file that an earlier run has written; None if it has not."""
+    return f"{key}{_KEPT}" if (folder / f"{key}{_KEPT}").is_file() else None
 
 
 def clean(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any
 
@@ -96,10 +95,6 @@ class CleanSettings:
         assert self.near_duplicates is not None
         return bands_of(self.near_duplicates, self.near_permutations)
 
-    def problems(self) -> list[str]:
-        """One sentence for each value that is not allowed."""
-        return list(self._problems())
-
     def identity(self) -> list[str]:
         """Differs if reading one document with these settings can give another result."""
         used = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata["reads"] and self._used(one)}
@@ -110,23 +105,21 @@ class CleanSettings:
         """Whether the step that a field belongs to is on."""
         return one.metadata["step"] is None or bool(getattr(self, one.metadata["step"]))
 
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> list[str]:
+        """One sentence for each value that is not allowed."""
+        said = []
         if not self.paths:
-            yield "No documents: give files, folders, globs or URLs (--data.paths)."
+            said.append("No documents: give files, folders, globs or URLs (--data.paths).")
         for one in fields(self):
             value = getattr(self, one.name)
             if not self._used(one) and value != one.default:
                 switch = one.metadata["step"]
-                yield f"{one.name} is {value}, but {switch} is off: switch it on (--{switch}), or leave {one.name} out."
-        try:
-            self.read_settings()
-        except UserError as error:
-            yield str(error)
+                said.append(f"{one.name} is {value}, but {switch} is off: switch it on (--{switch}), or leave {one.name} out.")
         found = [domain.problem(name, getattr(self, name)) for name, domain in ranges_of(CleanSettings).items()]
-        if any(found):
-            yield from (f"{problem}." for problem in found if problem is not None)
-            return
-        try:
-            self.signer()
-        except UserError as error:
-            yield str(error)
+        out_of_range = [f"{problem}." for problem in found if problem is not None]
+        for check in (self.read_settings, *([] if out_of_range else [self.signer])):
+            try:
+                check()
+            except UserError as error:
+                said.append(str(error))
+        return said + out_of_range

@@ -8,47 +8,41 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
 from lit_llm.clean.clean_settings import SHORTEST
-from lit_llm.clean.document_parts import part_file
 from lit_llm.clean.rules import Document, Removed
 from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
 from lit_llm.ingest.hash_index import HashIndex, by_hash
+from lit_llm.ingest.token_parts import part_file
 
 _TABLE_PER_HASH = 16  # entries of a first look-up table: few n-grams that are not there pass it
-_ARRAYS = ("counts", "files", "places", "hashes", "documents", "lengths", "too_short")
 
 
+@dataclass(eq=False)
 class ReferenceIndex(HashIndex):
-    """The n-grams of all reference documents: 12 bytes each, and a table of up to 64 MB.
+    """The n-grams of all reference documents: 12 bytes each, and a table of up to 64 MB."""
 
-    Args:
-        counts: (documents,) int64: different n-grams of each document.
-        files: (files,) str: where they are from.
-        places: (documents, 2) int64: of each, its file among ``files`` and its number in it.
-        hashes: (n-grams,) uint64, sorted. An n-gram of two documents is there twice.
-        documents: (n-grams,) int32: which document has each.
-        lengths: words in an n-gram: ``n``, and those of shorter documents.
-        too_short: how many documents have fewer than ``SHORTEST`` words. They cannot be found.
-    """
+    counts: np.ndarray
+    """(documents,) int64: different n-grams of each document."""
+    files: np.ndarray
+    """(files,) str: where they are from."""
+    places: np.ndarray
+    """(documents, 2) int64: of each, its file among ``files`` and its number in it."""
+    hashes: np.ndarray
+    """(n-grams,) uint64, sorted. An n-gram of two documents is there twice."""
+    documents: np.ndarray
+    """(n-grams,) int32: which document has each."""
+    lengths: np.ndarray
+    """Words in an n-gram: ``n``, and those of shorter documents."""
+    too_short: int
+    """How many documents have fewer than ``SHORTEST`` words. They cannot be found."""
 
-    def __init__(
-        self,
-        *,
-        counts: np.ndarray,
-        files: np.ndarray,
-        places: np.ndarray,
-        hashes: np.ndarray,
-        documents: np.ndarray,
-        lengths: np.ndarray,
-        too_short: int,
-    ) -> None:
-        super().__init__(hashes, documents, table_per_hash=_TABLE_PER_HASH)
-        self.counts, self.files, self.places = counts, files, places
-        self.lengths, self.too_short = lengths, int(too_short)
+    def __post_init__(self) -> None:
+        super().__init__(self.hashes, self.documents, table_per_hash=_TABLE_PER_HASH)
 
     @classmethod
     def of_documents(cls, references: Iterable[Document], *, n: int) -> ReferenceIndex:
@@ -80,12 +74,12 @@ class ReferenceIndex(HashIndex):
     def save(self, path: Path) -> None:
         """Write a file for ``load``, complete or not at all."""
         with part_file(path) as file:
-            np.savez(file, **{name: getattr(self, name) for name in _ARRAYS})
+            np.savez(file, **{one.name: getattr(self, one.name) for one in fields(self)})
 
     @classmethod
     def load(cls, path: Path) -> ReferenceIndex:
         with np.load(path) as arrays:
-            return cls(**arrays)
+            return cls(**{**arrays, "too_short": int(arrays["too_short"])})
 
     def identity(self) -> str:
         """A hash of the content."""

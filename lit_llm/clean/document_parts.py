@@ -17,18 +17,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
 
 import numpy as np
 
 from lit_llm.clean.removal_report import Tally
 from lit_llm.clean.rules import Document
 from lit_llm.clean.signatures import band_hashes
-from lit_llm.core.disk import complete_file, read_json, write_text
-from lit_llm.ingest.token_parts import unfinished
+from lit_llm.core.disk import read_json, write_text
+from lit_llm.ingest.token_parts import part_file
 
 LINES, COUNTS = ".jsonl", ".json"
 INDEX, WHOLES, SIGNATURES, BANDS = ARRAYS = ".index", ".wholes", ".signatures", ".bands"
@@ -37,18 +36,15 @@ INDEX, WHOLES, SIGNATURES, BANDS = ARRAYS = ".index", ".wholes", ".signatures", 
 _ROWS = 2**14  # signatures that are hashed at a time
 
 
-def part_file(path: Path) -> AbstractContextManager[BinaryIO]:
-    """A file to write and read, which appears at ``path`` when the block ends. `start_parts` removes what a kill has left."""
-    return complete_file(path, unfinished(path))
-
-
 class PartWriter:
-    """Write the documents of one part, and their arrays as far as they are given."""
+    """Write the documents of one part, and their arrays as far as they are given.
 
-    def __init__(self, folder: Path, key: str) -> None:
-        self._folder, self._key = folder, key
-        self._stack = ExitStack()
-        self._files: dict[str, BinaryIO] = {}
+    Args:
+        stack: when it ends without an exception, the files are there.
+    """
+
+    def __init__(self, folder: Path, key: str, stack: ExitStack) -> None:
+        self._files = {suffix: stack.enter_context(part_file(folder / f"{key}{suffix}")) for suffix in (LINES, *ARRAYS)}
 
     def add(self, document: Document, *, whole: bytes | None, signature: np.ndarray | None) -> None:
         line = json.dumps({"text": document.text, "source": document.source}, ensure_ascii=False).encode() + b"\n"
@@ -71,16 +67,6 @@ class PartWriter:
                 self._files[BANDS].write(hashes.astype("<u8").tobytes())
         file.seek(0, os.SEEK_END)
 
-    def __enter__(self) -> PartWriter:
-        with self._stack as stack:
-            for suffix in (LINES, *ARRAYS):
-                self._files[suffix] = stack.enter_context(part_file(self._folder / f"{self._key}{suffix}"))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stack.__exit__(kind, error, trace)
-
 
 def read_tally(folder: Path, key: str) -> Tally | None:
     """What the finished job ``key`` counted; None if it is not finished."""
@@ -93,7 +79,7 @@ def read_tally(folder: Path, key: str) -> Tally | None:
 
 
 def write_tally(folder: Path, key: str, tally: Tally) -> None:
-    write_text(folder / f"{key}{COUNTS}", json.dumps(tally.to_json()))
+    write_text(folder / f"{key}{COUNTS}", json.dumps(asdict(tally)))
 
 
 class Parts:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,32 @@ from lit_llm.clean.rules import Removed
 from lit_llm.core.errors import need
 
 _PARTS, _PART = 4, 1000  # of a long document, four parts of 1,000 characters are read
+# English names of the languages that py3langid knows, to answer a name or a misspelled code.
+_NAMES = {
+    "ace": "Acehnese", "af": "Afrikaans", "am": "Amharic", "an": "Aragonese", "ar": "Arabic", "ary": "Moroccan Arabic",
+    "arz": "Egyptian Arabic", "as": "Assamese", "az": "Azerbaijani", "ba": "Bashkir", "bcl": "Central Bikol",
+    "be": "Belarusian", "bg": "Bulgarian", "bn": "Bengali", "br": "Breton", "bs": "Bosnian", "ca": "Catalan",
+    "crh": "Crimean Tatar", "cs": "Czech", "cy": "Welsh", "da": "Danish", "de": "German", "dz": "Dzongkha", "el": "Greek",
+    "en": "English", "eo": "Esperanto", "es": "Spanish", "et": "Estonian", "eu": "Basque", "ext": "Extremaduran",
+    "fa": "Persian", "fi": "Finnish", "fo": "Faroese", "fr": "French", "fuv": "Nigerian Fulfulde", "fy": "Frisian",
+    "ga": "Irish", "gcf": "Guadeloupean Creole", "gcr": "Guianese Creole", "gd": "Scottish Gaelic", "gl": "Galician",
+    "gom": "Goan Konkani", "grc": "Ancient Greek", "gu": "Gujarati", "gug": "Guarani", "guw": "Gun", "ha": "Hausa",
+    "hbo": "Ancient Hebrew", "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "ht": "Haitian Creole", "hu": "Hungarian",
+    "hy": "Armenian", "id": "Indonesian", "ig": "Igbo", "is": "Icelandic", "it": "Italian", "ja": "Japanese",
+    "jv": "Javanese", "ka": "Georgian", "kab": "Kabyle", "kik": "Kikuyu", "kk": "Kazakh", "km": "Khmer", "kn": "Kannada",
+    "ko": "Korean", "ku": "Kurdish", "ky": "Kyrgyz", "la": "Latin", "lb": "Luxembourgish", "lg": "Ganda",
+    "lij": "Ligurian", "ln": "Lingala", "lo": "Lao", "lt": "Lithuanian", "ltg": "Latgalian", "lv": "Latvian",
+    "mg": "Malagasy", "mk": "Macedonian", "ml": "Malayalam", "mn": "Mongolian", "mr": "Marathi", "ms": "Malay",
+    "mt": "Maltese", "my": "Burmese", "ne": "Nepali", "nl": "Dutch", "nn": "Norwegian Nynorsk", "no": "Norwegian",
+    "nso": "Northern Sotho", "oc": "Occitan", "om": "Oromo", "or": "Odia", "pa": "Punjabi", "pcm": "Nigerian Pidgin",
+    "pl": "Polish", "ps": "Pashto", "pt": "Portuguese", "qu": "Quechua", "ro": "Romanian", "ru": "Russian",
+    "rw": "Kinyarwanda", "sa": "Sanskrit", "sdh": "Southern Kurdish", "se": "Northern Sami", "si": "Sinhala",
+    "sk": "Slovak", "sl": "Slovenian", "sn": "Shona", "so": "Somali", "sq": "Albanian", "sr": "Serbian", "st": "Sotho",
+    "sv": "Swedish", "sw": "Swahili", "ta": "Tamil", "te": "Telugu", "tg": "Tajik", "th": "Thai", "tk": "Turkmen",
+    "tl": "Tagalog", "tr": "Turkish", "tt": "Tatar", "ug": "Uyghur", "uk": "Ukrainian", "ur": "Urdu", "uz": "Uzbek",
+    "uzs": "Southern Uzbek", "vec": "Venetian", "vi": "Vietnamese", "vo": "Volapük", "wa": "Walloon", "wuu": "Wu Chinese",
+    "xh": "Xhosa", "yo": "Yoruba", "yue": "Cantonese", "zh": "Chinese", "zu": "Zulu", "zxx": "no language",
+}  # fmt: skip
 
 
 @dataclass
@@ -39,13 +66,22 @@ class Language:
         return Removed(f"languages/{name}", f"{language} with probability {confidence:.2f}")
 
 
-def known_languages() -> list[str]:
-    """The codes that py3langid knows, sorted.
+def unknown_languages(given: Iterable[str]) -> Iterator[str]:
+    """A sentence about each language that py3langid does not know, with the nearest codes.
 
     Raises:
         UserError: The package is not installed.
     """
-    return sorted(identifier().labels)
+    known = sorted(identifier().labels)
+    codes = {code: code for code in known} | {_NAMES[code].lower(): code for code in known if code in _NAMES}
+    for language in sorted(set(given) - set(known)):
+        word = language.lower().replace("_", "-").partition("-")[0]  # without a region: en_US
+        if word in codes:
+            yield f"Language {language!r} is not known: give its code, {codes[word]} (--languages)."
+            continue
+        near = dict.fromkeys(codes[one] for one in difflib.get_close_matches(word, codes, n=3, cutoff=0.5) or ["en"])
+        shown = " or ".join(f"{code} ({_NAMES[code]})" if code in _NAMES else code for code in near)
+        yield f"Language {language!r} is not known: give an ISO 639 code, such as {shown} (--languages)."
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from lit_llm.clean.clean_settings import CleanSettings
@@ -31,7 +32,7 @@ class ReadJob:
 
     @functools.cached_property
     def _steps(self) -> list[Step]:  # when the first job runs, in the process of the worker
-        return steps_of(self._settings, self._folder)
+        return list(steps_of(self._settings, self._folder))
 
     @functools.cached_property
     def _signer(self) -> Signer | None:
@@ -48,7 +49,8 @@ class ReadJob:
         started, tally = time.process_time(), Tally()
         for name in names:
             tally.step(name)
-        with PartWriter(self._folder, key) as part:
+        with ExitStack() as stack:
+            part = PartWriter(self._folder, key, stack)
             for one in job.inputs:
                 for document in self._documents(one, tally, report):
                     kept = self._apply(document, tally)

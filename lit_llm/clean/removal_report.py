@@ -91,9 +91,6 @@ class Tally:
         for rule, samples in other.samples.items():
             self.samples[rule] = _smallest([*self.samples.get(rule, []), *samples])
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Tally:
         steps = {
@@ -119,7 +116,7 @@ REPORT, REMOVED = "report.json", "removed.jsonl"
 
 def write_report(out: Path, settings: CleanSettings, tally: Tally) -> None:
     """Write the counts, and samples of removed documents, a line each."""
-    content: dict[str, Any] = tally.to_json()
+    content: dict[str, Any] = asdict(tally)
     samples = content.pop("samples")
     shown = asdict(settings) | {"paths": [public_name(path) for path in settings.paths]}
     # On one line: a reader of JSONL that meets this file refuses it, instead of taking it for text.

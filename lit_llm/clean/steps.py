@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 from lit_llm.clean.clean_settings import FORMAT, SHORTEST, CleanSettings
 from lit_llm.clean.contamination import Contamination, ReferenceIndex
-from lit_llm.clean.language import Language, known_languages
-from lit_llm.clean.language_names import unknown_language
+from lit_llm.clean.language import Language, unknown_languages
 from lit_llm.clean.normalise import FixEncoding, normalise
 from lit_llm.clean.personal_data import ACTIONS, Emails, Secrets
 from lit_llm.clean.quality import QUALITY_RULES, Quality
@@ -21,7 +21,7 @@ from lit_llm.core.errors import UserError, report
 _INDEX = "against.npz"
 
 
-def steps_of(settings: CleanSettings, folder: Path) -> list[Step]:
+def steps_of(settings: CleanSettings, folder: Path) -> Iterator[Step]:
     """The steps, made in the process that uses them.
 
     Args:
@@ -30,10 +30,6 @@ def steps_of(settings: CleanSettings, folder: Path) -> list[Step]:
     Raises:
         UserError: A package is not installed.
     """
-    return list(_steps(settings, folder))
-
-
-def _steps(settings: CleanSettings, folder: Path) -> Iterator[Step]:
     # What changes the text comes before what judges it, so that samples of removed documents are redacted too. Of the
     # judges, fast ones come first.
     if settings.fix_encoding:
@@ -95,27 +91,26 @@ def _prepare_index(settings: CleanSettings, folder: Path) -> str:
 
 def step_problems(settings: CleanSettings) -> list[str]:
     """One sentence for each value that a step refuses, and for each package that is missing. No document is read."""
-    return list(_problems(settings))
+    found: list[str] = []
 
+    @contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            found.append(str(error))
 
-def _problems(settings: CleanSettings) -> Iterator[str]:
     for name in ("secrets", "emails"):
         action = getattr(settings, name)
         if action not in (None, *ACTIONS):
-            yield f"{name} is {action!r}, but must be {' or '.join(ACTIONS)} (--{name})."
-    try:
-        if settings.against:
+            found.append(f"{name} is {action!r}, but must be {' or '.join(ACTIONS)} (--{name}).")
+    if settings.against:
+        with noted():
             _references(settings)
-    except UserError as error:
-        yield str(error)
-    try:
-        unknown = sorted(set(settings.languages) - set(known_languages())) if settings.languages else []
-    except UserError as error:
-        yield str(error)
-    else:
-        for code in unknown:
-            yield unknown_language(code, known_languages())
-    try:
+    if settings.languages:
+        with noted():
+            found += unknown_languages(settings.languages)
+    with noted():
         if settings.fix_encoding:
             FixEncoding()
         if settings.secrets in ACTIONS:
@@ -123,8 +118,7 @@ def _problems(settings: CleanSettings) -> Iterator[str]:
         for name in QUALITY_RULES:
             if getattr(settings, name):
                 Quality(name)
-    except UserError as error:
-        yield str(error)
+    return found
 
 
 def _references(settings: CleanSettings) -> References:

@@ -13,13 +13,12 @@ import json
 import os
 import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from lit_llm.certify.check import Outcome, certificate, run_checks, summary, table
 from lit_llm.certify.processes import run_ranks
-from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.new_output import REPLACE_HELP, new_file, new_file_if
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.number_domain import above, whole
@@ -53,7 +52,8 @@ def main(arguments: list[str]) -> int:
     if device == "cuda" and torch.cuda.device_count() < devices:
         raise UserError(f"devices is {devices}, but this machine has {torch.cuda.device_count()} (--devices)")
     began = time.monotonic()
-    with new_file(own.out, replace=own.replace) as partial, _page(own.html, own.replace) as page_file:
+    html = new_file_if(own.html, replace=own.replace, flag="--html")
+    with new_file(own.out, replace=own.replace) as partial, html as page_file:
         partial.touch()  # a folder that cannot be written is found before the checks
         name, assumed = _gpu() if device == "cuda" else ("CPU process", None)
         todo = groups(devices, device, place=str(partial.parent), assumed_gbps=assumed)
@@ -88,10 +88,6 @@ def _devices(asked: int | None) -> tuple[int, bool]:
     if asked not in (None, world):
         raise UserError(f"devices is {asked}, but torchrun started {world} processes: leave out --devices")
     return world, rank == 0
-
-
-def _page(path: Path | None, replace: bool) -> AbstractContextManager[Path | None]:
-    return nullcontext() if path is None else new_file(path, replace=replace, flag="--html")
 
 
 def _gpu() -> tuple[str, float | None]:

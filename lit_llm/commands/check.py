@@ -44,10 +44,8 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
         recipe.config.histograms = None  # without a logger, it would warn
         built = build(recipe, run_dir=Path(folder), trainer=ON_ONE_DEVICE)
-        trained = built.initial is not None
-        checked = CheckedRun(
-            built.trainer, built.model, built.datamodule, built.run_dir, trained=trained, say=partial(print, flush=True)
-        )
+        trained, say = built.run.initial is not None, partial(print, flush=True)
+        checked = CheckedRun(built.trainer, built.model, built.datamodule, built.run.run_dir, trained=trained, say=say)
         batch = "the recipe's batch" if full_batch else checked.cut_batch()
         lines = checklist(checked)
         described = checked.run_lines()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from lit_llm.clean.clean_pipeline import clean
@@ -12,7 +10,7 @@ from lit_llm.clean.datatrove_script import datatrove_script
 from lit_llm.clean.removal_report import REMOVED, table
 from lit_llm.clean.steps import step_problems
 from lit_llm.commands.field_flags import add_field_flags, settings_from
-from lit_llm.commands.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
+from lit_llm.commands.new_output import REPLACE_HELP, kept_steps, log_beside, new_file_if, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.disk import real_path, write_text
 from lit_llm.core.errors import UserError, report
@@ -42,7 +40,10 @@ def main(words: list[str]) -> int:
     problems = settings.problems() + step_problems(settings)
     if problems:
         raise UserError("\n".join(problems))
-    inputs = _inputs(settings)
+    sources, problems = list_sources(list(settings.paths), flag="--data.paths")
+    if problems:
+        raise UserError("\n".join(problems))
+    inputs = [Input(source, "train", settings.read_settings()) for source in sources]
     out = expanded(own.out, key="out", flag="--out")
     for pattern in settings.paths:
         folder = Path(pattern).expanduser()
@@ -50,40 +51,23 @@ def main(words: list[str]) -> int:
             raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
     log = log_beside(out)
     read = [Path(one.source.path) for one in inputs if one.source.is_local]
-    script = _script(settings, out, replace=own.replace)
-    with script, new_folder(out, replace=own.replace, sources=read, resumable=PARTS) as partial, kept_steps(partial, PARTS):
+    named, threshold = settings.emit_datatrove, settings.near_duplicates
+    script = None if named is None or threshold is None else expanded(named, key="emit_datatrove", flag="--emit_datatrove")
+    with (
+        new_file_if(script, replace=own.replace, flag="--emit_datatrove") as script_file,
+        new_folder(out, replace=own.replace, sources=read, resumable=PARTS) as partial,
+        kept_steps(partial, PARTS),
+    ):
         if not any(getattr(settings, step) for step in settings.steps()):
             flags_of_steps = ", ".join(f"--{step}" for step in settings.steps())
             report(f"No step is on, so every document is copied as it is: switch one on ({flags_of_steps}).", "note")
         tally = clean(inputs, settings, partial, workers=own.workers, progress=ProgressLog(log))
+        if script_file is not None and threshold is not None:
+            ngram, permutations = settings.near_ngram, settings.near_permutations
+            write_text(script_file, datatrove_script(out, threshold=threshold, ngram=ngram, permutations=permutations))
     print("\n".join(table(tally)))
     if settings.emit_datatrove is not None:
         print(f"near-duplicates: python {settings.emit_datatrove} --tasks {len(list(out.glob('part-*')))}")
     if tally.samples:
         print(f"samples of what was removed: {out / REMOVED}")
     return 0
-
-
-@contextlib.contextmanager
-def _script(settings: CleanSettings, out: Path, *, replace: bool) -> Iterator[None]:
-    """Write the script for datatrove, if there is to be one, when the block ends."""
-    if settings.emit_datatrove is None or settings.near_duplicates is None:
-        yield
-        return
-    path = expanded(settings.emit_datatrove, key="emit_datatrove", flag="--emit_datatrove")
-    with new_file(path, replace=replace, flag="--emit_datatrove") as partial:
-        yield
-        text = datatrove_script(
-            out,
-            threshold=settings.near_duplicates,
-            ngram=settings.near_ngram,
-            permutations=settings.near_permutations,
-        )
-        write_text(partial, text)
-
-
-def _inputs(settings: CleanSettings) -> list[Input]:
-    sources, problems = list_sources(list(settings.paths), flag="--data.paths")
-    if problems:
-        raise UserError("\n".join(problems))
-    return [Input(source, "train", settings.read_settings()) for source in sources]

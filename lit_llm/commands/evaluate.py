@@ -25,7 +25,7 @@ def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int
     from lit_llm.training.fit import print_metrics, restore_problem
 
     built = build(read_recipe(command, arguments))
-    saved = built.start.saved
+    saved = built.run.start.saved
     assert saved is not None
     run = built.trainer.validate if command == "validate" else built.trainer.test
     try:
@@ -34,5 +34,5 @@ def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int
         if problem := restore_problem(saved.path, error):
             raise UserError(f"{problem} (--ckpt_path)") from error
         raise
-    print_metrics(built.trainer, "val" if command == "validate" else "test", built.run_dir, saved.step)
+    print_metrics(built.trainer, "val" if command == "validate" else "test", built.run.run_dir, saved.step)
     return 0

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from lit_llm.commands.own_flags import OwnFlags, number, whole_number
+from lit_llm.config.arguments import leaves
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 
 Settings = TypeVar("Settings")
 
-_READ: dict[type, Callable[[str], Any]] = {bool: bool, int: whole_number, float: number, str: str}
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_TYPES: dict[type, tuple[Callable[[str], Any], str, str]] = {
+    bool: (bool, "true|false", "true or false"),
+    int: (whole_number, "N", "a whole number"),
+    float: (number, "X", "a number"),
+    str: (str, "TEXT", "text"),
+}
+"""How the value of a flag is read, how help shows it, and how a message calls it."""
 
 
 def name_of(one: Field[Any]) -> str:
@@ -34,14 +40,15 @@ def add_field_flags(flags: OwnFlags, cls: type) -> None:
     hints = get_type_hints(cls)
     for one in fields(cls):
         kind, optional, many = _kind(hints[one.name])
+        read, metavar, _ = _TYPES[kind]
         default = "" if many or one.default in (None, MISSING) else f" (default: {str(one.default).lower()})"
         flags.add_argument(
             f"--{name_of(one)}",
             dest=one.name,
             nargs="+" if many else None,
-            type=_or_null(_READ[kind]) if optional else _READ[kind],
+            type=_or_null(read) if optional else read,
             default=argparse.SUPPRESS,
-            metavar=_metavar(kind),
+            metavar=metavar,
             help=one.metadata["help"] + default,
         )
 
@@ -72,7 +79,7 @@ def _of_file(cls: type, path: Path) -> dict[str, Any]:
         raise UserError(f"{path} must hold keys and values, such as normalise: true (--config)")
     by_name = {name_of(one): one for one in fields(cls)}
     hints, given, problems = get_type_hints(cls), {}, []
-    for key, value in _leaves(tree):
+    for key, value in leaves(tree):
         if key not in by_name:
             near = difflib.get_close_matches(key, list(by_name), n=1)
             problems.append(f"{path} has the unknown key {key}{f'; did you mean {near[0]}?' if near else ''} (--config)")
@@ -86,7 +93,7 @@ def _of_file(cls: type, path: Path) -> dict[str, Any]:
         if right or (optional and value is None):
             given[by_name[key].name] = value
         else:
-            what = f"a list of {_NAMES[kind]}" if many else f"{_NAMES[kind]}{' or null' if optional else ''}"
+            what = f"{'a list of ' * many}{_TYPES[kind][2]}{' or null' * optional}"
             problems.append(f"{key} is {value!r} in {path}, but must be {what} (--{key})")
     if problems:
         raise UserError("\n".join(problems))
@@ -101,17 +108,5 @@ def _kind(hint: Any) -> tuple[type, bool, bool]:
     return (kinds[0], True, False) if kinds else (hint, False, False)
 
 
-def _metavar(kind: type) -> str:
-    return {bool: "true|false", int: "N", float: "X", str: "TEXT"}[kind]
-
-
 def _or_null(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: None if text == "null" else read(text)
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

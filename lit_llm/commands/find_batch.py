@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 
 from lit_llm.commands.launch import launch
-from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.new_output import REPLACE_HELP, new_file_if
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
 from lit_llm.core.number_domain import STEPS, whole
@@ -42,14 +42,11 @@ def main(words: list[str]) -> int:
 
 
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
-    from contextlib import ExitStack
-
     from lit_llm.commands.batch_finder import find_batch
     from lit_llm.commands.short_runs import ShortRuns
     from lit_llm.core.disk import write_text
 
-    with ExitStack() as files:
-        overlay = None if own.out is None else files.enter_context(new_file(own.out, replace=own.replace))
+    with new_file_if(own.out, replace=own.replace, flag="--out") as overlay:
         runs = ShortRuns(arguments)
         if runs.devices > 1:
             _say(f"find-batch trains on one device, with the whole batch of the recipe's {runs.devices}")

@@ -9,15 +9,41 @@ It trains on one device and writes nothing but the overlay and the page: no run 
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from statistics import geometric_mean
+from typing import TYPE_CHECKING
 
 from lit_llm.commands.launch import launch
-from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.new_output import REPLACE_HELP, new_file, new_file_if
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import STEPS, whole
+from lit_llm.training.rate_search import (
+    Found,
+    Sweep,
+    has_diverged,
+    horizon_factor,
+    lowest,
+    search,
+    swept_rates,
+    two_digits,
+    vertex,
+    without_batches,
+)
+
+if TYPE_CHECKING:
+    from lit_llm.commands.short_runs import ShortRuns
+
+LOW, HIGH = 1e-6, 10.0
+"""The rates of a sweep. They do not depend on the recipe's rate, which may be wrong."""
+PROBE_SHARE, LEAST_PROBE = 0.1, 50
+"""A short run has this share of the run's steps, and at least so many."""
+_TAIL = 0.2
+"""The loss of a short run is the mean of this last part of its steps."""
 
 
 def _own_flags() -> OwnFlags:
@@ -43,18 +69,14 @@ def main(words: list[str]) -> int:
 
 
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
-    from contextlib import ExitStack
-
-    from lit_llm.commands.rate_finder import default_probe_steps, find_rates
     from lit_llm.commands.short_runs import ShortRuns
     from lit_llm.core.disk import write_text
     from lit_llm.reporting.rate_page import rate_page
 
     if own.out is None:
         raise UserError("find-lr needs a file for the overlay (--out overlay.yaml)")
-    with ExitStack() as files:
-        overlay = files.enter_context(new_file(own.out, replace=own.replace))
-        page = None if own.html is None else files.enter_context(new_file(own.html, replace=own.replace, flag="--html"))
+    html = new_file_if(own.html, replace=own.replace, flag="--html")
+    with new_file(own.out, replace=own.replace) as overlay, html as page:
         runs = ShortRuns(arguments)
         if runs.devices > 1:
             _say(f"find-lr trains on one device, with the whole batch of the recipe's {runs.devices}")
@@ -75,6 +97,89 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     print(f"cost: {found.steps:,} steps, {found.steps / runs.steps:.1f} times the run's {runs.steps:,}")
     print(f"Wrote {own.out}. Use it: fit --config RECIPE --config {own.out}")
     return 0
+
+
+def default_probe_steps(steps: int) -> int:
+    """A tenth of the run, at least 50 steps, at most the run."""
+    return min(steps, max(LEAST_PROBE, round(PROBE_SHARE * steps)))
+
+
+def tail_loss(losses: list[float], steps: int) -> float:
+    """Mean loss of the last fifth of a short run; infinity if it ended early or is not finite."""
+    if len(losses) < steps:
+        return math.inf
+    last = losses[-max(1, round(_TAIL * steps)) :]
+    mean = sum(last) / len(last)
+    return mean if math.isfinite(mean) else math.inf
+
+
+def find_rates(
+    runs: ShortRuns, *, seeds: int, sweep_steps: int, probe_steps: int, say: Callable[[str], None] = lambda text: None
+) -> Found:
+    """Sweep each rate once, then search each with short runs, one after the other.
+
+    From the losses of a sweep, those of the same batches with the weights at the start are taken out. Otherwise a hard batch
+    looks like divergence where training gains little, as from trained weights.
+
+    With several seeds: the first finds the best power of two, the others compare it with its neighbours, with other weights
+    and other data. Each seed's suggestion is the lowest point of a parabola, times the factor from the length of a short run to
+    that of the whole run, which is 1 if the run starts from trained weights. The suggestion is their geometric mean.
+
+    Args:
+        say: is given a line about each measurement.
+
+    Raises:
+        UserError: The run is too short for a sweep, or no short run has a finite loss.
+    """
+    if runs.steps < 2:
+        raise UserError("the run has one step, but a sweep needs several (--trainer.max_steps)")
+    keys = list(runs.rates)
+    probe_steps = min(probe_steps, runs.steps)
+    factor = 1.0 if runs.from_weights else horizon_factor(probe_steps, runs.steps)
+    sweeps: dict[str, Sweep] = {}
+    swept = swept_rates(LOW, HIGH, min(sweep_steps, runs.steps))
+    at_first = runs.observe(len(swept), [], seed=0, frozen_after=0)
+    say(f"first weights: {len(at_first)} steps, mean loss {sum(at_first) / len(at_first):.4f}")
+    for key in keys:
+        observed = runs.sweep(key, swept, lambda each: has_diverged(without_batches(each, at_first)), seed=0)
+        sweeps[key] = Sweep(swept, without_batches(observed, at_first))
+        say(f"sweep {key}: {len(sweeps[key].losses)} steps, loss lowest at {sweeps[key].edge:.2g}")
+    origin = {key: sweeps[key].start for key in keys}  # of the exponents
+    probes: dict[str, list[dict[float, float]]] = {key: [] for key in keys}
+    by_seed: dict[str, list[float]] = {key: [] for key in keys}
+    best = dict.fromkeys(keys, 0)
+    for seed in range(seeds):
+        current = {key: origin[key] * 2.0 ** best[key] for key in keys}
+        for key in keys:
+
+            def loss_at(exponent: int, key: str = key, seed: int = seed, others: dict[str, float] = current) -> float:
+                rates = {**others, key: origin[key] * 2.0**exponent}
+                loss = tail_loss(runs.probe(rates, probe_steps, seed=seed), probe_steps)
+                said = ", ".join(f"{name} {rate:.2g}" for name, rate in rates.items())
+                say(f"seed {seed}, {said}: loss {loss:.4f}")
+                return loss
+
+            losses = search(loss_at, first=best[key], stride=2 if seed == 0 else 1)
+            if min(losses.values()) == math.inf:
+                raise UserError(
+                    f"no short run with seed {seed} had a finite loss, so there is no rate to find: look at the data and "
+                    "the model (`check`), or use another precision (--trainer.precision)"
+                )
+            if seed == 0:
+                best[key] = lowest(losses)
+            current[key] = origin[key] * 2.0 ** vertex(losses)
+            by_seed[key].append(current[key] * factor)
+            probes[key].append({origin[key] * 2.0**e: loss for e, loss in losses.items()})
+    return Found(
+        recipe=dict(runs.rates),
+        rates={key: two_digits(geometric_mean(by_seed[key])) for key in keys},
+        by_seed=by_seed,
+        sweeps=sweeps,
+        probes=probes,
+        probe_steps=probe_steps,
+        steps=runs.done,
+        factor=factor,
+    )
 
 
 def overlay_text(rates: dict[str, float], command: str) -> str:

@@ -19,17 +19,17 @@ def _run(arguments: Arguments) -> int:
     from lit_llm.training.rank_log import log_to
 
     built = build(read_recipe("fit", arguments))
-    trainer, log_dir = built.trainer, built.run.log_dir
+    trainer, run, log_dir = built.trainer, built.run, built.run.log_dir
     if log_dir is not None:
         log_to(log_dir, trainer.global_rank, trainer.world_size)
     if trainer.world_size > 1 and trainer.strategy.root_device.type == "cuda":
-        record_collectives(log_dir or built.run_dir)
+        record_collectives(log_dir or run.run_dir)
     return fit(
         trainer,
         built.model,
         built.datamodule,
-        built.start,
-        built.run_dir,
-        initial=built.initial,
-        accept_changes=built.config.accept_changes,
+        run.start,
+        run.run_dir,
+        initial=run.initial,
+        accept_changes=run.config.accept_changes,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,6 @@ from lit_llm.hf.read import CONFIG, WeightFiles, read_weights, text_config
 from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
 from lit_llm.hf.write import write_json
 from lit_llm.models.gpt import GPT
-from lit_llm.models.lora import LoRAConfig
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import CHECKPOINTS, run_of
@@ -119,8 +120,7 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path |
             f"{folder} has no {TOKENIZER_FILE}, so text cannot be tokenized; "
             "create it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    RunLock(run).refuse_if_held()  # by a `fit`
-    with new_folder(run, replace=replace, sources=[folder]) as partial:
+    with _new_run(run, replace=replace, sources=[folder]) as partial:
         if has_tokenizer:
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
             copy_companions(folder, partial, TOKENIZER_COMPANIONS)
@@ -130,27 +130,15 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path |
     return notes
 
 
-def import_own(folder: Path, settings: dict[str, Any], run: Path, *, replace: bool = False) -> list[str]:
-    """Write the run folder `run` from a DCP folder of a model of lit_llm; returns notes for the user, one sentence each.
+def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool) -> list[str]:
+    """Write the run folder `run` from a DCP folder; returns notes for the user, one sentence each.
 
     Args:
-        settings: The model's, as the folder holds them.
+        named: the Hugging Face folder with the model's settings. None: the weights are those of a GPT of lit_llm.
 
     Raises:
-        UserError: `run` exists, or the weights are not those of a GPT with these settings.
+        UserError: As in `import_folder`; or the folder does not have the settings of its model.
     """
-    config = saved_model_config({"model_config": settings}, folder, "--from")
-    if (architecture := saved_architecture({"model_config": settings})) is not None:
-        raise UserError(f"{folder} holds {architecture.class_path}, a model of yours: import reads lit_llm's GPT only (--from)")
-    weights = own_weights(DcpFolder(folder), config)
-    RunLock(run).refuse_if_held()
-    with new_folder(run, replace=replace, sources=[folder]) as partial:
-        title = f"# A model of lit_llm, imported from {folder}. Other settings are defaults.\n"
-        _write_run(partial, title, {"model": asdict(config)}, weights)
-    return [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
-
-
-def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool) -> list[str]:
     if named is not None:
         return import_folder(Path(named), run, replace=replace, dcp=folder)
     settings = DcpFolder(folder).value("model_config")
@@ -159,7 +147,22 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool) ->
             f"{folder} is a folder of torch.distributed.checkpoint without the settings of its model: name the Hugging Face "
             "folder that has its config.json and tokenizer (--config_from)"
         )
-    return import_own(folder, settings, run, replace=replace)
+    config = saved_model_config({"model_config": settings}, folder, "--from")
+    if (architecture := saved_architecture({"model_config": settings})) is not None:
+        raise UserError(f"{folder} holds {architecture.class_path}, a model of yours: import reads lit_llm's GPT only (--from)")
+    weights = own_weights(DcpFolder(folder), config)
+    with _new_run(run, replace=replace, sources=[folder]) as partial:
+        title = f"# A model of lit_llm, imported from {folder}. Other settings are defaults.\n"
+        _write_run(partial, title, {"model": asdict(config)}, weights)
+    return [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
+
+
+@contextlib.contextmanager
+def _new_run(run: Path, *, replace: bool, sources: list[Path]) -> Iterator[Path]:
+    """As `new_folder`. Refused while a `fit` writes into the folder."""
+    RunLock(run).refuse_if_held()
+    with new_folder(run, replace=replace, sources=sources) as partial:
+        yield partial
 
 
 def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[str, Any], **more: Any) -> None:
@@ -186,19 +189,23 @@ def _tokenizer_in(run: Path) -> dict[str, Any]:
     return {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
 
 
-def import_adapter(folder: Path, base: InitialWeights, run: Path, *, replace: bool = False) -> LoRAConfig:
+def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool) -> None:
     """Write the run folder `run` with the adapter in `folder`, a folder of peft, and the name of its base weights.
 
     Raises:
         UserError: `run` exists, the adapter does not fit the base, or has a setting that LoRA here does not have.
     """
+    if named is None:
+        raise UserError(f"{folder} is an adapter: name the run folder of its base weights (--init_from)")
+    base = InitialWeights.find(Path(named))
+    if damage := base.damage():
+        raise UserError(damage)
     home = run_of(base.checkpoint)
     content, _ = write_config(base.model, imported_family(home))
     with torch.device("meta"):
         shapes = {name: tensor.shape for name, tensor in GPT(base.model).state_dict().items()}
     lora, adapters = read_adapter(folder, links(content), shapes)
-    RunLock(run).refuse_if_held()
-    with new_folder(run, replace=replace, sources=[folder, home]) as partial:
+    with _new_run(run, replace=replace, sources=[folder, home]) as partial:
         recipe: dict[str, Any] = {"init_from": str(base.checkpoint), "model": asdict(base.model), "lora": asdict(lora)}
         if base.tokenizer_file is not None:
             shutil.copyfile(base.tokenizer_file, partial / TOKENIZER_FILE)
@@ -206,19 +213,7 @@ def import_adapter(folder: Path, base: InitialWeights, run: Path, *, replace: bo
         copy_companions(home, partial)
         title = f"# An adapter, imported from {folder}. Other settings are defaults.\n"
         _write_run(partial, title, recipe, adapters, **{LORA: asdict(lora), BASE: base_record(base.checkpoint)})
-    return lora
-
-
-def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool) -> int:
-    if named is None:
-        raise UserError(f"{folder} is an adapter: name the run folder of its base weights (--init_from)")
-    base = InitialWeights.find(Path(named))
-    if damage := base.damage():
-        raise UserError(damage)
-    lora = import_adapter(folder, base, run, replace=replace)
     print(f"{run}: an adapter of rank {lora.rank} for {', '.join(lora.targets or [])}, beside the weights of {base.checkpoint}")
-    print(f"generate:    python -m lit_llm generate --run {run} --prompt TEXT")
-    return 0
 
 
 def main(arguments: list[str]) -> int:
@@ -228,25 +223,26 @@ def main(arguments: list[str]) -> int:
         UserError: As in `import_folder`.
     """
     options = own_flags().parse(arguments)
-    run = Path(options.out)
-    if is_adapter_folder(Path(options.folder)):
-        return _import_adapter(Path(options.folder), options.init_from, run, replace=options.replace)
+    folder, run, replace = Path(options.folder), Path(options.out), options.replace
+    how_to_generate = f"generate:    python -m lit_llm generate --run {run} --prompt TEXT"
+    if is_adapter_folder(folder):
+        _import_adapter(folder, options.init_from, run, replace=replace)
+        print(how_to_generate)
+        return 0
     if options.init_from is not None:
-        raise UserError(f"{options.folder} is not an adapter, so it has no base weights: leave out --init_from")
-    if is_dcp_folder(Path(options.folder)):
-        notes = _import_dcp(Path(options.folder), options.config_from, run, replace=options.replace)
+        raise UserError(f"{folder} is not an adapter, so it has no base weights: leave out --init_from")
+    if is_dcp_folder(folder):
+        notes = _import_dcp(folder, options.config_from, run, replace=replace)
     elif options.config_from is not None:
-        raise UserError(f"{options.folder} is not a folder of torch.distributed.checkpoint: leave out --config_from")
+        raise UserError(f"{folder} is not a folder of torch.distributed.checkpoint: leave out --config_from")
     else:
-        notes = import_folder(Path(options.folder), run, replace=options.replace)
+        notes = import_folder(folder, run, replace=replace)
     saved = disk_format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in saved["state_dict"].values()})
     count = sum(tensor.numel() for tensor in saved["state_dict"].values())
     print(f"{run}: {count:,} parameters in {', '.join(dtypes)}, context {saved['model_config']['block_size']:,}")
     for note in notes:
         print(f"note: {note}")
-    print(
-        f"generate:    python -m lit_llm generate --run {run} --prompt TEXT\n"
-        f"fine-tune:   python -m lit_llm fit --init_from {run} --config RECIPE --data TextFiles --data.paths my.txt"
-    )
+    print(how_to_generate)
+    print(f"fine-tune:   python -m lit_llm fit --init_from {run} --config RECIPE --data TextFiles --data.paths my.txt")
     return 0

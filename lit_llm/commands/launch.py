@@ -46,16 +46,11 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
 
             release_waiting_ranks()
         raise
-    _leave_process_group()
-    return code
-
-
-def _leave_process_group() -> None:
-    """If the interpreter's exit does this, its threads occasionally abort a process."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+        dist.destroy_process_group()  # if the interpreter's exit does this, its threads occasionally abort a process
+    return code
 
 
 class _Later:

@@ -35,6 +35,11 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
         os.replace(partial, out)
 
 
+def new_file_if(out: Path | None, *, replace: bool, flag: str) -> contextlib.AbstractContextManager[Path | None]:
+    """`new_file`, or None if there is no `out`."""
+    return contextlib.nullcontext() if out is None else new_file(out, replace=replace, flag=flag)
+
+
 @contextlib.contextmanager
 def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resumable: str | None = None) -> Iterator[Path]:
     """A folder to write into. It becomes `out` when the block ends.

@@ -117,20 +117,17 @@ class OwnFlags(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')} ({self.prog} --help)")
 
 
-def whole_number(text: str) -> int:
-    """Value of a flag."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"needs a whole number, not {text!r}") from None
+def _reader(kind: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"needs {name}, not {text!r}") from None
+
+    return read
 
 
-def number(text: str) -> float:
-    """Value of a flag."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"needs a number, not {text!r}") from None
+whole_number, number = _reader(int, "a whole number"), _reader(float, "a number")
 
 
 def true_or_false(text: str) -> bool:

@@ -34,8 +34,16 @@ _QUIET: dict[str, Any] = {
     "min_epochs": None,
 }
 
-Rate = Callable[[int, str, float], float]
-"""The rate of a parameter group from the number of the update, the option that sets it, and its configured value."""
+Planned = Callable[[int, float], float]
+"""The rate of the recipe's schedule from the number of the update and the configured rate."""
+Rate = Callable[[int, str, float, Planned], float]
+"""The rate of a parameter group, from the update's number, the option that sets it, its configured value and the schedule."""
+Ends = Callable[[Sequence[float]], bool]
+"""Is given the losses after each step; True ends the run."""
+
+
+def _not_finite(losses: Sequence[float]) -> bool:
+    return not math.isfinite(losses[-1])
 
 
 class ShortRuns:
@@ -82,29 +90,21 @@ class ShortRuns:
         if "lr" not in self.rates:
             raise UserError(f"{self.class_path} has no option lr, so there is no rate to find (--optimizer)")
 
-    def sweep(self, key: str, rates: Sequence[float], ends: Callable[[Sequence[float]], bool], *, seed: int) -> list[float]:
-        """Losses of one run whose rate `key` is another one at each step. The others are constant.
+    def sweep(self, key: str, rates: Sequence[float], ends: Ends, *, seed: int) -> list[float]:
+        """Losses of one run whose rate `key` is another one at each step. The others are constant."""
 
-        Args:
-            ends: is given the losses after each step; True ends the run.
-        """
-
-        def rate(t: int, of: str, configured: float) -> float:
+        def rate(t: int, of: str, configured: float, planned: Planned) -> float:
             return configured * (rates[t - 1] / rates[0] if of == key else 1.0)
 
-        return self._run({key: rates[0]}, seed, len(rates), lambda _: rate, ends)
+        return self._run({key: rates[0]}, seed, len(rates), rate, ends)
 
     def probe(self, rates: dict[str, float], steps: int, *, seed: int, observers: Sequence[Callback] = ()) -> list[float]:
         """Losses of a short run with the recipe's schedule, compressed. It ends early if a loss is not finite."""
 
-        def compressed(built: Built) -> Rate:
-            schedule: callbacks.Schedule | None = built.parts.get("schedule")
-            if schedule is None:
-                return lambda t, of, configured: configured
-            schedule.resolve(built.trainer)
-            return lambda t, of, configured: schedule.rate(max(1, round(t * self.steps / steps)), configured)
+        def compressed(t: int, of: str, configured: float, planned: Planned) -> float:
+            return planned(max(1, round(t * self.steps / steps)), configured)
 
-        return self._run(rates, seed, steps, compressed, lambda losses: not math.isfinite(losses[-1]), *observers)
+        return self._run(rates, seed, steps, compressed, _not_finite, observers)
 
     def observe(
         self,
@@ -113,7 +113,7 @@ class ShortRuns:
         *,
         seed: int,
         rates: dict[str, float] | None = None,
-        ends: Callable[[Sequence[float]], bool] = lambda losses: not math.isfinite(losses[-1]),
+        ends: Ends = _not_finite,
         frozen_after: int | None = None,
     ) -> list[float]:
         """Losses of the first steps of the run itself, with further callbacks.
@@ -121,32 +121,22 @@ class ShortRuns:
         Args:
             frozen_after: the weights do not change after so many steps.
         """
+        end = self.steps if frozen_after is None else frozen_after
 
-        def unchanged(built: Built) -> Rate:
-            schedule: callbacks.Schedule | None = built.parts.get("schedule")
-            if schedule is not None:
-                schedule.resolve(built.trainer)
-            end = self.steps if frozen_after is None else frozen_after
+        def unchanged(t: int, of: str, configured: float, planned: Planned) -> float:
+            return 0.0 if t > end else planned(t, configured)
 
-            def rate(t: int, of: str, configured: float) -> float:
-                return 0.0 if t > end else configured if schedule is None else schedule.rate(t, configured)
-
-            return rate
-
-        return self._run(rates or {}, seed, steps, unchanged, ends, *observers)
+        return self._run(rates or {}, seed, steps, unchanged, ends, observers)
 
     def _run(
-        self,
-        rates: dict[str, float],
-        seed: int,
-        steps: int,
-        make_rate: Callable[[Built], Rate],
-        ends: Callable[[Sequence[float]], bool],
-        *observers: Callback,
+        self, rates: dict[str, float], seed: int, steps: int, rate: Rate, ends: Ends, observers: Sequence[Callback] = ()
     ) -> list[float]:
         with self._built(rates, seed) as built:
-            trainer = built.trainer
-            steered = _Steered(make_rate(built), tuple(self.rates), min(steps, self.steps), ends)
+            trainer, schedule = built.trainer, built.parts.get("schedule")
+            if schedule is not None:
+                schedule.resolve(trainer)
+            planned: Planned = schedule.rate if schedule is not None else lambda t, configured: configured
+            steered = _Steered(rate, planned, tuple(self.rates), min(steps, self.steps), ends)
             kept = [c for c in trainer.callbacks if isinstance(c, callbacks.GradientNorm | callbacks.StepSeed)]  # type: ignore[attr-defined]
             trainer.callbacks = [steered, *observers, *kept]  # type: ignore[attr-defined]
             try:
@@ -180,8 +170,8 @@ class ShortRuns:
 class _Steered(Callback):
     """Sets the rate of each group before each step, and records its loss: without targets, that of a neighbour."""
 
-    def __init__(self, rate: Rate, keys: tuple[str, ...], steps: int, ends: Callable[[Sequence[float]], bool]) -> None:
-        self.rate, self.keys, self.steps, self.ends = rate, keys, steps, ends
+    def __init__(self, rate: Rate, planned: Planned, keys: tuple[str, ...], steps: int, ends: Ends) -> None:
+        self.rate, self.planned, self.keys, self.steps, self.ends = rate, planned, keys, steps, ends
         self.losses: list[float] = []
         self._steps = 0
         self._configured: list[tuple[str, float]] = []
@@ -193,7 +183,7 @@ class _Steered(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         groups = trainer.optimizers[0].param_groups
         for group, (key, configured) in zip(groups, self._configured, strict=True):
-            group["lr"] = self.rate(trainer.global_step + 1, key, configured)
+            group["lr"] = self.rate(trainer.global_step + 1, key, configured, self.planned)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         assert isinstance(pl_module, LanguageModel)

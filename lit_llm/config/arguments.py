@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -117,31 +116,19 @@ class Arguments:
                 items.append(item)
         return replace(self, items=items)
 
-    def with_last(self, is_class: Callable[[Flag], bool]) -> Arguments:
-        """The same arguments with only the last of several flags that name a class for the same key."""
-        flags = [item for item in self.items if isinstance(item, Flag)]
-        last = {plain_key(flag.key): flag for flag in flags}
-        earlier = [flag for flag in flags if last[plain_key(flag.key)] is not flag and is_class(flag)]
-        return replace(self, items=[item for item in self.items if not any(item is flag for flag in earlier)])
-
     def words(self) -> list[str]:
         """As the recipe parser takes them. Files are given as YAML text."""
-        words: list[str] = []
-        for is_file, items in groupby(self.items, key=lambda item: isinstance(item, RecipeFile)):
-            if is_file:
-                contents = [item.content for item in items if isinstance(item, RecipeFile) and item.content]
-                words += [f"--config={dump_yaml(content)}" for content in contents]
-            else:
-                flags = [item for item in items if isinstance(item, Flag) and item.value is not None]
-                # A class before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
-                # arguments after `--trainer.callbacks+ X` belong to X.
-                position = 0
-                order: list[tuple[int, int, Flag]] = []
-                for flag in flags:
-                    position += flag.key.endswith("+")
-                    order.append((position, 0 if flag.key.endswith("+") else plain_key(flag.key).count("."), flag))
-                words += [flag.word for *_, flag in sorted(order, key=lambda each: each[:2])]
-        return words
+        words = [f"--config={dump_yaml(item.content)}" for item in self.items if isinstance(item, RecipeFile) and item.content]
+        # A class before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
+        # arguments after `--trainer.callbacks+ X` belong to X.
+        position = 0
+        order: list[tuple[int, int, str]] = []
+        for item in self.items:
+            if isinstance(item, Flag) and item.value is not None:
+                appends = item.key.endswith("+")
+                position += appends
+                order.append((position, 0 if appends else plain_key(item.key).count("."), item.word))
+        return words + [word for *_, word in sorted(order, key=lambda each: each[:2])]
 
 
 def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assignment]:
@@ -165,15 +152,21 @@ def plain_key(key: str) -> str:
     return key.replace(".init_args", "").removesuffix(".class_path")
 
 
-def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of a nested dict. A class comes before its arguments, which follow without `init_args`."""
+def leaves(
+    tree: dict[str, Any], prefix: str = "", is_inner: Callable[[dict[str, Any]], bool] = bool
+) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested dict. A class comes before its arguments, which follow without `init_args`.
+
+    Args:
+        is_inner: whether a dict is taken apart, and is no value itself. An empty one never is.
+    """
     for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
         if name == "class_path":
             yield prefix.rstrip("."), value
         elif name == "init_args" and isinstance(value, dict):
-            yield from leaves(value, prefix)
-        elif isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, prefix, is_inner)
+        elif isinstance(value, dict) and is_inner(value):
+            yield from leaves(value, f"{prefix}{name}.", is_inner)
         else:
             yield f"{prefix}{name}", value
 
@@ -340,25 +333,13 @@ def _one_by_one(flag: Flag) -> list[Flag]:
         return [flag]  # it can be text, such as a prompt; else the recipe parser explains it
     except InvalidYaml as error:
         raise UserError(f"the value of {flag.key} {error} (--{flag.key})") from None
-    group = flag.key.partition(".")[0]
-    if not isinstance(value, dict) or not value or not (flag.key in GROUPS or (group in CLASSES and _names_class(value))):
+
+    def names_class(tree: dict[str, Any]) -> bool:
+        return flag.key.partition(".")[0] in CLASSES and not {"class_path", "init_args"}.isdisjoint(tree)
+
+    if not isinstance(value, dict) or not value or not (flag.key in GROUPS or names_class(value)):
         return [flag]
-    return [Flag(key, _as_text(each)) for key, each in _settings(value, flag.key)]
-
-
-def _settings(tree: dict[str, Any], key: str) -> Iterator[tuple[str, Any]]:
-    """Like `leaves`, but a dict inside is taken apart only if it names a class or its arguments."""
-    for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
-        below = key if name == "class_path" else f"{key}.{name}"
-        inside = name == "init_args" or (key.partition(".")[0] in CLASSES and _names_class(value))
-        if isinstance(value, dict) and inside:
-            yield from _settings(value, key if name == "init_args" else below)
-        else:
-            yield below, value
-
-
-def _names_class(value: Any) -> bool:
-    return isinstance(value, dict) and not {"class_path", "init_args"}.isdisjoint(value)
+    return [Flag(key, _as_text(each)) for key, each in leaves(value, f"{flag.key}.", names_class)]
 
 
 def _as_text(value: Any) -> str:

@@ -6,14 +6,14 @@ Every command that takes a recipe calls `build`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
-from torch.optim import Optimizer
 
 from lit_llm.config import checks
 from lit_llm.config.host_memory import memory_problem
@@ -24,8 +24,6 @@ from lit_llm.config.resolve import OtherMachine, Run, resolve
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.paths import MissingFiles
 from lit_llm.models.custom import Architecture
-from lit_llm.runs.initial_weights import InitialWeights
-from lit_llm.runs.resume import RunStart
 from lit_llm.training.filter_warnings import filter_warnings
 from lit_llm.training.language_model import LanguageModel
 
@@ -44,25 +42,9 @@ class Built:
     _model: LanguageModel | None
 
     @property
-    def recipe(self) -> Recipe:
-        return self.run.recipe
-
-    @property
     def config(self) -> Namespace:
         """Every setting. The run folder and what follows from resuming are filled in."""
         return self.run.config
-
-    @property
-    def run_dir(self) -> Path:
-        return self.run.run_dir
-
-    @property
-    def start(self) -> RunStart:
-        return self.run.start
-
-    @property
-    def initial(self) -> InitialWeights | None:
-        return self.run.initial
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -88,10 +70,6 @@ class Built:
         assert self._model is not None
         return self._model
 
-    def make_optimizer(self, groups: Iterable[dict[str, Any]]) -> Optimizer:
-        """The recipe's optimizer for parameter groups."""
-        return optimizer_of(self.config, groups)
-
 
 def build(
     recipe: Recipe,
@@ -112,11 +90,7 @@ def build(
     """
     filter_warnings()
     run = resolve(recipe, run_dir=run_dir, machine=machine)
-    made = make_objects(run, trainer or {})
-
-    def make_optimizer(groups: Iterable[dict[str, Any]]) -> Optimizer:
-        return optimizer_of(run.config, groups)
-
+    made, make_optimizer = make_objects(run, trainer or {}), partial(optimizer_of, run.config)
     problems = [*run.problems, *made.problems, *checks.model_problems(run, made), *checks.training_problems(run, made)]
     if run.fits and made.optimizer is not None and "trainer" not in run.refused:
         problems += optimizer_problems(made.strategy, make_optimizer, run.config.optimizer.class_path)
@@ -132,8 +106,7 @@ def build(
     if run.fits and machine is None:
         # `check` reduces the batch.
         assert made.trainer is not None
-        problem = memory_problem(made, run.config.trainer.precision, cut=run.scratch)
-        if problem is not None:
+        if problem := memory_problem(made, run.config.trainer.precision, cut=run.scratch):
             raise UserError(problem)
     model = None
     if made.trainer is not None:

@@ -10,12 +10,7 @@ from lit_llm.checkpoint.adapters import base_checkpoint, base_damage, no_base
 from lit_llm.checkpoint.average import average_problem
 from lit_llm.checkpoint.disk_format import damage_before_load, read_values
 from lit_llm.config.objects import Objects
-from lit_llm.config.preflight import (
-    callback_problems,
-    device_problems,
-    end_problems,
-    optimizer_device_problem,
-)
+from lit_llm.config.preflight import callback_problems, device_problems, optimizer_device_problem
 from lit_llm.config.resolve import Run
 from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.batch_sizes import small_note
@@ -66,8 +61,7 @@ def _lora_problems(run: Run, made: Objects) -> list[str]:
     if model is not None and not model.problems():
         found += target_problems(lora, model)
         # An adapter of the package peft may have any rank. It is evaluated as it is.
-        if run.fits and (problem := rank_problem(lora, model)) is not None:
-            found.append(problem)
+        found += filter(None, [rank_problem(lora, model) if run.fits else None])
     return found
 
 
@@ -76,8 +70,9 @@ def training_problems(run: Run, made: Objects) -> list[str]:
     if not run.fits or made.trainer is None:
         return []
     found = callback_problems(made.trainer, made.data)
-    if not getattr(made.data, "needs_max_steps", False):  # such data refuse a run without it in their own words
-        found += end_problems(made.trainer)
+    endless = made.trainer.max_steps == -1 and made.trainer.max_epochs in (None, -1)
+    if endless and not getattr(made.data, "needs_max_steps", False):  # such data refuse a run without it in their own words
+        found.append("the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs")
     return found
 
 
@@ -92,8 +87,7 @@ def data_problems(run: Run, made: Objects) -> list[str]:
         return found
     problems = data.problems(ranks)
     if not problems and isinstance(data, TokenDataModule) and trainer is not None:
-        problem = epoch_problem(trainer, data, ranks)
-        problems += [problem] if problem else []
+        problems += filter(None, [epoch_problem(trainer, data, ranks)])
     return [*found, *problems]
 
 
@@ -111,8 +105,9 @@ def _layout(run: Run, made: Objects, trainer: Trainer) -> tuple[int | None, list
             return None, [str(error)]
     ranks, found = layout(trainer.strategy, trainer.world_size, *laid_out)
     found += device_problems(trainer, parts.get("compute"), model if made.architecture is None else None)
-    problem = optimizer_device_problem(trainer, run.config.optimizer) if run.fits else None
-    return ranks, [*found, problem] if problem else found
+    if run.fits:
+        found += filter(None, [optimizer_device_problem(trainer, run.config.optimizer)])
+    return ranks, found
 
 
 def batch_notes(run: Run, made: Objects) -> list[str]:
@@ -181,5 +176,4 @@ def _average_problems(run: Run, made: Objects, saved: SavedRun) -> list[str]:
         return []
     if run.fits and made.parts.get("lora") is not None:
         return ["lora needs weights that a checkpoint holds as such: write the average with `consolidate --ema` (--use_ema)"]
-    problem = average_problem(saved.values, saved.path, "--use_ema")
-    return [problem] if problem else []
+    return [*filter(None, [average_problem(saved.values, saved.path, "--use_ema")])]

@@ -24,34 +24,29 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeGuard
 
 from jsonargparse import Namespace
 
-from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, plain_key
+from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, RecipeFile, plain_key
+from lit_llm.config.groups import CLASSES, default_class
+from lit_llm.config.parser import find_class
 from lit_llm.core.errors import UserError
-
-FindClass = Callable[[str, Any], type | None]
-"""The class that a key's value names, given key and value; None if there is none."""
 
 _NULL = (None, "null")
 _NO_ARGUMENTS: tuple[Any, ...] = ({}, "{}")
 
 
-def drop_arguments_of_other_classes(
-    arguments: Arguments, default: Callable[[str], Any], find: FindClass
-) -> tuple[Arguments, list[str]]:
+def drop_arguments_of_other_classes(arguments: Arguments) -> tuple[Arguments, list[str]]:
     """The arguments without those that belong to a class which a later source replaces, and one sentence for each such class.
-
-    Args:
-        default: the default value of a key.
-        find: finds the class of a value.
 
     Raises:
         UserError: Flags turn a group off and give its arguments.
     """
-    arguments = arguments.with_last(lambda flag: _names_class(flag, find))
+    last = {plain_key(item.key): item for item in arguments.items if isinstance(item, Flag)}
+    items = [item for item in arguments.items if not _names_class(item) or item is last[plain_key(item.key)]]
+    arguments = replace(arguments, items=items)
     _refuse_null_with_arguments(arguments.assignments)
     dropped: list[Assignment] = []
     notes: list[str] = []
@@ -60,17 +55,17 @@ def drop_arguments_of_other_classes(
     for assignment in arguments.assignments:
         key, value = assignment.key, assignment.value
         for group in [group for group, cls in current.items() if cls in _NULL and key.startswith(f"{group}.")]:
-            current[group] = default(group)  # its arguments turn it on again
+            current[group] = default_class(group)  # its arguments turn it on again
         if value in _NO_ARGUMENTS:
             kept.append(assignment)
             if current.get(key, key) in _NULL:
-                current[key] = default(key)
+                current[key] = default_class(key)
             continue
-        before = current.get(key, default(key))
+        before = current.get(key, default_class(key))
         current[key] = value
         below = [a for a in kept if a.key.startswith(f"{key}.") and a.source not in (FLAGS, assignment.source)]
         if below and before != value:
-            old, new = find(key, before), find(key, value)
+            old, new = find_class(key, before), find_class(key, value)
             if old is None or old is not new:
                 gone = [a for a in below if not _shared(old, new, a.key.removeprefix(f"{key}.").partition(".")[0])]
                 if gone and value not in _NULL:
@@ -82,9 +77,10 @@ def drop_arguments_of_other_classes(
     return (arguments.without(dropped) if dropped else arguments), notes
 
 
-def _names_class(flag: Flag, find: FindClass) -> bool:
-    key = plain_key(flag.key)
-    return not key.startswith("trainer.callbacks") and (flag.value == "null" or find(key, flag.value) is not None)
+def _names_class(item: RecipeFile | Flag) -> TypeGuard[Flag]:
+    if not isinstance(item, Flag) or (key := plain_key(item.key)).startswith("trainer.callbacks"):
+        return False
+    return item.value == "null" or find_class(key, item.value) is not None
 
 
 def _refuse_null_with_arguments(assignments: list[Assignment]) -> None:
@@ -131,7 +127,7 @@ def all_arguments(cls: type) -> dict[str, inspect.Parameter]:
     return found
 
 
-def restore_defaults(config: Namespace, before: Namespace, groups: Iterable[str], given: set[str], find: FindClass) -> None:
+def restore_defaults(config: Namespace, before: Namespace, given: set[str]) -> None:
     """Set every argument that nobody gave to the default of the chosen class; in place.
 
     jsonargparse carries values from one class to the other, defaults included.
@@ -139,19 +135,17 @@ def restore_defaults(config: Namespace, before: Namespace, groups: Iterable[str]
     Args:
         config: parsed.
         before: the parser's defaults.
-        groups: keys that name a class.
         given: dotted keys that a recipe or a flag sets, without `init_args`.
-        find: finds the class of a value.
     """
-    for group in groups:
+    for group in (*CLASSES, "trainer.strategy"):
         chosen, default = config.get(group), before.get(group)
         if isinstance(chosen, Namespace) and "class_path" in chosen:
-            _restore(group, chosen, default, given, find)
+            _restore(group, chosen, default, given)
 
 
-def _restore(key: str, chosen: Namespace, default: Any, given: set[str], find: FindClass) -> None:
+def _restore(key: str, chosen: Namespace, default: Any, given: set[str]) -> None:
     values = chosen.get("init_args", Namespace())
-    cls = find(key, chosen.class_path)
+    cls = find_class(key, chosen.class_path)
     if isinstance(default, Namespace) and default.get("class_path") == chosen.class_path:
         own = vars(default.get("init_args", Namespace()))
     else:
@@ -160,10 +154,10 @@ def _restore(key: str, chosen: Namespace, default: Any, given: set[str], find: F
         below = f"{key}.{name}"
         if isinstance(value, Namespace) and "class_path" in value:
             # A class as a value, such as a tokenizer, can come from the weights of --init_from: it stays.
-            _restore(below, value, own.get(name), given, find)
-        elif name in own and not _is_given(below, given) and not dataclasses.is_dataclass(own[name]):
+            _restore(below, value, own.get(name), given)
+        elif (
+            name in own
+            and not any(f"{each}.".startswith(f"{below}.") for each in given)
+            and not dataclasses.is_dataclass(own[name])
+        ):
             values[name] = own[name]
-
-
-def _is_given(key: str, given: set[str]) -> bool:
-    return key in given or any(each.startswith(f"{key}.") for each in given)

@@ -27,9 +27,9 @@ class ClassGroup:
     """
 
     base: str
-    default: str | None = None
-    arguments: dict[str, Any] | None = None
-    package: str = "lit_llm.callbacks"
+    default: str | None
+    arguments: dict[str, Any] | None
+    package: str
 
     @property
     def value(self) -> dict[str, Any] | None:
@@ -39,8 +39,8 @@ class ClassGroup:
         return {"class_path": self.default, **({"init_args": self.arguments} if self.arguments else {})}
 
 
-def _callback(name: str, default: str | None = None, **arguments: Any) -> ClassGroup:
-    return ClassGroup(f"lit_llm.callbacks.{name}", default and f"lit_llm.callbacks.{default}", arguments or None)
+def _callback(name: str, default: str | None = None, package: str = "lit_llm.callbacks", **arguments: Any) -> ClassGroup:
+    return ClassGroup(f"{package}.{name}", default and f"{package}.{default}", arguments or None, package)
 
 
 CALLBACKS: dict[str, ClassGroup] = {
@@ -53,18 +53,10 @@ CALLBACKS: dict[str, ClassGroup] = {
     "ema": _callback("EMA"),
     "validation": _callback("ValidateEvery", "ValidateEvery", every_n_steps=1000),
     "throughput": _callback("Throughput", "Throughput"),
-    "plan": ClassGroup(
-        "lit_llm.training.plan_monitor.PlanMonitor",
-        "lit_llm.training.plan_monitor.PlanMonitor",
-        package="lit_llm.training.plan_monitor",
-    ),
+    "plan": _callback("PlanMonitor", "PlanMonitor", "lit_llm.training.plan_monitor"),
     "time_breakdown": _callback("TimeBreakdown"),
     "stragglers": _callback("Stragglers", "Stragglers"),
-    "doctor": ClassGroup(
-        "lit_llm.reporting.doctor.watch.Doctor",
-        "lit_llm.reporting.doctor.watch.Doctor",
-        package="lit_llm.reporting.doctor.watch",
-    ),
+    "doctor": _callback("Doctor", "Doctor", "lit_llm.reporting.doctor.watch"),
     "profile": _callback("Profile"),
     "samples": _callback("TextSamples"),
     "tasks": _callback("TaskScores"),
@@ -90,11 +82,17 @@ OFF = ("lora",)
 """Those of them that are null, and so off, unless a recipe sets one of their keys."""
 
 CLASSES: dict[str, ClassGroup] = {
-    "optimizer": ClassGroup("torch.optim.Optimizer", "lit_llm.optim.MuonAdamW", package="lit_llm.optim"),
-    "data": ClassGroup("lightning.pytorch.LightningDataModule", "lit_llm.data.PythonStdlib", package="lit_llm.data"),
+    "optimizer": ClassGroup("torch.optim.Optimizer", "lit_llm.optim.MuonAdamW", None, "lit_llm.optim"),
+    "data": ClassGroup("lightning.pytorch.LightningDataModule", "lit_llm.data.PythonStdlib", None, "lit_llm.data"),
     **CALLBACKS,
 }
 """Every group that names a class of a known kind."""
+
+
+def default_class(key: str) -> str | None:
+    """The class path that a group has, or that its class must extend; None for keys that are no group of `CLASSES`."""
+    return CLASSES[key].default or CLASSES[key].base if key in CLASSES else None
+
 
 ARCHITECTURE = "architecture"
 """The group that names any torch.nn.Module to train instead of lit_llm's GPT."""
@@ -121,8 +119,6 @@ class Option:
     help: str
     commands: tuple[Command, ...] = ("fit", "validate", "test", "prepare")
     range: Domain | None = None
-    accepted_by_all: bool = False
-    """Whether the other commands accept and ignore it, because config.yaml of a run can contain it."""
 
 
 _EVALUATE: tuple[Command, ...] = ("validate", "test")
@@ -160,7 +156,6 @@ OPTIONS: tuple[Option, ...] = (
         "Take the average of the weights that a run kept (--ema EMA) instead of its weights: of --init_from, or of the "
         "checkpoint that is evaluated.",
         ("fit", "validate", "test"),
-        accepted_by_all=True,
     ),
     Option(
         "resume",
@@ -169,7 +164,6 @@ OPTIONS: tuple[Option, ...] = (
         "auto: continue the run folder from its last good checkpoint, or start it. PATH: continue from this checkpoint, in "
         "another folder if it belongs to another run. never: start, and refuse a folder that holds a run.",
         ("fit",),
-        accepted_by_all=True,
     ),
     Option(
         "replace",
@@ -238,5 +232,6 @@ LAUNCH_ONLY = ("replace", "accept_changes", "additional_steps", "check_against",
 
 
 def options_of(command: Command) -> list[Option]:
-    """The options that a command accepts."""
-    return [option for option in OPTIONS if command in option.commands or option.accepted_by_all]
+    """The options that a command accepts: its own, and, to ignore them, those of `fit` that config.yaml of a run can have."""
+    kept = [option for option in OPTIONS if "fit" in option.commands and option.name not in LAUNCH_ONLY]
+    return [option for option in OPTIONS if command in option.commands or option in kept]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from docstring_parser import parse, parse_from_object
 
 from lit_llm.config.class_defaults import all_arguments
-from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, options_of
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, default_class, options_of
 from lit_llm.config.parser import class_at, known_classes
 from lit_llm.config.ranges import range_of
 from lit_llm.core.errors import UserError
@@ -79,7 +79,8 @@ def _summary(group: str) -> Iterator[str]:
         yield "architecture: your own model by the path of its class, instead of lit_llm's GPT (docs/own-model.md)"
         return
     cls = _default_class(group)
-    yield _shorten(f"{group}: {_title(cls)}")
+    title = " ".join(_docstring(cls).partition("\n\n")[0].split())
+    yield _shorten(f"{group}: {title}")
     if group in OFF:
         yield _line(Key(group, "", "null", "Off. Any of its keys turns it on; so does {}, with the defaults."), "")
     if group in CLASSES:
@@ -118,9 +119,9 @@ def _in_full(name: str) -> Iterator[str]:
 
 
 def _default_class(group: str) -> type:
-    if group in PLAIN:
-        return class_at(PLAIN[group])
-    return class_at(CLASSES[group].default or CLASSES[group].base)
+    path = PLAIN.get(group) or default_class(group)
+    assert path is not None, group
+    return class_at(path)
 
 
 def _others(group: str, cls: type) -> str:
@@ -162,10 +163,6 @@ def _descriptions(cls: type) -> dict[str, str]:
                         if param.description:
                             found[param.arg_name] = " ".join(param.description.replace("``", "`").split())
     return found
-
-
-def _title(cls: type) -> str:
-    return " ".join(_docstring(cls).partition("\n\n")[0].split())
 
 
 def _docstring(cls: type) -> str:

@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from lit_llm.config.arguments import FLAGS, Arguments, leaves, needs_value, read
 from lit_llm.config.class_defaults import all_arguments, drop_arguments_of_other_classes, restore_defaults
-from lit_llm.config.groups import ARCHITECTURE, CLASSES, Command
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, Command, default_class
 from lit_llm.config.mixture_keys import refuse_wrong_shapes, with_empty_sources
 from lit_llm.config.parse_errors import explain, reason
 from lit_llm.config.parser import RecipeParser, find_class, known_classes, make_parser
@@ -22,10 +22,8 @@ from lit_llm.config.ranges import restore_whole_numbers
 from lit_llm.config.spelling import refuse_groups_without_keys
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml, refusal
-from lit_llm.models.custom import class_problem
 from lit_llm.runs.initial_weights import InitialWeights
 
-STRATEGY = "trainer.strategy"
 _BASES: dict[str, type] = {
     ARCHITECTURE: Module,
     "trainer.logger": Logger,
@@ -98,7 +96,7 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     arguments, problems = refuse_groups_without_keys(arguments)
     arguments, shapes = refuse_wrong_shapes(arguments)
     parser = make_parser(command, defaults)
-    arguments, dropped = drop_arguments_of_other_classes(arguments, _default_value, find_class)
+    arguments, dropped = drop_arguments_of_other_classes(arguments)
     arguments, missing = _without_incomplete_classes(arguments)
     problems += [*shapes, *arguments.problems, *map(needs_value, arguments.bare), *missing]
 
@@ -109,7 +107,7 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     try:
         config = parse_words(arguments.words())
     except Exception as error:
-        found, accepted = explain(arguments, parse_words, lambda key: list(known_classes(key)), class_problem)
+        found, accepted = explain(arguments, parse_words)
         config = parse_words(accepted)  # so that mistakes of other kinds are found too
         found = found or _must_be_text(arguments, config)
         if not found:
@@ -119,7 +117,7 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     problems = problems or _ambiguous_flags(arguments, config)
     given = {assignment.key for assignment in arguments.assignments}
     restore_whole_numbers(config, arguments)
-    restore_defaults(config, parser.get_defaults(), (*CLASSES, STRATEGY), given, find_class)
+    restore_defaults(config, parser.get_defaults(), given)
     return Recipe(command, arguments, parser, config, given, problems, dropped)
 
 
@@ -130,7 +128,7 @@ def _without_incomplete_classes(arguments: Arguments) -> tuple[Arguments, list[s
         key = group.removesuffix("+")
         own = [a for a in arguments.assignments if a.key == group or a.key.startswith(f"{key}.")]
         named = [a.value for a in own if a.key == group and isinstance(a.value, (str, list, NoneType)) and a.value != "{}"]
-        chosen = named[-1] if named else _default_value(group)
+        chosen = named[-1] if named else default_class(group)
         for path, inside in _class_entries(chosen) if own else []:
             cls: Any = find_class(group, path)
             if cls is None or not (issubclass(cls, _BASES[group]) if group in _BASES else cls in known_classes(group).values()):
@@ -179,7 +177,3 @@ def _ambiguous_flags(arguments: Arguments, config: Namespace) -> list[str]:
         and isinstance(values.get(a.key), (bool, int, float))
         and (why := refusal(a.value.strip()))
     ]
-
-
-def _default_value(key: str) -> Any:
-    return CLASSES[key].default or CLASSES[key].base if key in CLASSES else None

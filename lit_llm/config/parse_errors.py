@@ -13,25 +13,21 @@ import difflib
 import re
 from collections.abc import Callable
 from itertools import groupby
-from typing import Any
+
+from jsonargparse import Namespace
 
 from lit_llm.config.arguments import Arguments, Assignment, leaves
+from lit_llm.config.parser import known_classes
 from lit_llm.config.spelling import short, unknown_key
 from lit_llm.core.errors import UserError
+from lit_llm.models.custom import class_problem
 
 
-def explain(
-    arguments: Arguments,
-    parse: Callable[[list[str]], Any],
-    class_names: Callable[[str], list[str]],
-    class_problem: Callable[[str, Any], str | None] = lambda key, value: None,
-) -> tuple[list[str], list[str]]:
+def explain(arguments: Arguments, parse: Callable[[list[str]], Namespace]) -> tuple[list[str], list[str]]:
     """One sentence for each mistake, and the flags that remain without the mistakes.
 
     Args:
         parse: parses flags into a namespace; raises on a mistake.
-        class_names: the known classes of a key, empty if it does not take a class.
-        class_problem: what is wrong with the class that a key's value names, in a sentence; None if nothing is known.
     """
     problems: list[str] = []
     accepted: list[str] = []
@@ -47,8 +43,8 @@ def explain(
         if problem := class_problem(assignment.key, assignment.value):
             problems.append(problem)
             return
-        known = [key for key, _ in leaves(_as_dict(parse(accepted)))]
-        problems.append(_sentence(assignment, error, known, class_names(assignment.key)))
+        known = [key for key, _ in leaves(parse(accepted).as_dict())]
+        problems.append(_sentence(assignment, error, known, list(known_classes(assignment.key))))
 
     rejected_classes: list[str] = []
     # A class can be valid only together with its required arguments, so the assignments of one group are tried together first.
@@ -70,7 +66,7 @@ def explain(
                     below = [a for a in group if a.key.startswith(f"{suspect.key}.") and a not in fine]
                     if error is None:
                         fine.append(suspect)
-                    elif below and str(suspect.value).rpartition(".")[2] in class_names(suspect.key):
+                    elif below and str(suspect.value).rpartition(".")[2] in known_classes(suspect.key):
                         # The class is right, but one of the arguments that it requires is not.
                         error = error_of([*fine, suspect, *below]) or error
                         named = [a for a in below if a.key.rpartition(".")[2] in error]
@@ -78,7 +74,7 @@ def explain(
                         rejected_classes.append(suspect.key)
                     else:
                         report(suspect, error)
-                        if class_names(suspect.key) or class_problem(suspect.key, suspect.value):
+                        if known_classes(suspect.key) or class_problem(suspect.key, suspect.value):
                             rejected_classes.append(suspect.key)
                 group = fine
         accepted += [assignment.as_flag() for assignment in group]
@@ -114,10 +110,6 @@ def _ran_lit_llm(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
-
-
-def _as_dict(namespace: Any) -> dict[str, Any]:
-    return namespace.as_dict() if hasattr(namespace, "as_dict") else dict(namespace)
 
 
 def _sentence(assignment: Assignment, error: str, known: list[str], classes: list[str]) -> str:

@@ -34,12 +34,11 @@ def launcher_problem(strategy: object) -> str | None:
 def device_problems(trainer: Trainer, compute: ComputeConfig | None, model: GPTConfig | None) -> list[str]:
     """Features of the recipe that the device does not have, one sentence each."""
     device = trainer.strategy.root_device
-    found = []
-    if compute is not None and compute.float8 and (problem := float8_problem(device)):
-        found.append(problem)
+    found: list[str] = []
+    if compute is not None and compute.float8:
+        found += filter(None, [float8_problem(device)])
     if compute is not None and model is not None and not model.problems():
-        problem = attention_problem(model, compute.attention, device)
-        found += [problem] if problem else []
+        found += filter(None, [attention_problem(model, compute.attention, device)])
     wants_bf16 = str(trainer.precision).startswith("bf16") and device.type == "cuda"
     if wants_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
@@ -65,18 +64,22 @@ def devices_problem(devices: Any) -> str | None:
     if devices in ("auto", None):
         return None
     rule = "the number of devices, at least 1, or auto, or -1 for all GPUs, or a list such as [0,1]"
-    entries = devices if isinstance(devices, list) else str(devices).split(",")
     try:
-        numbers = [int(entry) for entry in entries if str(entry).strip()]
+        numbers, listed = _device_numbers(devices)
     except ValueError:
         return f"trainer.devices is {devices!r}, it must be {rule} (--trainer.devices auto)"
-    listed = isinstance(devices, list) or "," in str(devices)
     if not numbers or (min(numbers) < 0 if listed else numbers[0] == 0 or numbers[0] < -1):
         return f"trainer.devices is {devices}, it must be {rule} (--trainer.devices 1)"
     if listed and len(set(numbers)) < len(numbers):
         unique = ",".join(str(number) for number in dict.fromkeys(numbers))
         return f"trainer.devices is {devices}, which names a device twice (--trainer.devices [{unique}])"
     return None
+
+
+def _device_numbers(devices: Any) -> tuple[list[int], bool]:
+    """The numbers of `trainer.devices`, and whether it is a list of devices and not how many."""
+    entries = devices if isinstance(devices, list) else str(devices).split(",")
+    return [int(entry) for entry in entries if str(entry).strip()], isinstance(devices, list) or "," in str(devices)
 
 
 def name_problems(trainer: Namespace) -> list[str]:
@@ -87,8 +90,7 @@ def name_problems(trainer: Namespace) -> list[str]:
         "profiler": ["simple", "advanced", "pytorch", "xla"],
         "gradient_clip_algorithm": ["norm", "value"],
     }
-    problems = [_name_problem(key, trainer.get(key), names) for key, names in known.items()]
-    return [problem for problem in problems if problem is not None]
+    return [*filter(None, (_name_problem(key, trainer.get(key), names) for key, names in known.items()))]
 
 
 def _name_problem(key: str, value: Any, names: list[str]) -> str | None:
@@ -123,9 +125,7 @@ def accelerator_problem(trainer: Namespace) -> str | None:
     one_per_process = torch.distributed.is_torchelastic_launched() and count == 1
     if name not in ("auto", "gpu", "cuda") or one_per_process:
         return None
-    entries = devices if isinstance(devices, list) else str(devices).split(",")
-    numbers = [int(entry) for entry in entries if str(entry).strip()]
-    listed = isinstance(devices, list) or "," in str(devices)
+    numbers, listed = _device_numbers(devices)
     if max(numbers) >= count if listed else numbers[0] > count:
         return f"trainer.devices is {devices}, this machine has {here} (--trainer.devices {count})"
     return None
@@ -136,7 +136,7 @@ _LOGGER_PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogg
 
 def logger_problems(loggers: Any) -> list[str]:
     """Loggers whose package is not installed, one sentence each."""
-    found = []
+    found: list[str] = []
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         name = str(logger.class_path).rpartition(".")[2] if isinstance(logger, Namespace) else None
         package = _LOGGER_PACKAGES.get(name or "")
@@ -158,10 +158,9 @@ _INSTEAD: dict[type[Callback], str] = {
 
 def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
     """What the callbacks would refuse when training starts, one sentence each. By then a run folder would exist."""
-    found = []
+    found: list[str] = []
     if isinstance(trainer.strategy, MeshStrategy):
-        problem = clip_problem(trainer.strategy.pipeline, trainer.gradient_clip_val)
-        found += [problem] if problem else []
+        found += filter(None, [clip_problem(trainer.strategy.pipeline, trainer.gradient_clip_val)])
     if trainer.log_every_n_steps < 1:  # type: ignore[attr-defined]
         found.append("trainer.log_every_n_steps must be at least 1 (--trainer.log_every_n_steps)")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -183,10 +182,3 @@ def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
         if isinstance(callback, callbacks.BatchRamp | callbacks.Profile):
             found += callback.trainer_problems(trainer)
     return found
-
-
-def end_problems(trainer: Trainer) -> list[str]:
-    """A sentence if the run has no end."""
-    if trainer.max_steps == -1 and trainer.max_epochs in (None, -1):
-        return ["the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs"]
-    return []

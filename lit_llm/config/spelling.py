@@ -50,14 +50,12 @@ def refuse_groups_without_keys(arguments: Arguments) -> tuple[Arguments, list[st
     wrong = [
         a
         for a in arguments.assignments
-        if _needs_keys(a.key) and a.value not in (None, {}, "{}") and not (a.key in OFF and a.value == "null")
+        if (a.key in PLAIN or a.key.rpartition(".")[2] == "init_args")
+        and a.value not in (None, {}, "{}")
+        and not (a.key in OFF and a.value == "null")
     ]
     problems = [f"{a.key} is {short(a.value)}, but must be a dict of settings, such as {{key: value}} {a.where}" for a in wrong]
     return (arguments.without(wrong) if wrong else arguments), problems
-
-
-def _needs_keys(key: str) -> bool:
-    return key in PLAIN or key.rpartition(".")[2] == "init_args"
 
 
 def short(value: object) -> str:

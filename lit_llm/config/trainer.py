@@ -45,13 +45,13 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
     settings["callbacks"] = run_callbacks(run, own, groups, saves=not settings["fast_dev_run"], progress_bar=progress_bar)
     if not any(isinstance(callback, Checkpoint) for callback in settings["callbacks"]):
         settings["enable_checkpointing"] = False  # otherwise Lightning adds a checkpoint callback
+    if isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload"):
+        settings["strategy"] = MeshStrategy.from_fsdp1(settings["strategy"], int(settings["num_nodes"]))
     if "plugins" not in replaced:
         settings["plugins"] = _plugins(settings)
         if settings["precision"] == "16-mixed" and (device := _scaled_device(settings)):
             settings["plugins"] = [*(settings["plugins"] or []), loss_scaling(device)]
             settings["precision"] = None  # Lightning accepts a precision or a precision plugin, not both
-    if isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload"):
-        settings["strategy"] = MeshStrategy.from_fsdp1(settings["strategy"], int(settings["num_nodes"]))
     trainer = Trainer(**settings)
     keep_order_of_loaders(trainer)
     if trainer.world_size > 1:
@@ -104,8 +104,7 @@ def _scaled_device(settings: Mapping[str, Any]) -> str | None:
     if settings["accelerator"] == "cpu" or (settings["accelerator"] == "auto" and not torch.accelerator.is_available()):
         return "cpu"
     accelerator = torch.accelerator.current_accelerator()
-    fsdp1 = isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload")
-    return accelerator.type if accelerator and (fsdp1 or isinstance(settings["strategy"], MeshStrategy)) else None
+    return accelerator.type if accelerator and isinstance(settings["strategy"], MeshStrategy) else None
 
 
 def _set_checkpoint_format(trainer: Trainer, run: Run) -> None:

@@ -165,14 +165,13 @@ def _init_with_own_dtype(parameter: FSDPParam, policy: MixedPrecisionPolicy) -> 
 
 def all_gather_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
     """(r, …) of each rank → (ranks · r, …) in the order of the ranks. An operator that compilers and CommDebugMode see."""
-    ops = torch.ops._c10d_functional
-    return ops.wait_tensor(ops.all_gather_into_tensor(rows.contiguous(), ranks, group))
+    return COLLECTIVES.wait_tensor(COLLECTIVES.all_gather_into_tensor(rows.contiguous(), ranks, group))
 
 
 def exchange_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
     """(ranks · r, …) → the same shape: rows i · r to (i + 1) · r go to rank i, and those of the result come from rank i."""
-    ops, sizes = torch.ops._c10d_functional, [rows.size(0) // ranks] * ranks
-    return ops.wait_tensor(ops.all_to_all_single(rows.contiguous(), sizes, sizes, group))
+    sizes = [rows.size(0) // ranks] * ranks
+    return COLLECTIVES.wait_tensor(COLLECTIVES.all_to_all_single(rows.contiguous(), sizes, sizes, group))
 
 
 # NCCL's flight recorder where torch is built with it; otherwise that of the other backends.

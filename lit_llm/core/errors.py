@@ -71,31 +71,28 @@ def library_errors(what: str) -> Iterator[None]:
     """Raise what another library raises for a file from elsewhere as a UserError; libraries raise many types.
 
     Args:
-        what: the beginning of the sentence that the library's reason ends.
+        what: the beginning of the sentence that the reason ends.
     """
     try:
         yield
     except UserError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and not _is_panic(error):
+        limit = failed_outside(error)
+        if limit is None and not isinstance(error, Exception):
             raise
-        raise UserError(f"{what}: {first_line(error)[:300]}.") from error
+        raise UserError(f"{what}: {limit or first_line(error)[:300]}.") from error
 
 
-def refused_by_limit(error: BaseException) -> str | None:
-    """What a limit of the system, or a library's own code, has refused, as a sentence; None for any other error."""
-    said, number = first_line(error), getattr(error, "errno", None)
+def failed_outside(error: BaseException) -> str | None:
+    """What a limit of the system, or a library's own code in Rust, has refused, as a sentence; None for any other error."""
+    said, number = first_line(error)[:300], getattr(error, "errno", None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in said:
         return "there is not enough memory: see `ulimit -v` and the limits of control groups"
     if number in (errno.EAGAIN, errno.EMFILE, errno.ENFILE) or "can't start new thread" in said:
         return f"a limit of this system is too low, see `ulimit -a`: {said}"
-    return f"a library has failed: {said}" if _is_panic(error) else None
-
-
-def _is_panic(error: BaseException) -> bool:
-    """Whether code in Rust has failed. Its exception has no public class, and is no Exception."""
-    return type(error).__name__ == "PanicException"
+    # A panic of Rust has no public class, and is no Exception.
+    return f"a library has failed: {said}" if type(error).__name__ == "PanicException" else None
 
 
 def need(module: str, *, extra: str, what: str) -> ModuleType:

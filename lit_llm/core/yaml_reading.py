@@ -9,6 +9,7 @@ The tree is built from PyYAML's events. So no object of another type can be cons
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,11 +63,10 @@ def read_yaml(text: str) -> Any:
         return _Reader(text).document()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
         if "nesting depth" in str(getattr(error, "problem", "")):  # PyYAML 6.0.4 reads ahead and stops at 1,000 levels
-            raise InvalidYaml(
-                f"nests values more than {MAX_DEPTH} levels deep{f' at line {mark.line + 1}' if mark else ''}"
-            ) from None
-        raise NotYaml(f"is not valid YAML{f' at line {mark.line + 1}' if mark else ''}") from None
+            raise InvalidYaml(f"nests values more than {MAX_DEPTH} levels deep{where}") from None
+        raise NotYaml(f"is not valid YAML{where}") from None
 
 
 def read_yaml_file(path: Path | str) -> Any:
@@ -201,18 +201,12 @@ class _Reader:
         if not anchored.size:
             _refuse(event, f"has the alias *{event.anchor[:40]}", " inside its own anchor")
         self._count(anchored.size, event)
-        return _copy(anchored.value)
+        return copy.deepcopy(anchored.value)
 
     def _count(self, values: int, event: Any) -> None:
         self._values += values
         if self._values > MAX_VALUES:
             _refuse(event, f"has more than {MAX_VALUES:,} values", ", with each use of an alias counted")
-
-
-def _copy(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _copy(value) for key, value in tree.items()}
-    return [_copy(value) for value in tree] if isinstance(tree, list) else tree
 
 
 def _refuse(event: Any, what: str, rule: str = "") -> NoReturn:

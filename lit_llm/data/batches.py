@@ -5,13 +5,16 @@ A sampler yields the addresses of the blocks of a whole micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lit_llm.data.blocks import Blocks
+
+if TYPE_CHECKING:
+    from lit_llm.data.datamodule import TokenDataModule
 
 # The length of an endless loader. Lightning sums lengths over ranks in int64, so it must stay far below 2**63.
 ENDLESS = 2**48
@@ -19,60 +22,40 @@ _AHEAD = 4096  # samples computed at once: numpy's cost per call is then below 0
 
 
 class GlobalOrder(DistributedSampler):
-    """This rank's micro-batches of the training order: arrays of what ``locate`` returns for each sample.
+    """This rank's micro-batches of the training order: arrays of what ``data.locate`` returns for each sample.
 
     Each step reads the global samples after those of the previous step. Rank r of W takes the r-th of W equal contiguous
-    parts and splits it into micro-batches. Iteration starts at sample ``consumed()``, so a resumed run continues in the same
-    place with any number of ranks, workers or micro-batches.
+    parts and splits it into micro-batches. Iteration starts at sample ``data.consumed_samples``, so a resumed run continues in
+    the same place with any number of ranks, workers or micro-batches.
 
     A ``DistributedSampler`` prevents Lightning from injecting its own shuffling sampler.
-
-    Args:
-        locate: global sample numbers (n,) → the addresses of their blocks: (n,), or (n, k) if an address has k numbers.
-        batch_samples: global samples of step n, as a function of n (from 0).
-        micro_batch_size: samples of a micro-batch in step n, which divide each rank's part.
-        step: optimizer steps so far; called when iteration starts.
-        consumed: global samples consumed so far; called when iteration starts.
-        batches: micro-batches of the whole run, for ``len``.
-        remaining: micro-batches still to come; called when iteration starts.
     """
 
-    def __init__(
-        self,
-        blocks: Blocks,
-        *,
-        locate: Callable[[np.ndarray], np.ndarray],
-        rank: int,
-        world_size: int,
-        batch_samples: Callable[[int], int],
-        micro_batch_size: Callable[[int], int],
-        step: Callable[[], int],
-        consumed: Callable[[], int],
-        batches: Callable[[], int],
-        remaining: Callable[[], int],
-    ) -> None:
+    def __init__(self, blocks: Blocks, data: TokenDataModule, *, rank: int, world_size: int) -> None:
         super().__init__(blocks, num_replicas=world_size, rank=rank, shuffle=False)
-        self.locate, self.micro_batch_size = locate, micro_batch_size
-        self.batch_samples, self.step = batch_samples, step
-        self.consumed, self.batches, self.remaining = consumed, batches, remaining
+        self.data = data
 
     def __len__(self) -> int:
-        return self.batches()
+        """Micro-batches of the whole run."""
+        steps = self.data.max_steps
+        return ENDLESS if steps == -1 else self.data.micro_batches_before(steps)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        step, start, remaining = self.step(), self.consumed(), self.remaining()
+        data = self.data
+        step, start, done = data.step, data.consumed_samples, 0 if data.trainer is None else data.trainer.global_step
+        remaining = len(self) - data.micro_batches_before(done)
         while remaining > 0:
             parts: list[np.ndarray] = []  # per step: (G / W,) global sample numbers of this rank
             ends: list[int] = []  # of the micro-batches
             while sum(map(len, parts)) < _AHEAD:
-                size, micro = self.batch_samples(step), self.micro_batch_size(step)
+                size, micro = data.batch_samples(step), data.micro_batch_samples(step)
                 per_rank = size // self.num_replicas
                 assert size == per_rank * self.num_replicas and per_rank % micro == 0
                 parts.append(start + self.rank * per_rank + np.arange(per_rank))
                 begin = ends[-1] if ends else 0
                 ends += range(begin + micro, begin + per_rank + 1, micro)
                 start, step = start + size, step + 1
-            addresses = self.locate(np.concatenate(parts))  # (n,) or (n, k)
+            addresses = data.locate(np.concatenate(parts))
             yield from np.split(addresses, ends[:-1])[:remaining]
             remaining -= len(ends)
 

@@ -24,7 +24,7 @@ from lit_llm.core._lightning import set_micro_batches_made
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import INT64, range_problems, whole
-from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
+from lit_llm.data.batches import GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, TrainBlocks
 from lit_llm.data.corpus import Corpus, OpenedCorpus, describe_files
 from lit_llm.data.document_ends import Documents
@@ -268,9 +268,7 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def chat_form(self) -> ChatForm | None:
         """How the documents are written, if they are conversations."""
-        folders = (self.corpus.streams[name].folder_of_manifest for name in self._train_streams())
-        forms = (ChatForm.read(folder) for folder in folders if folder is not None)
-        return next((form for form in forms if form is not None), None)
+        return next(iter(chat_forms(self.corpus.streams[name] for name in self._train_streams())), None)
 
     @property
     def eos_id(self) -> int | None:
@@ -340,26 +338,7 @@ class TokenDataModule(LightningDataModule, ABC):
         rank, world_size = self._data_parallel()
         if self.trainer is not None:
             set_micro_batches_made(self.trainer, self.micro_batches_before(self.trainer.global_step))
-
-        def batches() -> int:
-            steps = self._max_steps()
-            return ENDLESS if steps == -1 else self.micro_batches_before(steps)
-
-        def remaining() -> int:
-            return batches() - (0 if self.trainer is None else self.micro_batches_before(self.trainer.global_step))
-
-        order = GlobalOrder(
-            blocks,
-            locate=self._locate,
-            rank=rank,
-            world_size=world_size,
-            batch_samples=self.batch_samples,
-            micro_batch_size=self.micro_batch_samples,
-            step=lambda: self._step,
-            consumed=lambda: self.consumed_samples,
-            batches=batches,
-            remaining=remaining,
-        )
+        order = GlobalOrder(blocks, self, rank=rank, world_size=world_size)
         return self._loader(blocks, order)
 
     def val_dataloader(self) -> DataLoader:
@@ -391,12 +370,16 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def consumed_samples(self) -> int:
         """Global samples trained on so far: the only state of the data, derived from the trainer's step count."""
-        return self._base_samples + self.samples_before(self._step) - self.samples_before(self._base_step)
+        return self.samples_at(self.step)
+
+    def samples_at(self, step: int) -> int:
+        """Samples of the run after ``step`` steps, of which a checkpoint may have had other batch sizes."""
+        return self._base_samples + self.samples_before(step) - self.samples_before(self._base_step)
 
     @property
     def step_samples(self) -> range:
         """Global numbers of the samples in the next optimizer step."""
-        return range(self.consumed_samples, self.consumed_samples + self.batch_samples(self._step))
+        return range(self.consumed_samples, self.consumed_samples + self.batch_samples(self.step))
 
     @property
     def first_steps(self) -> list[int]:
@@ -429,13 +412,13 @@ class TokenDataModule(LightningDataModule, ABC):
         return self.micro_batch_samples(step) * self._block_size
 
     @property
-    def _step(self) -> int:
+    def step(self) -> int:
         """Optimizer steps so far."""
         return self._base_step if self.trainer is None else self.trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
         files = {"files": self._opened.files} if self._opened is not None and self._opened.files else {}
-        return {"consumed_samples": self.consumed_samples, "global_step": self._step} | self._identity() | files
+        return {"consumed_samples": self.consumed_samples, "global_step": self.step} | self._identity() | files
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._base_samples, self._base_step = int(state_dict["consumed_samples"]), int(state_dict["global_step"])
@@ -518,7 +501,9 @@ class TokenDataModule(LightningDataModule, ABC):
         kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
         return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
 
-    def _max_steps(self) -> int:
+    @property
+    def max_steps(self) -> int:
+        """Of the trainer; -1: no end, or not known."""
         return -1 if self.trainer is None else self.trainer.max_steps
 
     @property
@@ -569,9 +554,22 @@ class TokenDataModule(LightningDataModule, ABC):
         given = self.eos_id is not None and self.bos_id is None
         return given if stream.ends_open is None else stream.ends_open
 
-    def _locate(self, g: np.ndarray) -> np.ndarray:
-        """The blocks (n,) that the global samples (n,) read."""
+    def locate(self, g: np.ndarray) -> np.ndarray:
+        """The addresses of the blocks that the global samples (n,) read: (n,), or (n, k) if an address has k numbers."""
         return sample_index(g, samples=len(self._train_blocks()), seed=self.seed)
+
+
+def chat_forms(streams: Iterable[TokenStream]) -> dict[ChatForm, Path]:
+    """The forms of conversations in the folders of manifests, and a folder of each.
+
+    Raises:
+        UserError: A file of a form is missing or damaged.
+    """
+    forms: dict[ChatForm, Path] = {}
+    for stream in streams:
+        if (folder := stream.folder_of_manifest) is not None and (form := ChatForm.read(folder)) is not None:
+            forms.setdefault(form, folder)
+    return forms
 
 
 def _split_of(name: str) -> str:

@@ -15,7 +15,7 @@ from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
 from lit_llm.data.blocks import Blocks
 from lit_llm.data.corpus import Corpus, combined_hash
-from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.datamodule import TokenDataModule, chat_forms
 from lit_llm.data.mixture_blocks import HeldOutMixtureBlocks, MixtureBlocks
 from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of, smallest_quotas
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
@@ -23,7 +23,6 @@ from lit_llm.data.pack_plan import planned
 from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.ingest.chat import ChatForm
 from lit_llm.ingest.paths import MissingFiles, same_files
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.tokenizers import Tokenizer
@@ -163,7 +162,7 @@ class Mixture(TokenDataModule):
     @property
     def knows_blocks(self) -> bool:
         """Whether the numbers of blocks are exact. Before `setup`, those of packed sources may be estimates without padding."""
-        if self.packing == "concatenate" or self._are_packed:
+        if self.packing == "concatenate" or self._plans:
             return True
         self._sizes()
         return None not in self._packed_blocks.values()
@@ -180,7 +179,7 @@ class Mixture(TokenDataModule):
         if stage == "fit" and self.trainer is not None:
             self.find_run(max_steps=self.trainer.max_steps, max_epochs=self.trainer.max_epochs, saved=None)
         super().setup(stage)
-        if self._are_packed and (found := self._run_problems()):  # now with the exact numbers of blocks
+        if self._plans and (found := self._run_problems()):  # now with the exact numbers of blocks
             raise UserError("\n".join(found))
 
     # ---- The shards ---------------------------------------------------------------------------------------------
@@ -273,7 +272,7 @@ class Mixture(TokenDataModule):
         names = list(self.sources)
         return HeldOutMixtureBlocks({names.index(name): self._held_out_blocks_of(f"{name}/{split}") for name in streams})
 
-    def _locate(self, g: np.ndarray) -> np.ndarray:
+    def locate(self, g: np.ndarray) -> np.ndarray:
         return self._order().locate(g)
 
     def _order(self) -> MixtureOrder:
@@ -287,7 +286,7 @@ class Mixture(TokenDataModule):
         return {name: self._size(name) for name in self.sources}
 
     def _size(self, name: str) -> int:
-        if self._are_packed:
+        if self._plans:  # `setup` makes them
             return len(self._plans[key]) if (key := f"{name}/train") in self._plans else 0
         stream = self._train_stream(name)
         if stream is None:
@@ -304,34 +303,21 @@ class Mixture(TokenDataModule):
             self._packed_blocks[name] = None if found is None else found[0].blocks
         return self._packed_blocks[name]
 
-    @property
-    def _are_packed(self) -> bool:
-        """Whether there are plans of packing, which `setup` makes."""
-        return bool(self._plans)
-
     def _phases(self) -> list[Phase]:
-        """The phases of the run, in samples."""
-        quotas = [smallest_quotas(phase.weights) for phase in self.phases]
-        configured = phases_of([phase.until for phase in self.phases], quotas, self._total_samples())
-        return continued(self._past, configured, self._base_samples)
-
-    def _total_samples(self) -> int:
-        """Samples of the whole run.
+        """The phases of the run, in samples.
 
         Raises:
             UserError: its length is not known.
         """
         if (steps := self._steps()) == -1:
             raise UserError(_NEEDS_LENGTH)
-        return self._samples_at(steps)
+        quotas = [smallest_quotas(phase.weights) for phase in self.phases]
+        configured = phases_of([phase.until for phase in self.phases], quotas, self.samples_at(steps))
+        return continued(self._past, configured, self._base_samples)
 
     def _steps(self) -> int:
         """Steps of the whole run; -1: unknown."""
-        return self._length[0] if self.trainer is None and self._length is not None else self._max_steps()
-
-    def _samples_at(self, step: int) -> int:
-        """Samples of the run after ``step`` steps."""
-        return self._base_samples + self.samples_before(step) - self.samples_before(self._base_step)
+        return self._length[0] if self.trainer is None and self._length is not None else self.max_steps
 
     def draws(self) -> list[PhaseDraws]:
         """What each phase reads of each source. The length of the run must be known: from the Trainer, or by ``find_run``."""
@@ -355,7 +341,7 @@ class Mixture(TokenDataModule):
         """The phases from here on by their last steps: "until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
         to_come = [phase for phase in self._phases() if phase.end > self._base_samples]
         steps = range(self._base_step, self._steps() + 1)
-        ends = [steps[bisect_left(steps, phase.end, key=self._samples_at)] for phase in to_come]
+        ends = [steps[bisect_left(steps, phase.end, key=self.samples_at)] for phase in to_come]
         return "; ".join(f"until step {end:,} {_shares(phase)}" for end, phase in zip(ends, to_come, strict=True))
 
     # ---- State --------------------------------------------------------------------------------------------------
@@ -369,7 +355,9 @@ class Mixture(TokenDataModule):
         if self.trainer is not None and self.trainer.state.fn == "fit" and self.trainer.is_global_zero:
             phases = self._phases()
             if phases != self._past:
-                print(f"resume: data.phases from sample {self._base_samples:,} on: {_described(phases, self._base_samples)}")
+                to_come = [phase for phase in phases if phase.end > self._base_samples]
+                shares = "; ".join(f"until {phase.end:,} {_shares(phase)}" for phase in to_come)
+                print(f"resume: data.phases from sample {self._base_samples:,} on: {shares}")
 
     def _continue_from(self, saved: Mapping[str, Any]) -> None:
         self._base_samples, self._base_step = saved["consumed_samples"], saved["global_step"]
@@ -406,15 +394,10 @@ def _manifests(splits: Mapping[str, ShardSplits]) -> list[Manifest]:
 
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
     """A sentence if conversations are written in two forms: a model answers in one."""
-    forms: dict[ChatForm, Path] = {}
-    for stream in trained.values():
-        if (folder := stream.folder_of_manifest) is not None:
-            try:
-                form = ChatForm.read(folder)
-            except UserError as error:
-                return [str(error)]
-            if form is not None:
-                forms.setdefault(form, folder)
+    try:
+        forms = chat_forms(trained.values())
+    except UserError as error:
+        return [str(error)]
     if len(forms) < 2:
         return []
     one, other, *_ = forms.values()
@@ -442,11 +425,6 @@ def _shared_files(splits: Mapping[str, ShardSplits]) -> list[str]:
                         "of them (--data.sources)."
                     ]
     return []
-
-
-def _described(phases: list[Phase], consumed: int) -> str:
-    """The phases after sample ``consumed``: "until 900 web 4, code 1; until 1,000 web 2, code 3"."""
-    return "; ".join(f"until {phase.end:,} {_shares(phase)}" for phase in phases if phase.end > consumed)
 
 
 def _shares(phase: Phase) -> str:

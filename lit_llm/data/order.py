@@ -51,7 +51,7 @@ def permute(index: np.ndarray, *, size: int, seed: int, epoch: int | np.ndarray)
     if index.size and not (index.min() >= 0 and index.max() < size):
         raise ValueError(f"An index lies outside [0, {size}).")
 
-    seed_key = np.uint64(_mix_int(seed & _MASK))
+    seed_key = _mix(np.array([seed & _MASK], dtype=np.uint64))  # (1,)
     epochs = np.broadcast_to(np.asarray(epoch).astype(np.uint64), index.shape)  # (n,)
     if size <= SORTED_UP_TO:
         distinct, which = np.unique(epochs, return_inverse=True)  # (e,), (n,)
@@ -114,8 +114,3 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-def _mix_int(x: int) -> int:
-    """``_mix`` of one Python integer."""
-    return int(_mix(np.array([x], dtype=np.uint64))[0])

@@ -55,31 +55,28 @@ def in_folder(path: str, *, settings: str = "--data", required: Collection[str] 
         settings: problems name the flag ``path`` below this key.
         required: splits without which there is a problem.
     """
-    found = ShardSplits()
-    flag = f"{settings}.path"
-    if not path or "\0" in path:
-        found.problems.append(f"path is {path!r}, but must be a folder that prepare wrote ({flag}).")
-        return found
+    found, flag = ShardSplits(), f"{settings}.path"
+    manifest = problem = None
     try:
         folder = Path(path).expanduser()
-        if not folder.is_dir():
-            kind = "not a folder" if folder.exists() else "not found"
-            sentence = f"{path} is {kind}: give a folder that prepare wrote ({flag})."
-            found.problems.append(sentence if folder.exists() else MissingFiles(sentence))
-            return found
-        manifest = Manifest.read(folder)
+        if not path or "\0" in path:
+            problem = f"path is {path!r}, but must be a folder that prepare wrote ({flag})."
+        elif not folder.exists():
+            problem = MissingFiles(f"{path} is not found: give a folder that prepare wrote ({flag}).")
+        elif not folder.is_dir():
+            problem = f"{path} is not a folder: give a folder that prepare wrote ({flag})."
+        elif (manifest := Manifest.read(folder)) is None:
+            problem = (
+                f"{folder} has no {META_FILE} that lists its shards: prepare the data again, or give the files, such as "
+                f"{settings}.train '{folder}/train_*.bin' {settings}.val '{folder}/val_*.bin'."
+            )
     except UserError as error:
-        found.problems.append(f"{str(error).rstrip('.')} ({flag}).")
-        return found
+        problem = f"{str(error).rstrip('.')} ({flag})."
     except (OSError, RuntimeError) as error:  # too long, an unknown home folder
-        found.problems.append(f"{path[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag}).")
-        return found
-    if manifest is None:
-        found.problems.append(
-            f"{folder} has no {META_FILE} that lists its shards: prepare the data again, or give the files, such as "
-            f"{settings}.train '{folder}/train_*.bin' {settings}.val '{folder}/val_*.bin'."
-        )
-        return found
+        problem = f"{path[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
+    if problem is not None:
+        return ShardSplits(problems=[problem])
+    assert manifest is not None
     for name in SPLITS:
         split = manifest.splits.get(name)
         if split is not None and split.shards:

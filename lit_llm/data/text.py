@@ -28,7 +28,7 @@ from lit_llm.ingest.paths import same_files
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.selection import Selection
-from lit_llm.ingest.shard_manifest import META_FILE, Manifest, SplitInfo
+from lit_llm.ingest.shard_manifest import META_FILE, Manifest
 from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.source import Source
 from lit_llm.ingest.split import hold_out
@@ -175,9 +175,10 @@ class TextDataModule(TokenDataModule):
             if manifest.vocab_size != load_tokenizer(folder).vocab_size:
                 return f"{folder / META_FILE} and its tokenizer have different vocabularies."
             for name, split in manifest.splits.items():
-                if split.tokens and len(stream := _stream(folder, split)) != split.tokens:
-                    return f"the {name} shards have {len(stream)} tokens instead of {split.tokens}."
                 if split.tokens:
+                    stream = TokenStream([folder / shard.file for shard in split.shards])
+                    if len(stream) != split.tokens:
+                        return f"the {name} shards have {len(stream)} tokens instead of {split.tokens}."
                     stream.scan(manifest.vocab_size)
         except (UserError, OSError) as error:
             return str(error)
@@ -197,15 +198,9 @@ class TextDataModule(TokenDataModule):
         return Manifest.read(folder) if folder.exists() and self._damage(folder) is None else None
 
     def _cache_folder(self) -> Path:
-        content: list[Any] = [
-            _CACHE_VERSION,
-            FORMAT,
-            self.source_tokenizer.identity(),
-            self.val_fraction,
-            self.drop_near_duplicates,
-        ]
-        if self.chat_template is not None:
-            content.append(self.chat_template.identity())
+        content: list[Any] = [_CACHE_VERSION, FORMAT, self.source_tokenizer.identity()]
+        content += [self.val_fraction, self.drop_near_duplicates]
+        content += [] if self.chat_template is None else [self.chat_template.identity()]
         content += [one.identity() for one in self.inputs()]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
         return self._cache_root() / "tokens" / key
@@ -231,10 +226,6 @@ class TextDataModule(TokenDataModule):
         if above != root / "tokens" and not os.access(above, os.W_OK | os.X_OK):  # an existing cache may be read-only
             return [f"The cache folder {root} cannot be made: {above} is not writable {mends}."]
         return []
-
-
-def _stream(folder: Path, split: SplitInfo) -> TokenStream:
-    return TokenStream([folder / shard.file for shard in split.shards])
 
 
 def _in_both(ours: list[Source], others: list[Source]) -> list[str]:
@@ -332,17 +323,17 @@ class GivenFiles(TextDataModule):
 
     def _split_sources(self) -> tuple[dict[str, list[Source]], list[str]]:
         """The sources of each given split ("train" for ``paths``), and the problems with their paths."""
-        sources, problems = {}, []
-        for flag, name in (("paths", "train"), ("train", "train"), ("val", "val"), ("test", "test")):
-            patterns = getattr(self, flag)
-            if patterns is not None:
-                if flag not in self._listed:
-                    sources[name], found = list_sources(patterns, flag=f"--data.{flag}")
-                    problems += found
-                    if found:
-                        continue
-                    self._listed[flag] = sources[name]
-                sources[name] = self._listed[flag]
+        sources: dict[str, list[Source]] = {}
+        problems: list[str] = []
+        for flag in ("paths", "train", "val", "test"):
+            if (patterns := getattr(self, flag)) is not None:
+                listed, found = (
+                    (self._listed[flag], []) if flag in self._listed else list_sources(patterns, flag=f"--data.{flag}")
+                )
+                if not found:
+                    self._listed[flag] = listed
+                sources["train" if flag == "paths" else flag] = listed
+                problems += found
         return sources, problems
 
 

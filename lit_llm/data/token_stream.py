@@ -86,9 +86,9 @@ class TokenStream:
         return stream
 
     def _use(self, layouts: list[ShardLayout]) -> None:
-        self._layouts = layouts
-        # The position of each shard's first token, then the total.
-        self._starts = [0, *accumulate(layout.tokens for layout in layouts)]
+        self.layouts = layouts
+        self.starts = [0, *accumulate(layout.tokens for layout in layouts)]
+        """The position of each shard's first token, then the total."""
         self._files = OpenFiles()
         self._max_ids: list[int] | None = None  # of each shard, if a manifest says
         self._hash: str | None = None  # of all tokens, if a manifest says
@@ -96,31 +96,21 @@ class TokenStream:
         self.ends_open: bool | None = None  # as a manifest says: see `Manifest.ends_open`
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self.starts[-1]
 
     @property
     def paths(self) -> list[Path]:
-        return [Path(layout.path) for layout in self._layouts]
-
-    @property
-    def layouts(self) -> list[ShardLayout]:
-        """Of each shard."""
-        return self._layouts
-
-    @property
-    def starts(self) -> list[int]:
-        """The position of each shard's first token, then the total."""
-        return self._starts
+        return [Path(layout.path) for layout in self.layouts]
 
     @property
     def itemsize(self) -> int:
         """Bytes of a token id on disk, in the first shard."""
-        return self._layouts[0].dtype.itemsize
+        return self.layouts[0].dtype.itemsize
 
     @property
     def masked(self) -> bool:
         """Whether only some tokens are targets."""
-        return self._layouts[0].masked
+        return self.layouts[0].masked
 
     @property
     def hash_covers_all(self) -> bool:
@@ -156,10 +146,10 @@ class TokenStream:
 
     def _places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
         """The shards that have the tokens [start, start + length): number, the first token in it, and how many."""
-        shard = bisect_right(self._starts, start) - 1
+        shard = bisect_right(self.starts, start) - 1
         while length:
-            first = start - self._starts[shard]
-            count = min(length, self._layouts[shard].tokens - first)
+            first = start - self.starts[shard]
+            count = min(length, self.layouts[shard].tokens - first)
             yield shard, first, count
             start, length, shard = start + count, length - count, shard + 1
 
@@ -174,7 +164,7 @@ class TokenStream:
         if self._max_ids is None or self._hash is None:
             return self.scan_tokens(vocab_size)
         if (largest := max(self._max_ids)) >= vocab_size:
-            path = self._layouts[self._max_ids.index(largest)].path
+            path = self.layouts[self._max_ids.index(largest)].path
             raise UserError(
                 f"{path} holds token id {largest}, but the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)."
             )
@@ -205,22 +195,22 @@ class TokenStream:
 
     def bad_token(self, position: int, vocab_size: int) -> UserError:
         """The error for a token outside the vocabulary at ``position``."""
-        shard = bisect_right(self._starts, position) - 1
+        shard = bisect_right(self.starts, position) - 1
         return UserError(
-            f"{self._layouts[shard].path} holds token id {int(self.read(position, 1)[0])} at position "
-            f"{position - self._starts[shard]}, but the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)."
+            f"{self.layouts[shard].path} holds token id {int(self.read(position, 1)[0])} at position "
+            f"{position - self.starts[shard]}, but the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)."
         )
 
     def _read(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
         """Tokens [first, first + length) of a shard."""
-        path, dtype, offset, *_ = self._layouts[shard]
+        path, dtype, offset, *_ = self.layouts[shard]
         try:
             content = self._files.read(path, offset + first * dtype.itemsize, length * dtype.itemsize, random=random)
         except FileNotFoundError:
             raise UserError(f"Token shard {path} is gone: restore it, and continue the run with --resume auto.") from None
         if len(content) != length * dtype.itemsize:
             raise UserError(
-                f"Token shard {path} became shorter: {self._layouts[shard].size} bytes when it was opened, now "
+                f"Token shard {path} became shorter: {self.layouts[shard].size} bytes when it was opened, now "
                 f"{os.path.getsize(path)}. Restore it, and continue the run with --resume auto."
             )
         tokens = np.frombuffer(content, dtype=dtype)
@@ -236,7 +226,7 @@ class TokenStream:
 
     def _read_mask(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
         """Whether tokens [first, first + length) of a shard are targets."""
-        path = self._layouts[shard].mask_path
+        path = self.layouts[shard].mask_path
         try:
             content = self._files.read(path, first, length, random=random)
         except FileNotFoundError:

@@ -87,7 +87,8 @@ def _list_remote(pattern: str) -> list[Source]:
     sources = []
     for name in sorted(found):
         info = found[name]
-        if info["type"] == "directory" or _is_hidden(name, root) or (http and re.search(r"[?#]", name)):
+        hidden = any(part.startswith(".") for part in Path(name.removeprefix(root)).parts)
+        if info["type"] == "directory" or hidden or (http and re.search(r"[?#]", name)):
             continue
         if is_report(name, lambda other: other in found or fs.exists(other)):
             continue
@@ -106,7 +107,3 @@ def _source(fs: Any, name: str, info: dict[str, Any]) -> Source:
 def _is_folder(url: str, info: dict[str, Any]) -> bool:
     """Whether a URL over HTTP is a folder: it ends with a slash, or the server redirects to the same URL with a slash."""
     return url.endswith("/") or urlsplit(str(info.get("url", ""))).path.endswith("/")
-
-
-def _is_hidden(name: str, root: str) -> bool:
-    return any(part.startswith(".") for part in Path(name.removeprefix(root)).parts)

@@ -83,9 +83,6 @@ class HeldOutIndex(HashIndex):
             content.update(array.tobytes())
         return content.hexdigest()
 
-    def checker(self) -> Checker:
-        return Checker(self)
-
 
 class Checker:
     """Compare one training document, which comes in pieces, with the held-out ones."""

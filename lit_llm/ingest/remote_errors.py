@@ -45,17 +45,16 @@ _NAMES = {
 }
 _FAULTS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 """By package and class."""
-_BUSY = frozenset({errno.EBUSY, errno.EREMOTEIO})  # s3fs translates "slow down" and "internal error" into these
-_REFUSED = frozenset({errno.EINVAL, errno.EREMCHG, errno.ENOSYS})  # other answers, such as that of a server of another region
-_NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
+_ERRNOS = {
+    **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN), Fault.UNREACHABLE),
+    **dict.fromkeys((errno.EBUSY, errno.EREMOTEIO), Fault.SERVER),  # s3fs makes these of "slow down" and "internal error"
+    **dict.fromkeys((errno.EINVAL, errno.EREMCHG, errno.ENOSYS), Fault.REFUSED),  # such as by a server of another region
+}
 
 _LOG_IN = {
-    "s3": "run `aws configure`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "s3a": "run `aws configure`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "gs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
-    "gcs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
-    "hf": "run `hf auth login`, or set HF_TOKEN",
-    "hub": "run `hf auth login`, or set HF_TOKEN",
+    **dict.fromkeys(("s3", "s3a"), "run `aws configure`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    **dict.fromkeys(("gs", "gcs"), "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"),
+    **dict.fromkeys(("hf", "hub"), "run `hf auth login`, or set HF_TOKEN"),
 }
 
 
@@ -126,15 +125,8 @@ def _fault_of_status(status: int | None) -> Fault | None:
 
 
 def _fault_of_type(error: BaseException) -> Fault | None:
-    known = (_FAULTS.get(name) for name in _names_of(error))
-    if (kind := next((kind for kind in known if kind is not None), None)) is not None:
-        return kind
-    number = error.errno if isinstance(error, OSError) else None
-    if number in _NO_ROUTE:
-        return Fault.UNREACHABLE
-    if number in _BUSY:
-        return Fault.SERVER
-    return Fault.REFUSED if number in _REFUSED else None
+    named = next((_FAULTS[name] for name in _names_of(error) if name in _FAULTS), None)
+    return named or (_ERRNOS.get(error.errno) if isinstance(error, OSError) and error.errno is not None else None)
 
 
 def _names_of(error: BaseException) -> list[str]:

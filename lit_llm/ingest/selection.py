@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lit_llm.ingest.inputs import Input
-from lit_llm.ingest.near_duplicates import HeldOutIndex
+from lit_llm.ingest.near_duplicates import Checker, HeldOutIndex
 from lit_llm.ingest.progress import Reading, Report
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.split import text_hash
@@ -37,12 +37,6 @@ class Selection:
         """Differs if a document can go somewhere else."""
         return [repr(self.hold_out_below), "" if self.held_out is None else self.held_out.identity()]
 
-    def split_of(self, part: Input, first_piece: bytes) -> str:
-        """Where a document goes. Of a long document, only the first piece is hashed."""
-        if part.split is not None:
-            return part.split
-        return "val" if text_hash(first_piece) < self.hold_out_below else "train"
-
     def pieces(
         self, part: Input, report: Report = lambda source, text: None, skipped: Callable[[int], None] = lambda documents: None
     ) -> Iterator[SelectedPiece]:
@@ -58,8 +52,9 @@ class Selection:
             first, split, checker = True, "", None
             for piece in reader:
                 if first:
-                    split = self.split_of(part, piece.text)
-                    checker = self.held_out.checker() if compare and split == "train" and self.held_out else None
+                    # Of a long document, only the first piece is hashed.
+                    split = part.split or ("val" if text_hash(piece.text) < self.hold_out_below else "train")
+                    checker = Checker(self.held_out) if compare and split == "train" and self.held_out else None
                 if checker is not None:
                     checker.add(piece.text)
                 repeats = piece.last and checker is not None and checker.duplicate

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from lit_llm.core.disk import read_json, write_text
 from lit_llm.core.errors import UserError
@@ -131,52 +131,29 @@ def _damaged(path: Path, what: str) -> UserError:
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:
-    splits = {name: _split(name, each) for name, each in _value(content, "splits", dict).items()}
-    return Manifest(
-        tokenizer=_value(content, "tokenizer", str),
-        vocab_size=_count(content, "vocab_size"),
-        bos_id=_count(content, "bos_id") if content.get("bos_id") is not None else None,
-        eos_id=_count(content, "eos_id") if content.get("eos_id") is not None else None,
-        splits=splits,
-    )
+    manifest: Manifest = _read("it", Manifest, content)
+    for name, split in manifest.splits.items():
+        if sum(shard.tokens for shard in split.shards) != split.tokens:
+            raise _Unexpected(f"its shards of {name} do not have {split.tokens} tokens together")
+        masks = {one is None for one in (split.targets, split.mask_blake2b, *(each.mask_blake2b for each in split.shards))}
+        if len(masks) > 1:
+            raise _Unexpected(f"some of its shards of {name} have a mask and some have none")
+        for shard in split.shards:
+            if shard.file != os.path.basename(shard.file):
+                raise _Unexpected(f"{shard.file!r} is not the name of a file in its folder")
+    return manifest
 
 
-def _split(name: str, content: Any) -> SplitInfo:
-    counts = {key: _count(content, key) for key in ("documents", "bytes", "tokens", "unknown_tokens", "token_bytes")}
-    shards = tuple(_shard(each) for each in _value(content, "shards", list))
-    if sum(shard.tokens for shard in shards) != counts["tokens"]:
-        raise _Unexpected(f"its shards of {name} do not have {counts['tokens']} tokens together")
-    targets = _count(content, "targets") if content.get("targets") is not None else None
-    mask_hash = _value(content, "mask_blake2b", str) if targets is not None else None
-    if any((shard.mask_blake2b is None) != (mask_hash is None) for shard in shards):
-        raise _Unexpected(f"some of its shards of {name} have a mask and some have none")
-    return SplitInfo(
-        **counts,
-        tokens_blake2b=_value(content, "tokens_blake2b", str),
-        shards=shards,
-        targets=targets,
-        mask_blake2b=mask_hash,
-    )
-
-
-def _shard(content: Any) -> ShardInfo:
-    file = _value(content, "file", str)
-    if file != os.path.basename(file):
-        raise _Unexpected(f"{file!r} is not the name of a file in its folder")
-    counts = {key: _count(content, key) for key in ("tokens", "documents", "max_id")}
-    mask_hash = _value(content, "mask_blake2b", str) if content.get("mask_blake2b") is not None else None
-    return ShardInfo(file=file, **counts, blake2b=_value(content, "blake2b", str), mask_blake2b=mask_hash)
-
-
-def _value(content: Any, key: str, kind: type) -> Any:
-    value = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(value, kind) or isinstance(value, bool):
+def _read(key: str, kind: Any, value: Any) -> Any:
+    """A value of an annotated type, from what `asdict` and JSON have made of it."""
+    of = get_args(kind)
+    if type(None) in of:
+        return None if value is None else _read(key, of[0], value)
+    expected = dict if is_dataclass(kind) else {tuple: list}.get(get_origin(kind), get_origin(kind) or kind)
+    if type(value) is not expected or (isinstance(value, int) and value < 0):
         raise _Unexpected(f"{key} is {value!r:.80}")
-    return value
-
-
-def _count(content: Any, key: str) -> int:
-    value: int = _value(content, key, int)
-    if value < 0:
-        raise _Unexpected(f"{key} is {value}")
-    return value
+    if is_dataclass(kind):
+        return kind(**{name: _read(name, hint, value.get(name)) for name, hint in get_type_hints(kind).items()})  # type: ignore[operator]
+    if expected is list:
+        return tuple(_read(key, of[0], one) for one in value)
+    return {name: _read(name, of[1], one) for name, one in value.items()} if expected is dict else value

@@ -15,20 +15,21 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import asdict
 from pathlib import Path
 
 from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job, jobs_of
-from lit_llm.ingest.merge import merge
 from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.progress import ProgressLog, Report
 from lit_llm.ingest.selection import Selection
-from lit_llm.ingest.shard_manifest import Manifest
+from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
+from lit_llm.ingest.shards import ShardWriter
 from lit_llm.ingest.source import public_name
 from lit_llm.ingest.survey import select
-from lit_llm.ingest.token_parts import PARTS, Part, start_parts, token_type
+from lit_llm.ingest.token_parts import PARTS, Part, PartCounts, read_part, start_parts, token_type
 from lit_llm.ingest.tokenise import JobRunner, Recipe
 from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, choose_encoder
@@ -120,25 +121,31 @@ def ingest(
         if stale != parts:
             delete(stale)
     splits = {}
+    dtype = token_type(tokenizer.vocab_size)
     tokens = sum(counts.tokens for part in summaries for counts in part.splits.values())
-    size = tokens * token_type(tokenizer.vocab_size).itemsize
-    with progress.stage("Writing shards", total=size, unit="MB") as report:
+    with progress.stage("Writing shards", total=tokens * dtype.itemsize, unit="MB") as report:
         for name in _SPLITS:
-            of_split = [
-                (parts / f"{key}.{name}", part.splits[name])
-                for key, part in zip(keys, summaries, strict=True)
-                if name in part.splits
-            ]
-            if of_split:
-                splits[name] = merge(
-                    of_split,
-                    out,
-                    name,
-                    vocab_size=tokenizer.vocab_size,
-                    shard_tokens=shard_tokens,
-                    masked=recipe.masked,
-                    report=report,
-                )
+            counts = {key: part.splits[name] for key, part in zip(keys, summaries, strict=True) if name in part.splits}
+            if not counts:
+                continue
+            total = PartCounts()
+            writer = ShardWriter(out, name, vocab_size=tokenizer.vocab_size, shard_tokens=shard_tokens, masked=recipe.masked)
+            with writer:
+                for key, of_part in counts.items():
+                    for ids, mask, is_end in read_part(parts / f"{key}.{name}", dtype, masked=recipe.masked):
+                        writer.write(ids, mask)
+                        if is_end:
+                            writer.end_document()
+                    size = of_part.tokens * dtype.itemsize
+                    report(size, size)
+                    total.add(of_part)
+            splits[name] = SplitInfo(
+                tokens_blake2b=writer.tokens_blake2b,
+                shards=tuple(writer.shards),
+                targets=writer.targets,
+                mask_blake2b=writer.mask_blake2b,
+                **asdict(total),
+            )
     tokenizer.save(out)
     if chat_template is not None:
         ChatForm(chat_template.text, ChatEncoder(tokenizer, chat_template).end_of_turn_id()).write(out)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from lit_llm.core.disk import complete_file
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.missing_jobs import finish
@@ -18,14 +17,13 @@ from lit_llm.ingest.near_duplicates import HeldOutIndex, Sketcher
 from lit_llm.ingest.progress import ProgressLog, Report
 from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.split import text_hash
-from lit_llm.ingest.token_parts import unfinished
+from lit_llm.ingest.token_parts import part_file
 
 _FORMAT = 4
 """Part of the name of every result. Increment it when the same inputs would give another one."""
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The held-out documents of one job."""
 
     documents: int
@@ -93,24 +91,10 @@ def _read(folder: Path, key: str) -> Found | None:
     """What an earlier run found."""
     try:
         with np.load(folder / f"{key}.npz") as saved:
-            ends = np.cumsum(saved["lengths"])
-            sketches = np.split(saved["sketches"], ends)[:-1]  # after the last one is nothing
+            sketches = np.split(saved["sketches"], np.cumsum(saved["lengths"]))[:-1]  # after the last one is nothing
             return Found(int(saved["documents"]), float(saved["smallest"]), sketches, int(saved["skipped"]))
     except FileNotFoundError:
         return None
-
-
-def _write(folder: Path, key: str, found: Found) -> None:
-    path = folder / f"{key}.npz"
-    with complete_file(path, unfinished(path)) as file:
-        np.savez(
-            file,
-            documents=found.documents,
-            smallest=found.smallest,
-            skipped=found.skipped,
-            lengths=[len(sketch) for sketch in found.sketches],
-            sketches=np.concatenate([np.empty(0, np.uint64), *found.sketches]),
-        )
 
 
 def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Report) -> Found:
@@ -131,5 +115,7 @@ def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: 
                 sketches.append(sketcher.sketch())
                 sketcher = Sketcher()
     found = Found(documents, smallest, sketches, sum(skipped))
-    _write(folder, key, found)
+    with part_file(folder / f"{key}.npz") as file:
+        flat = np.concatenate([np.empty(0, np.uint64), *sketches])
+        np.savez(file, **found._asdict() | {"lengths": [len(sketch) for sketch in sketches], "sketches": flat})
     return found

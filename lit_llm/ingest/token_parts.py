@@ -14,15 +14,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import numpy as np
 
-from lit_llm.core.disk import delete, naming, new_file, read_json, write_text
+from lit_llm.core.disk import complete_file, delete, naming, new_file, read_json, write_text
+from lit_llm.ingest.selection import SelectedPiece
 from lit_llm.ingest.shards import DOCS_SUFFIX, LAYOUTS, MASK_SUFFIX, magic_for
 
 PARTS = "parts"
 """The folder of the parts, in that of the shards. It is deleted when the shards are complete."""
 
+_FLUSH_TOKENS = 2**18  # written at a time
 _READ_TOKENS = 2**22
 _READ_ENDS = 2**16
 
@@ -37,6 +40,11 @@ def start_parts(folder: Path) -> None:
 def unfinished(path: Path) -> Path:
     """What a file of a part is called until it is complete: of another process, another name."""
     return path.with_name(f"{path.name}.{os.getpid()}.tmp")
+
+
+def part_file(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
+    """A file to write and read, which appears at ``path`` when the block ends. `start_parts` removes what a kill has left."""
+    return complete_file(path, unfinished(path))
 
 
 @dataclass
@@ -80,12 +88,16 @@ class Part:
             return None
         splits = {name: PartCounts(**counts) for name, counts in content.pop("splits").items()}
         part = cls(splits, **content)
-        suffixes = (".bin", DOCS_SUFFIX, MASK_SUFFIX) if part.masked else (".bin", DOCS_SUFFIX)
-        files = [folder / f"{key}.{name}{suffix}" for name in splits for suffix in suffixes]
+        files = [file for name in splits for file in _files_of(folder / f"{key}.{name}", part.masked)]
         return part if all(file.is_file() for file in files) else None  # a killed process may have begun to delete
 
     def write(self, folder: Path, key: str) -> None:
         write_text(folder / f"{key}.json", json.dumps(asdict(self)))
+
+
+def _files_of(path: Path, masked: bool) -> list[Path]:
+    """The files of one split of a part: ids, document ends, and perhaps the mask."""
+    return [path.with_name(path.name + suffix) for suffix in (".bin", DOCS_SUFFIX, MASK_SUFFIX)[: 3 if masked else 2]]
 
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
@@ -94,41 +106,82 @@ def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
 
 
 class PartWriter:
-    """Write the tokens and document ends of one split of a part. After an exception, `start_parts` removes the files.
+    """Write the documents of one split of a part, many at a time. After an exception, `start_parts` removes the files.
 
     Args:
         path: without suffix.
-        masked: every ``write`` says which ids are targets.
+        document_ids: before and after every document; None: nothing is.
+        masked: every ``append`` says which ids are targets. Then no document is taken back.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype[np.unsignedinteger], *, masked: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dtype: np.dtype[np.unsignedinteger],
+        document_ids: tuple[int | None, int | None],
+        *,
+        masked: bool = False,
+    ) -> None:
         self.counts = PartCounts()
+        self.dropped = 0
+        """Documents that were taken back."""
         self._path, self._dtype = path, dtype
-        suffixes = (".bin", DOCS_SUFFIX, MASK_SUFFIX) if masked else (".bin", DOCS_SUFFIX)
-        self._targets = {suffix: path.with_name(path.name + suffix) for suffix in suffixes}
-        self._files = {suffix: new_file(unfinished(target)) for suffix, target in self._targets.items()}  # closed by __exit__
-        self._tokens, self._ends = self._files[".bin"], self._files[DOCS_SUFFIX]
+        self._bos, self._eos = (np.array([] if one is None else [one], dtype=np.int64) for one in document_ids)
+        self._files = {target: new_file(unfinished(target)) for target in _files_of(path, masked)}  # closed by __exit__
+        self._ids: list[np.ndarray] = []  # not written yet
+        self._masks: list[np.ndarray] = []  # of these ids, if there are masks
+        self._ends: list[int] = []
+        self._tokens = 0  # written or not
+        self._start = 0  # where the document that is being written begins
+        self._document = PartCounts()  # of that document
 
-    def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Append ids (n,) of the current document, and which of them are targets, (n,) uint8."""
+    def append(self, piece: SelectedPiece, ids: np.ndarray, mask: np.ndarray | None, counts: PartCounts) -> None:
+        """Append a piece.
+
+        Args:
+            ids: (n,).
+            mask: (n,) uint8, 1 for targets; None without masks.
+            counts: of its text.
+        """
+        if piece.first:
+            self._start, self._document = self._tokens, PartCounts()
+            self._add(self._bos)
+        self._add(ids)
+        if mask is not None:
+            self._masks.append(mask)
+        self._document.add(counts)
+        if piece.last and piece.repeats_held_out:
+            self._drop()
+        elif piece.last:
+            self._add(self._eos)
+            self._ends.append(self._tokens)
+            self.counts.add(self._document)
+            self.counts.documents += 1
+        if self._tokens - self.counts.tokens >= _FLUSH_TOKENS:
+            self._flush()
+
+    def _add(self, ids: np.ndarray) -> None:
+        self._ids.append(ids.astype(self._dtype, copy=False))
+        self._tokens += len(ids)
+
+    def _drop(self) -> None:
+        """Take back the document that is being written."""
+        self._flush()
+        tokens = next(iter(self._files.values()))
+        tokens.flush()
+        tokens.seek(self._start * self._dtype.itemsize)
+        tokens.truncate()
+        self._tokens = self.counts.tokens = self._start
+        self.dropped += 1
+
+    def _flush(self) -> None:
+        ends = np.array(self._ends, dtype="<u8")
         with naming(self._path):
-            self._tokens.write(ids.astype(self._dtype, copy=False).tobytes())
-            if mask is not None:
-                self._files[MASK_SUFFIX].write(mask.tobytes())
-        self.counts.tokens += len(ids)
-
-    def end_documents(self, ends: np.ndarray) -> None:
-        """Record the ends (n,) of documents, in tokens from the start of the part."""
-        with naming(self._path):
-            self._ends.write(ends.astype("<u8").tobytes())
-        self.counts.documents += len(ends)
-
-    def drop_from(self, token: int) -> None:
-        """Take back every token from number ``token`` on. Not for parts with masks."""
-        self._tokens.flush()
-        self._tokens.seek(token * self._dtype.itemsize)
-        self._tokens.truncate()
-        self.counts.tokens = token
+            for file, arrays in zip(self._files.values(), (self._ids, [ends], self._masks), strict=False):
+                for array in arrays:
+                    file.write(array.tobytes())
+        self.counts.tokens = self._tokens
+        self._ids, self._masks, self._ends = [], [], []
 
     def __enter__(self) -> PartWriter:
         return self
@@ -136,6 +189,7 @@ class PartWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             if error is None:
+                self._flush()
                 with naming(self._path):
                     for file in self._files.values():
                         file.flush()
@@ -145,7 +199,7 @@ class PartWriter:
                 with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
                     file.close()
         if error is None:
-            for target in self._targets.values():
+            for target in self._files:
                 os.replace(unfinished(target), target)
 
 
@@ -158,8 +212,7 @@ def read_part(
         path: without suffix.
     """
     with contextlib.ExitStack() as opened:
-        file, ends = (opened.enter_context(open(path.with_name(path.name + suffix), "rb")) for suffix in (".bin", DOCS_SUFFIX))
-        masks = opened.enter_context(open(path.with_name(path.name + MASK_SUFFIX), "rb")) if masked else None
+        file, ends, *masks = (opened.enter_context(open(one, "rb")) for one in _files_of(path, masked))
         position = 0
         while (some := np.fromfile(ends, dtype="<u8", count=_READ_ENDS)).size:
             for end in some.tolist():
@@ -167,5 +220,5 @@ def read_part(
                     ids = np.fromfile(file, dtype=dtype, count=min(end - position, _READ_TOKENS))
                     assert ids.size, f"{path} is shorter than its document ends say"
                     position += ids.size
-                    mask = None if masks is None else np.fromfile(masks, dtype=np.uint8, count=ids.size)
+                    mask = np.fromfile(masks[0], dtype=np.uint8, count=ids.size) if masks else None
                     yield ids, mask, position == end

@@ -56,10 +56,10 @@ def chart(
         logarithmic_x: of the places, which are all above 0.
         keyed: a legend names the lines, if there are several.
     """
-    columns_given = bool(columns)
+    place_text = text_of_x if columns else _place_text
     if logarithmic:
         lines = [line._replace(points=[(x, math.log10(y)) for x, y in line.points if y > 0]) for line in lines]
-    text_of_y = _power if logarithmic else _short
+    text_of_y = (lambda exponent: f"{10**exponent:.2g}") if logarithmic else _short
     finite = [line._replace(points=[p for p in line.points if math.isfinite(p[0]) and math.isfinite(p[1])]) for line in lines]
     missing = sum(len(line.points) for line in lines) - sum(len(line.points) for line in finite)
     drawn = [line for line in finite if line.points]
@@ -98,8 +98,7 @@ def chart(
             if y < -0.01:
                 continue  # cut off
             shown_value = number(10**value if logarithmic else value)
-            where_x = text_of_x(at) if columns_given else _place_text(at)
-            said = escape(f"{line.name}: {shown_value} at {where_x}")
+            said = escape(f"{line.name}: {shown_value} at {place_text(at)}")
             where = f'cx="{x:.2f}%" cy="{y:.2f}%" r="3.5" fill="var(--c{line.color})"'
             dots.append(f"<circle {where}><title>{said}</title></circle>")
     curves = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">' + "".join(paths) + "</svg>"
@@ -159,10 +158,6 @@ def _powers(low: float, high: float) -> list[float]:
         if 1 < len(found) <= 8:
             return found
     return html.few(found, 8) if len(found) > 8 else html.round_numbers(low, high, 8)
-
-
-def _power(exponent: float) -> str:
-    return f"{10**exponent:.2g}"
 
 
 def _ends(values: list[float]) -> tuple[float, float]:

@@ -37,7 +37,6 @@ def in_order(runs: Sequence[RunCurves]) -> tuple[str | None, list[RankedRun]]:
 
 def stopped(run: RunCurves) -> str:
     """What kept a run from its end, as a sentence without its name; "" if nothing did."""
-    end = last_step(run)
     if not run.run.scalars:
         return "has logged nothing"
     if diverged(run):
@@ -45,17 +44,16 @@ def stopped(run: RunCurves) -> str:
         finite = [i for i, (_, loss) in enumerate(losses) if math.isfinite(loss)]
         first = losses[finite[-1] + 1 if finite else 0][0]
         return f"diverged: its training loss is {losses[-1][1]}, and not finite from step {first:,.0f} on"
-    if run.complete:
+    ended, steps, made, planned = run.end, last_step(run), passes(run), planned_passes(run)
+    all_passes = made is not None and planned is not None and made[1] >= planned
+    if all_passes or (ended is not None and ended.complete) or (steps is not None and run.step >= steps):
         return ""
-    why = run.ended or "it runs, was stopped, or died"
-    made, planned = passes(run), planned_passes(run)
-    if made is not None and planned is not None and made[1] >= planned:
-        return ""
-    if end is not None:
-        return f"has {run.step:,} of {end:,} steps: {why}" if run.step < end else ""
+    why = "it runs, was stopped, or died" if ended is None else ended.ended
+    if steps is not None:
+        return f"has {run.step:,} of {steps:,} steps: {why}"
     if made is not None and planned is not None:
         return f"has made {made[0]:.3g} of {planned:g} passes over its data: {why}"
-    if run.ended:
+    if ended is not None:
         return f"has {run.step:,} steps: {why}"
     return "has no known end, because trainer.max_steps is not set: it may run, be complete, or have died"
 
@@ -196,16 +194,13 @@ def _ranking(
     else:
         said = f"Ordered by the last {tag}. Runs that did not come to a known end follow those that did, whatever their loss."
     rows = []
+    losses = (["bits per byte"] if tag == BITS else []) + ["training loss" if tag == "train/loss" else "validation loss"]
     ends = ["steps", "tokens", "time", *(["cost"] if any(cost(place.run.launches) for place in places) else [])]
     for i, place in enumerate(places, 1):
         name, shown = place.run.name, figures(place.run)
-        values = [column[i - 1] for column in columns.values()]
-        loss = [shown["bits per byte"]] if tag == BITS else []
-        loss.append(shown["training loss" if tag == "train/loss" else "validation loss"])
+        values = [*(shown[loss] for loss in losses), *(column[i - 1] for column in columns.values())]
         findings = f"{len(found[name])}: {found[name][0].name}" if found[name] else "0"
-        finish = [*(shown[name] for name in ends), findings]
-        rows.append(["–" if place.value is None else str(i), name, *loss, *values, *finish])
-    losses = (["bits per byte"] if tag == BITS else []) + ["training loss" if tag == "train/loss" else "validation loss"]
+        rows.append(["–" if place.value is None else str(i), name, *values, *(shown[end] for end in ends), findings])
     head = ["", "run", *losses, *columns, *ends, "findings"]
     return html.heading("Ranking") + f"<p>{escape(said)}</p>" + html.table(head, rows, kind="figures")
 

@@ -11,6 +11,7 @@ from lit_llm.config.recipe_files import SHIPPED
 from lit_llm.core.yaml_reading import read_yaml
 from lit_llm.runs.curve import TOLERANCE, Curve
 from lit_llm.runs.curve_follower import CurveFollower
+from lit_llm.runs.loaded_run import setting_in
 from lit_llm.runs.setting_changes import Change, rule
 
 _ONLY_ROUNDING = (
@@ -39,8 +40,7 @@ def shipped_evidence(config: Mapping[str, Any]) -> Evidence | None:
     Args:
         config: of the run.
     """
-    trainer = config.get("trainer")
-    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
+    steps = setting_in(config, "trainer.max_steps")
     nearest: tuple[str, list[str]] | None = None
     for path in sorted((SHIPPED / "evidence").glob("*.csv")):
         curve = Curve.read(path)
@@ -50,7 +50,7 @@ def shipped_evidence(config: Mapping[str, Any]) -> Evidence | None:
         rounding, other = _differences(_settings(command[command.index("fit") + 1 :]), dict(leaves(dict(config))))
         name = f"evidence/{path.name}"
         if not other:
-            return Evidence(CurveFollower(curve, name, TOLERANCE), _said(rounding))
+            return Evidence(CurveFollower(curve, name, TOLERANCE), f"; its {'; '.join(rounding)}" if rounding else "")
         if len(other) <= _FEW:
             nearest = min(nearest or (name, other), (name, other), key=lambda found: len(found[1]))
     if nearest is None:
@@ -77,7 +77,3 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[li
         said = f"{key} is {one}, not {two}"
         (rounding if key.startswith(_ONLY_ROUNDING) else other).append(said)
     return rounding, other
-
-
-def _said(rounding: list[str]) -> str:
-    return f"; its {'; '.join(rounding)}" if rounding else ""

@@ -46,16 +46,13 @@ def diverged(run: RunCurves) -> bool:
 
 def last_step(run: RunCurves) -> int | None:
     """The step after which its settings end it; None if they do not say."""
-    trainer = run.run.config.get("trainer")
-    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
+    steps = run.run.setting("trainer.max_steps")
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
 def planned_passes(run: RunCurves) -> float | None:
     """The passes over the training data after which its settings end it; None if they do not say."""
-    trainer = run.run.config.get("trainer")
-    trainer = trainer if isinstance(trainer, dict) else {}
-    epochs, limit = trainer.get("max_epochs"), trainer.get("limit_train_batches")
+    epochs, limit = run.run.setting("trainer.max_epochs"), run.run.setting("trainer.limit_train_batches")
     return epochs if isinstance(epochs, int) and epochs > 0 and limit in (None, 1.0) and limit is not True else None
 
 
@@ -80,7 +77,7 @@ def figures(run: RunCurves) -> dict[str, str]:
         return "–" if value is None else text(value) if math.isfinite(value) else str(value)
 
     steps = last_step(run)
-    peak = run.highest("memory/peak_gb")  # each launch counts from zero
+    peak = max(run.series("memory/peak_gb").values, default=None)  # each launch counts from zero
     return {
         "validation loss": shown(VALIDATION, lambda v: f"{v:.4f}"),
         "bits per byte": shown(BITS, lambda v: f"{v:.4f}"),

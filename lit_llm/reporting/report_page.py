@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
@@ -67,45 +68,40 @@ def report_page(runs: Sequence[RunCurves], command: str, recorded: Sequence[Evid
         body += [html.heading("Against the recorded curve"), html.pairs(compared)]
     body += _planned(runs)
     body += [part for run in runs for part in _samples(run, titled=len(runs) > 1)]
-    body += [html.heading("Settings"), _settings(runs), html.heading("Environment"), _environment(runs)]
+    environments = [(run.name, run.launches[-1].environment) for run in runs if run.launches]
+    body += [html.heading("Settings"), _settings(runs), html.heading("Environment")]
+    body.append(html.pairs(environments) if environments else "<p>Not recorded.</p>")
     return html.document(f"Report: {names}", body)
 
 
 def charts(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower] = ()) -> list[str]:
     """Every quantity that a run has logged, over steps; the loss also over tokens and time; and where the time went."""
     body = [html.heading("Loss"), _loss(runs, recorded)]
+    # On a CPU, measured memory is that of the whole process, which is not planned.
+    on_cpu = any("resident_bytes" in launch.measured for run in runs for launch in run.launches)
     for quantity in QUANTITIES:
-        tags = {tag: said for tag, said in quantity.tags.items() if tag != "plan/peak_gb" or _is_planned(runs)}
+        tags = {tag: said for tag, said in quantity.tags.items() if tag != "plan/peak_gb" or not on_cpu}
         lines = list(_lines(runs, tags, RunCurves.over_steps))
         if lines:
-            high = _without_outliers(lines) if quantity.robust else None
-            body.append(html.heading(quantity.title))
-            unit = "dashed: after clipping" if "grad/norm_clipped" in quantity.tags and len(runs) > 1 else ""
-            unit = "dashed: planned" if "plan/peak_gb" in tags and len(runs) > 1 else unit
-            wide = "lr" in quantity.tags and _wide(lines)
-            body.append(
-                chart(
-                    lines,
-                    label=quantity.title,
-                    unit="logarithmic" if wide else unit,
-                    x_name="steps",
-                    text_of_x=count,
-                    high=high,
-                    from_zero=not wide,
-                    logarithmic=wide,
-                )
+            wide = "lr" in tags and _wide(lines)
+            dashed = [f"dashed: {said}" for said in tags.values() if said and len(runs) > 1]
+            drawn = chart(
+                lines,
+                label=quantity.title,
+                unit="logarithmic" if wide else "".join(dashed),
+                x_name="steps",
+                text_of_x=count,
+                high=_without_outliers(lines) if quantity.robust else None,
+                from_zero=not wide,
+                logarithmic=wide,
             )
+            body += [html.heading(quantity.title), drawn]
     spent = [(run.name, found) for run in runs if (found := time_spent(run)) is not None]
     if spent:
         body += [html.heading("Where the time went"), time_figure(spent)]
     if len(runs) == 1:
         body += health_charts(runs[0])
     return body
-
-
-def _is_planned(runs: Sequence[RunCurves]) -> bool:
-    """Whether measured memory is what was planned. On a CPU it is that of the whole process."""
-    return not any("resident_bytes" in launch.measured for run in runs for launch in run.launches)
 
 
 def missing(run: RunCurves) -> Iterator[str]:
@@ -176,7 +172,9 @@ def _ranking(runs: Sequence[RunCurves]) -> str:
 
 def _loss(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower]) -> str:
     tags = {"train/loss": "training", "val/loss": "validation"}
-    seconds, unit = _unit_of_time(max(run.seconds for run in runs))
+    longest = max(run.seconds for run in runs)
+    units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+    seconds, unit = next((unit for unit in units if longest > 2 * unit[0]), units[-1])  # so that times are small numbers
     parts = []
     for name, over, scale in (
         ("steps", RunCurves.over_steps, 1.0),
@@ -196,12 +194,6 @@ def _loss(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower]) -> str:
             drawn = chart(lines, label="Loss", unit=said, x_name=name, text_of_x=count, high=high)
             parts.append((name, drawn))
     return html.tabs("loss", parts) if parts else "<p>No loss was logged.</p>"
-
-
-def _unit_of_time(seconds: float) -> tuple[float, str]:
-    """(seconds, name) of the unit in which a time is a small number."""
-    units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-    return next((unit for unit in units if seconds > 2 * unit[0]), units[-1])
 
 
 def _lines(runs: Sequence[RunCurves], tags: dict[str, str], over: Callable[[RunCurves, str], Any]) -> Iterator[Line]:
@@ -278,15 +270,11 @@ def _samples(run: RunCurves, *, titled: bool) -> list[str]:
     for tag, texts in run.run.texts.items():
         if tag.startswith("samples/"):
             for step, text in texts[-SAMPLES:]:
-                found.append(f"<p>{escape(tag)}, step {step:,}</p>{html.preformatted(_without_markdown(text))}")
+                generated = re.sub("^    ", "", text, flags=re.MULTILINE)  # TextSamples indents it, for TensorBoard
+                found.append(f"<p>{escape(tag)}, step {step:,}</p>{html.preformatted(generated)}")
     if not found:
         return []
     return [html.heading("Samples" + (f": {run.name}" if titled else "")), *found]
-
-
-def _without_markdown(text: str) -> str:
-    """A sample as it was generated: TextSamples indents it by four spaces, for TensorBoard."""
-    return "\n".join(line.removeprefix("    ") for line in text.split("\n"))
 
 
 def _settings(runs: Sequence[RunCurves]) -> str:
@@ -309,8 +297,3 @@ def flattened(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         return
     for key, value in items:
         yield from flattened(value, f"{prefix}.{key}" if prefix else str(key))
-
-
-def _environment(runs: Sequence[RunCurves]) -> str:
-    rows = [(run.name, run.launches[-1].environment) for run in runs if run.launches]
-    return html.pairs(rows) if rows else "<p>Not recorded.</p>"

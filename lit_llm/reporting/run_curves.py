@@ -101,27 +101,13 @@ class RunCurves:
         values = self.series(tag).values
         return values[-1] if values else None
 
-    def highest(self, tag: str) -> float | None:
-        """The highest value of a tag."""
-        return max(self.series(tag).values, default=None)
-
     @property
     def seconds(self) -> float:
         """From the first row to the last, without the pauses between launches."""
         return max((self._clock(max(series.times)) for series in self.run.scalars.values()), default=0.0)
 
     @property
-    def ended(self) -> str:
-        """Why the last launch ended. "": it runs, died, or did not record it."""
-        return "" if self._end is None else self._end.ended
-
-    @property
-    def complete(self) -> bool:
-        """Whether the last launch is known to have come to the end that its settings ask for."""
-        return self._end is not None and self._end.complete
-
-    @property
-    def _end(self) -> Launch | None:
+    def end(self) -> Launch | None:
         """The last launch, if it recorded how it ended. A later step is of a launch that recorded nothing (`--plan null`)."""
         last = self.launches[-1] if self.launches else None
         return last if last is not None and last.ended and last.last_step >= self.step else None

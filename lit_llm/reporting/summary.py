@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 from lit_llm.core.number_text import count, counted, duration, money_range
 from lit_llm.plan.compute import cost_usd
@@ -21,44 +20,35 @@ def described(run: RunCurves) -> list[tuple[str, str]]:
         "training": _training(run),
         "planned cost": planned_cost(run.launches),
         "cost": cost(run.launches),
-        "end": run.ended,
+        "end": run.end.ended if run.end else "",
     }
     return [(name, said) for name, said in found.items() if said]
 
 
-class _Price(NamedTuple):
-    """What launches cost, for how long on what, and how many of them recorded a price."""
-
-    usd: str
-    spent: str
-    launches: int
-
-
 def planned_cost(launches: Sequence[Launch]) -> str:
     """What the first launch planned for the whole run, like "$1.2 for 37 min on h100-sxm"; "" if unknown."""
-    price = _price(launches[:1], "run_seconds")
-    return f"{price.usd} {price.spent}" if price is not None and not launches[0].first_step else ""
+    usd, spent, _ = _price(launches[:1], "run_seconds")
+    return f"{usd} {spent}" if usd and not launches[0].first_step else ""
 
 
 def cost(launches: Sequence[Launch]) -> str:
     """The price of the time that the launches have trained; "" if none of them knew one."""
-    price = _price(launches, "trained_seconds")
-    if price is None:
-        return ""
-    some = f"; {price.launches} of {len(launches)} launches recorded a price" if price.launches < len(launches) else ""
-    return f"{price.usd} {price.spent}{some}"
+    usd, spent, priced = _price(launches, "trained_seconds")
+    some = f"; {priced} of {len(launches)} launches recorded a price" if priced < len(launches) else ""
+    return f"{usd} {spent}{some}" if usd else ""
 
 
 def short_cost(launches: Sequence[Launch]) -> str:
     """The same without time and hardware, like "$0.17 (1 of 2 launches)"; "" if no launch knew a price."""
-    price = _price(launches, "trained_seconds")
-    if price is None:
-        return ""
-    return price.usd + (f" ({price.launches} of {len(launches)} launches)" if price.launches < len(launches) else "")
+    usd, _, priced = _price(launches, "trained_seconds")
+    return usd + f" ({priced} of {len(launches)} launches)" if usd and priced < len(launches) else usd
 
 
-def _price(launches: Sequence[Launch], name: str) -> _Price | None:
-    """Of the seconds that launches have recorded by this name; None if no launch has both."""
+def _price(launches: Sequence[Launch], name: str) -> tuple[str, str, int]:
+    """(what launches cost, for how long on what, how many of them recorded a price) of the seconds by this name.
+
+    The first is "" if no launch has both.
+    """
     low = high = seconds = 0.0
     priced = 0
     for launch in launches:
@@ -69,13 +59,14 @@ def _price(launches: Sequence[Launch], name: str) -> _Price | None:
         seconds += spent
         low += cost_usd(spent, launch.devices, launch.price[0])
         high += cost_usd(spent, launch.devices, launch.price[1])
-    return _Price(money_range(low, high), f"for {duration(seconds)} on {launches[-1].hardware}", priced) if seconds else None
+    return (money_range(low, high), f"for {duration(seconds)} on {launches[-1].hardware}", priced) if seconds else ("", "", 0)
 
 
 def _model(run: RunCurves) -> str:
-    config = run.run.config
-    model = run.launches[-1].model if run.launches else _part(config, "model")
-    parts = [str(_part(config, "architecture")["class_path"])] if "class_path" in _part(config, "architecture") else []
+    setting = run.run.setting
+    model = run.launches[-1].model if run.launches else setting("model")
+    model = model if isinstance(model, Mapping) else {}
+    parts = [str(setting("architecture.class_path") or "")]
     if isinstance(model.get("n_layer"), int):
         layers = counted(model["n_layer"], "layer")
         heads = f"{model.get('n_head')} heads"
@@ -85,51 +76,41 @@ def _model(run: RunCurves) -> str:
         if isinstance(model.get("vocab_size"), int):
             parts.append(f"vocabulary {model['vocab_size']:,}")
         parts.append(", ".join(str(model[key]) for key in ("position", "norm", "mlp") if model.get(key)))
-    if config.get("init_from"):
-        parts.append(f"from the weights of {config['init_from']}")
-    if _part(config, "lora"):
-        parts.append(f"LoRA of rank {_part(config, 'lora').get('rank')}")
+    if setting("init_from"):
+        parts.append(f"from the weights of {setting('init_from')}")
+    if setting("lora"):
+        parts.append(f"LoRA of rank {setting('lora.rank')}")
     return "; ".join(part for part in parts if part)
 
 
 def _data(run: RunCurves) -> str:
-    data = _part(run.run.config, "data")
-    settings = _part(data, "init_args")
-    parts = [_class(data)] if data else []
+    setting = run.run.setting
+    parts = [_class(setting("data.class_path"))]
     for key in _SOURCES:
-        if settings.get(key):
-            named = settings[key] if isinstance(settings[key], list) else [settings[key]]
+        if named := setting(f"data.init_args.{key}"):
+            named = named if isinstance(named, list) else [named]
             more = f" and {len(named) - 3} more" if len(named) > 3 else ""
             parts.append(f"{key}: {', '.join(map(str, named[:3]))}{more}")
-    if _part(settings, "sources"):
-        parts.append(f"sources: {', '.join(map(str, _part(settings, 'sources')))}")
-    if _part(settings, "tokenizer"):
-        parts.append(f"tokenizer {_class(_part(settings, 'tokenizer'))}")
+    if sources := setting("data.init_args.sources"):
+        parts.append(f"sources: {', '.join(map(str, sources))}")
+    if tokenizer := setting("data.init_args.tokenizer.class_path"):
+        parts.append(f"tokenizer {_class(tokenizer)}")
     tokens, seen = run.last("setup/train_tokens"), run.last("progress/tokens")
     if tokens:
         parts.append(f"{count(tokens)} training tokens" + (f", {seen / tokens:.2g} epochs" if seen else ""))
-    return "; ".join(parts)
+    return "; ".join(part for part in parts if part)
 
 
 def _training(run: RunCurves) -> str:
-    config = run.run.config
-    data = _part(_part(config, "data"), "init_args")
-    optimizer, rate = _part(config, "optimizer"), _part(_part(config, "optimizer"), "init_args").get("lr")
-    parts = [_class(optimizer) + (f", learning rate {rate:g}" if isinstance(rate, int | float) else "")] if optimizer else []
-    if _part(config, "schedule"):
-        parts.append(_class(_part(config, "schedule")))
-    if isinstance(data.get("global_batch_size"), int):
-        parts.append(f"{data['global_batch_size']:,} sequences a step")
-    precision = _part(config, "trainer").get("precision") if config else None
-    if precision:
-        parts.append(str(precision))
-    return "; ".join([*parts, *([run.launches[-1].hardware] if run.launches else [])])
+    setting, rate = run.run.setting, run.run.setting("optimizer.init_args.lr")
+    optimizer = _class(setting("optimizer.class_path"))
+    parts = [f"{optimizer}, learning rate {rate:g}" if isinstance(rate, int | float) else optimizer]
+    parts.append(_class(setting("schedule.class_path")))
+    if isinstance(batch := setting("data.init_args.global_batch_size"), int):
+        parts.append(f"{batch:,} sequences a step")
+    parts += [str(setting("trainer.precision") or ""), run.launches[-1].hardware if run.launches else ""]
+    return "; ".join(part for part in parts if part)
 
 
-def _part(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = settings.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _class(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("class_path", "")).rpartition(".")[2]
+def _class(path: object) -> str:
+    return str(path or "").rpartition(".")[2]

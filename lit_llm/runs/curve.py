@@ -88,11 +88,6 @@ class Curve:
         return cls(facts, sorted(rows, key=lambda row: row.step))
 
 
-def columns_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The logged metrics that belong in a curve, by column."""
-    return {column: float(metrics[name]) for column, name in METRICS.items() if name in metrics}
-
-
 def as_text(versions: Mapping[str, str | None]) -> str:
     """Versions as the header of a curve shows them."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_llm.checkpoint.manifest import versions
 from lit_llm.core.errors import UserError
-from lit_llm.runs.curve import Curve, Row, as_text, columns_of
+from lit_llm.runs.curve import METRICS, Curve, Row, as_text
 
 EXACT = 1e-5
 """Relative: token counts and learning rates are functions of the step, and a curve holds seven digits of them."""
@@ -71,7 +71,7 @@ class CurveFollower(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if step not in self._rows:
             return
-        if values := columns_of(metrics):
+        if values := {column: float(metrics[name]) for column, name in METRICS.items() if name in metrics}:
             self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:

@@ -61,14 +61,10 @@ class InitialWeights:
         Raises:
             UserError: It is neither, or not a checkpoint of lit_llm.
         """
-        if (path / "config.json").is_file():
+        kind = "Hugging Face folder" if (path / "config.json").is_file() else "folder of torch.distributed.checkpoint"
+        if kind.startswith("Hugging") or is_dcp_folder(path):
             raise UserError(
-                f"{path} is a Hugging Face folder; make a run folder of it first: "
-                f"python -m lit_llm import --from {path} --out RUN (--init_from)"
-            )
-        if is_dcp_folder(path):
-            raise UserError(
-                f"{path} is a folder of torch.distributed.checkpoint; make a run folder of it first: "
+                f"{path} is a {kind}; make a run folder of it first: "
                 f"python -m lit_llm import --from {path} --out RUN (--init_from)"
             )
         if not path.exists():
@@ -86,19 +82,15 @@ class InitialWeights:
     def defaults(self) -> dict[str, Any]:
         """Defaults that follow from the weights, for the model and the tokenizer. Recipes and flags override them."""
         model = self.model
-        if self.tokenizer_file is None:
-            return self._model_defaults(model)
-        if load_tokenizer(self.tokenizer_file).eos_id is not None:
-            model = replace(model, eos_id=None)  # the data's end of document, not a chat model's end of turn
-        tokenizer = {"class_path": "lit_llm.data.TokenizerJSON", "init_args": {"path": str(self.tokenizer_file)}}
-        data = {"class_path": "lit_llm.data.PythonStdlib", "init_args": {"tokenizer": tokenizer}}
-        return {"data": data, **self._model_defaults(model)}
-
-    def _model_defaults(self, model: GPTConfig) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.tokenizer_file is not None:
+            if load_tokenizer(self.tokenizer_file).eos_id is not None:
+                model = replace(model, eos_id=None)  # the data's end of document, not a chat model's end of turn
+            tokenizer = {"class_path": "lit_llm.data.TokenizerJSON", "init_args": {"path": str(self.tokenizer_file)}}
+            found["data"] = {"class_path": "lit_llm.data.PythonStdlib", "init_args": {"tokenizer": tokenizer}}
         settings = model_settings(model, self.architecture)
-        architecture = settings.pop("architecture", None)
-        taken = {f"model.{name}": value for name, value in settings.items() if name not in BASES}  # rates are the new run's own
-        return {"architecture": architecture, **taken}
+        found["architecture"] = settings.pop("architecture", None)
+        return found | {f"model.{name}": value for name, value in settings.items() if name not in BASES}  # rates are its own
 
     def damage(self, *, ranks: int = 1) -> str | None:
         """How the checkpoint or its tokenizer is damaged, as a sentence; checked on rank 0, None on other ranks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -54,6 +54,10 @@ class LoadedRun:
         """The settings of the run: its config.yaml. A run of another project may have none."""
         return settings_of(self.path) if (self.path / CONFIG).exists() else {}
 
+    def setting(self, key: str) -> Any:
+        """A setting by its dotted key."""
+        return setting_in(self.config, key)
+
     @cached_property
     def checkpoints(self) -> list[Path]:
         """The checkpoints of steps, oldest first, without the links `last`, `best` and `stable`."""
@@ -66,16 +70,16 @@ class LoadedRun:
         They are read from metrics.jsonl, whatever logger the run used. Without that file, and for steps before its first
         row, which an older version may have written, they are read from TensorBoard's events.
         """
-        return scalars_of(self._rows, lambda: self._events)
+        return scalars_of(self._rows, lambda: self.events)
 
     @cached_property
     def texts(self) -> dict[str, list[tuple[int, str]]]:
         """Every logged text as (step, text), by tag, such as "samples/0"."""
         found = {}
-        for tag in sorted(self._events.Tags()["tensors"]):
+        for tag in sorted(self.events.Tags()["tensors"]):
             name, is_text, _ = tag.rpartition("/text_summary")
             if is_text:
-                events = {event.step: make_ndarray(event.tensor_proto) for event in self._events.Tensors(tag)}
+                events = {event.step: make_ndarray(event.tensor_proto) for event in self.events.Tensors(tag)}
                 found[name] = [(step, _joined(events[step])) for step in sorted(events)]
         return found
 
@@ -106,38 +110,37 @@ class LoadedRun:
 
     @cached_property
     def _rows(self) -> MetricsRows | None:
-        return rows_of(self.path)
+        return MetricsRows(self.path / METRICS) if (self.path / METRICS).is_file() else None
 
     @cached_property
-    def _events(self) -> EventAccumulator:
-        return events_of(self.path)
+    def events(self) -> EventAccumulator:
+        """Every event in the TensorBoard files of the folder, without the rows that a resumed run repeats.
+
+        Raises:
+            UserError: An event is none of TensorBoard's.
+        """
+        # Sizes of 0 keep every row. The purge step of a resumed run drops the rows that it repeats, and a warning says so.
+        events = EventAccumulator(str(self.path), size_guidance={"scalars": 0, "tensors": 0})
+        log = logging.getLogger("tensorboard")
+        level = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            for file in self.path.glob("*tfevents*"):
+                ordinary_file(file)
+            events.Reload()
+        except (DecodeError, UnicodeEncodeError):  # not an event, or a name that is not UTF-8
+            raise UserError(f"an event file in {self.path} is not TensorBoard's: move it to another folder (--run)") from None
+        finally:
+            log.setLevel(level)
+        return events
 
 
-def events_of(folder: Path) -> EventAccumulator:
-    """Every event in the TensorBoard files of a folder, without the rows that a resumed run repeats.
-
-    Raises:
-        UserError: An event is none of TensorBoard's.
-    """
-    # Sizes of 0 keep every row. The purge step of a resumed run drops the rows that it repeats, and a warning says so.
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
-    log = logging.getLogger("tensorboard")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        for file in folder.glob("*tfevents*"):
-            ordinary_file(file)
-        events.Reload()
-    except (DecodeError, UnicodeEncodeError):  # not an event, or a name that is not UTF-8
-        raise UserError(f"an event file in {folder} is not TensorBoard's: move it to another folder (--run)") from None
-    finally:
-        log.setLevel(level)
-    return events
-
-
-def rows_of(folder: Path) -> MetricsRows | None:
-    """The rows of the folder's metrics.jsonl; None if there is no such file."""
-    return MetricsRows(folder / METRICS) if (folder / METRICS).is_file() else None
+def setting_in(settings: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; None if a part of it is missing."""
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def scalars_of(rows: MetricsRows | None, events: Callable[[], EventAccumulator]) -> dict[str, Series]:

@@ -87,9 +87,7 @@ class RunLock:
         if owner is None or self._is_dead(owner):
             return
         running = _is_running(owner)
-        if running is None:
-            running = self._watch(owner)
-        if running:
+        if self._watch(owner) if running is None else running:
             raise UserError(
                 f"run folder {self.run_dir} is in use by {owner}: stop that process, or write elsewhere with --run_dir DIR"
             )
@@ -173,9 +171,9 @@ class RunLock:
             if os.fstat(file.fileno()).st_nlink > 1:  # a copy of the folder with hard links has it, too
                 self.path.unlink()
                 return False
-            mine = _Owner(os.getpid(), socket.gethostname(), _machine(), _start_time(os.getpid()) or "", _now(), self._token)
-            entries = mine._asdict()
-            del entries["modified"]
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            mine = _Owner(os.getpid(), socket.gethostname(), _machine(), _start_time(os.getpid()) or "", now, self._token)
+            entries = {name: value for name, value in mine._asdict().items() if name != "modified"}
             file.truncate(0)
             os.write(file.fileno(), (json.dumps(entries, indent=2) + "\n").encode())  # unbuffered: closing writes nothing
             os.fsync(file.fileno())
@@ -185,8 +183,7 @@ class RunLock:
         return self._dead == owner  # with the same modification time: no heartbeat since
 
     def _owns(self) -> bool:
-        owner = _read(self.path)
-        return owner is not None and owner.token == self._token
+        return (owner := _read(self.path)) is not None and owner.token == self._token
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT):
@@ -248,7 +245,3 @@ def _start_time(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     return None
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -8,14 +8,14 @@ from pathlib import Path
 from lit_llm.checkpoint.disk_format import read_manifest
 from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import METRICS, Curve, Row, as_text
-from lit_llm.runs.loaded_run import Series, events_of, rows_of, scalars_of
+from lit_llm.runs.loaded_run import LoadedRun, Series
 from lit_llm.runs.run_folder import config_of, settings_of
 from lit_llm.runs.saved_run import find_checkpoint
 
 
 def logged(run: Path) -> Curve:
     """The logged steps of a run folder, without facts; no rows if nothing was logged."""
-    return curve_of_scalars(scalars_of(rows_of(run), lambda: events_of(run)))
+    return curve_of_scalars(LoadedRun(run, of_lit_llm=False).scalars)
 
 
 def curve_of_scalars(scalars: Mapping[str, Series]) -> Curve:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,8 +144,7 @@ class RunStart:
         """What the data saved in the checkpoint that training continues from; None if it does not, or other data were."""
         if self.saved is None or self.step is None or not is_rank_zero():
             return None
-        found: dict[str, Any] | None = self.saved.values.get(type(data).__qualname__)
-        return found
+        return self.saved.values.get(type(data).__qualname__)
 
     def data_changes(self, data: lit_llm.data.TokenDataModule, vocab_size: int | None, *, accepted: bool) -> list[str]:
         """The differences that show once the data are open: their fingerprint, and the vocabulary if the model follows it."""
@@ -185,14 +184,14 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
     lock: RunLock | None = None
     folder_state: tuple[object, ...] = ()
     if not is_rank_zero():
-        saved = _unverified(_any_checkpoint(run_dir, resume))
+        saved = _unverified(next(_candidates(run_dir, resume), None))
         origin = Path(resume) if is_path(resume) else None
     else:
         lock = RunLock(run_dir)
         lock.refuse_if_held()
         folder_state = _state_of(run_dir)
         saved, origin = find_start(run_dir, resume, replace=replace, ranks=ranks)
-    step = None
+    step = max_steps = ended = None
     if saved is not None and is_rank_zero():
         if "optimizer_states" not in saved.values:
             raise UserError(
@@ -200,12 +199,10 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
                 f"--init_from {saved.path} --run_dir DIR"
             )
         step = saved.step
-    max_steps = None
     if additional_steps is not None:
         max_steps = _end_of_branch(run_dir, resume, origin, additional_steps, saved)
     # A checkpoint of this run that is named, or a replaced folder, begins something new.
     anew = replace or (is_path(resume) and Path(resume).absolute().is_relative_to(run_dir.absolute()))
-    ended = None
     if saved is not None and step is not None and not anew:
         is_here = saved.path.absolute().is_relative_to(run_dir.absolute())  # not the origin of a branch
         ended = reason_of_end(run_dir, step) or (saved.reason_of_end if is_here else None)
@@ -219,16 +216,14 @@ def start_of_plan(run_dir: Path, resume: str) -> RunStart:
     Raises:
         UserError: The checkpoint that `resume` names is missing or damaged. Others that are damaged are skipped.
     """
-    if resume == "never":
-        return RunStart()
-    if is_path(resume):
-        saved = SavedRun.read(_target(Path(resume)))
-        return RunStart(saved, step=saved.step)
-    for checkpoint in [*checkpoints_in(run_dir / CHECKPOINTS), origin_of(run_dir)]:
-        if checkpoint is not None:
-            with contextlib.suppress(UserError):
-                saved = SavedRun.read(checkpoint)
-                return RunStart(saved, step=saved.step)
+    for checkpoint in _candidates(run_dir, resume):
+        try:
+            saved = SavedRun.read(_target(checkpoint))
+        except UserError:
+            if is_path(resume):
+                raise
+        else:
+            return RunStart(saved, step=saved.step)
     return RunStart()
 
 
@@ -313,13 +308,13 @@ def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> 
     return newest, origin
 
 
-def _any_checkpoint(run_dir: Path, resume: str) -> Path | None:
-    """Some checkpoint if `find_start` finds one on rank 0, else None; nothing is verified."""
-    if resume == "never":
-        return None
+def _candidates(run_dir: Path, resume: str) -> Iterator[Path]:
+    """The checkpoints among which `find_start` chooses, the best first; nothing is verified."""
     if is_path(resume):
-        return Path(resume)
-    return next(iter(checkpoints_in(run_dir / CHECKPOINTS)), None) or origin_of(run_dir)
+        yield Path(resume)
+    elif resume == "auto":
+        yield from checkpoints_in(run_dir / CHECKPOINTS)
+        yield from filter(None, [origin_of(run_dir)])
 
 
 def _unverified(checkpoint: Path | None) -> SavedRun | None:

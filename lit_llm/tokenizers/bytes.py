@@ -53,19 +53,6 @@ class Bytes(Tokenizer):
         backend.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True, normalized=False)])
         return backend.to_str(pretty=True)
 
-    @staticmethod
-    def matches(content: dict) -> bool:
-        """Whether a parsed ``tokenizer.json`` is the one ``Bytes`` writes."""
-        model, added = content.get("model", {}), content.get("added_tokens", [])
-        return (
-            model.get("type") == "BPE"
-            and model.get("merges") == []
-            and content.get("normalizer") is None
-            and content.get("post_processor") is None
-            and model.get("vocab") == {symbol: byte for byte, symbol in enumerate(byte_symbols())}
-            and [(token["id"], token["content"]) for token in added] == [(256, END_OF_TEXT)]
-        )
-
 
 def byte_symbols() -> list[str]:
     """GPT-2's printable character for each byte 0..255: itself if printable, else the next unused one from U+0100."""

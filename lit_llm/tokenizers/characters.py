@@ -15,7 +15,6 @@ from lit_llm.tokenizers.base import END_OF_TEXT
 from lit_llm.tokenizers.learned import Learned
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-_ANY_CHARACTER = r"[\s\S]"
 
 
 class Characters(Learned):
@@ -38,12 +37,7 @@ class Characters(Learned):
         del counts[_UNKNOWN]
         # Ties are broken by the character, so the order of the texts does not matter.
         frequent = sorted(counts, key=lambda character: (-counts[character], character))[: self.requested_size - 2]
-        vocab = {character: i for i, character in enumerate([_UNKNOWN, *sorted(frequent)])}
-        backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=_UNKNOWN))
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex(_ANY_CHARACTER), behavior="isolated")
-        backend.decoder = decoders.Fuse()
-        backend.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True, normalized=False)])
-        return backend
+        return _library_tokenizer({character: i for i, character in enumerate([_UNKNOWN, *sorted(frequent)])})
 
     @property
     def unknown_id(self) -> int:
@@ -55,9 +49,13 @@ class Characters(Learned):
         return [self._ids[code] for code in codes]  # (n,) each
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer) -> Characters:
-        """A tokenizer that was learned and saved earlier."""
-        tokenizer = cls(len(backend.get_vocab(with_added_tokens=True)))
+    def of(cls, backend: tokenizers.Tokenizer) -> Characters | None:
+        """A tokenizer that was learned and saved earlier; None if ``backend`` is another one."""
+        vocab = backend.get_vocab(with_added_tokens=False)
+        is_ours = vocab.get(_UNKNOWN) == 0 and all(len(symbol) == 1 for symbol in vocab)
+        if not is_ours or _library_tokenizer(vocab).to_str() != backend.to_str():
+            return None
+        tokenizer = cls(len(vocab) + 1)
         tokenizer._trained = backend
         return tokenizer
 
@@ -69,16 +67,10 @@ class Characters(Learned):
             ids[ord(symbol)] = i
         return ids
 
-    @staticmethod
-    def matches(content: dict) -> bool:
-        """Whether a parsed ``tokenizer.json`` is one that ``Characters`` writes."""
-        model, added = content.get("model", {}), content.get("added_tokens", [])
-        return (
-            model.get("type") == "WordLevel"
-            and model.get("unk_token") == _UNKNOWN
-            and model["vocab"].get(_UNKNOWN) == 0
-            and all(len(symbol) == 1 for symbol in model["vocab"])
-            and content.get("normalizer") is None
-            and (content.get("pre_tokenizer") or {}).get("pattern") == {"Regex": _ANY_CHARACTER}
-            and [(token["id"], token["content"]) for token in added] == [(len(model["vocab"]), END_OF_TEXT)]
-        )
+
+def _library_tokenizer(vocab: dict[str, int]) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=_UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return backend

@@ -102,18 +102,16 @@ class PieceEncoder:
     def __init__(self, tokenizer: Tokenizer, choice: EncoderChoice) -> None:
         self.unknown_tokens = self.token_bytes = 0
         unknown = tokenizer.unknown_id
-        self._sizes = (
-            tokenizer.token_bytes().copy() if isinstance(tokenizer, HuggingFaceTokenizer) or unknown is not None else None
-        )
+        counts = isinstance(tokenizer, HuggingFaceTokenizer) or unknown is not None
+        self._sizes = tokenizer.token_bytes().copy() if counts else None
         if self._sizes is not None and unknown is not None:
             self._sizes[unknown] = -1
         self._encode: _Encode = tokenizer.encode_bytes
-        if choice.kind != "own":
+        if choice.kind == "tiktoken":
             assert isinstance(tokenizer, HuggingFaceTokenizer)
-            tiktoken = choice.kind == "tiktoken"
-            self._encode = (
-                _with_tiktoken(TiktokenEncoding(tokenizer.backend), tokenizer) if tiktoken else _one_by_one(tokenizer)
-            )
+            self._encode = _with_tiktoken(TiktokenEncoding(tokenizer.backend), tokenizer)
+        elif choice.kind == "tokenizers":
+            self._encode = _one_by_one(tokenizer)
         self._join = _JOINS[choice.join]
 
     def encode(self, texts: list[bytes], continues: list[bool]) -> list[np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from lit_llm.tokenizers.base import Tokenizer
@@ -25,7 +24,4 @@ def recognised(tokenizer: Tokenizer) -> Tokenizer:
     # The other classes cannot have document ids of their own.
     if type(tokenizer) is not TokenizerJSON or not tokenizer.document_ids_follow_from_json:
         return tokenizer
-    content = json.loads(tokenizer.to_json())
-    if Bytes.matches(content):
-        return Bytes()
-    return Characters.of(tokenizer.backend) if Characters.matches(content) else tokenizer
+    return Bytes() if tokenizer.to_json() == Bytes().to_json() else Characters.of(tokenizer.backend) or tokenizer

@@ -20,7 +20,6 @@ from lit_llm import callbacks
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.core.errors import UserError
-from lit_llm.data.batches import GlobalOrder
 from lit_llm.data.blocks import Blocks
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.mixture_blocks import MixtureBlocks
@@ -215,9 +214,8 @@ def _packed_documents(run: CheckedRun) -> Tensor | None:
     asked, data.gives_documents = data.gives_documents, True
     loaded = data.train_dataloader()
     data.gives_documents = asked
-    assert isinstance(loaded.sampler, GlobalOrder)
     rows = sum(len(batch["input_ids"]) for batch in run.observer.batches)  # the first samples of the run
-    found: Tensor = loaded.dataset[loaded.sampler.locate(np.arange(rows))]["documents"]
+    found: Tensor = loaded.dataset[data.locate(np.arange(rows))]["documents"]
     return found
 
 

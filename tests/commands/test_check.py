@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch):
 def lines(tmp_path, *flags: str) -> dict[str, check.Line]:
     recipe = parse("fit", ["--config", "tiny.yaml", *flags])
     built = build(recipe, run_dir=tmp_path / "kept", trainer=ON_ONE_DEVICE)
-    checked = check.CheckedRun(built.trainer, built.model, built.datamodule, built.run_dir, trained=False)
+    checked = check.CheckedRun(built.trainer, built.model, built.datamodule, built.run.run_dir, trained=False)
     checked.cut_batch()
     return {line.name: line for line in check.checklist(checked)}
 

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from recipe_runs import curve, run
 
-from lit_llm.commands.rate_finder import Found, default_probe_steps, find_rates, tail_loss
+from lit_llm.commands.find_lr import default_probe_steps, find_rates, tail_loss
 from lit_llm.commands.short_runs import ShortRuns, option_of
 from lit_llm.core.errors import UserError
-from lit_llm.training.rate_search import Sweep
+from lit_llm.training.rate_search import Found, Sweep
 
 TINY = ["--config", "tiny.yaml"]
 

@@ -9,7 +9,7 @@ from lit_llm.__main__ import COMMANDS, main
 from lit_llm.commands import recipes
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Flag, read, read_flags
-from lit_llm.core.errors import report
+from lit_llm.core.errors import UserError, library_errors, report
 
 MISTAKES = {
     ("generate", "--run", "x", "--temprature", "1"): "unknown flag --temprature; did you mean --temperature?",
@@ -70,6 +70,23 @@ def test_what_a_limit_of_the_system_refuses_is_one_sentence(monkeypatch, capsys,
     assert main(["recipes"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ") and len(said.splitlines()) == 1 and (str(error).split("] ")[-1] in said)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "not enough memory"),
+        (REFUSED[1], "ulimit"),
+        (PanicException("x"), "x"),
+        (KeyError("weights"), "weights"),
+    ],
+    ids=repr,
+)
+def test_what_a_library_or_a_limit_refuses_of_a_file_names_the_file(error, reason):
+    with pytest.raises(UserError, match=rf"^file\.bin cannot be read: .*{reason}"), library_errors("file.bin cannot be read"):
+        raise error
+    with pytest.raises(KeyboardInterrupt), library_errors("file.bin cannot be read"):
+        raise KeyboardInterrupt
 
 
 def test_a_deleted_working_directory_is_one_sentence(tmp_path, monkeypatch, capsys):

@@ -58,7 +58,7 @@ def test_building_decides_in_a_copy_of_the_recipe(folder):
     built = build(recipe)
     assert recipe.config.as_dict() == before and (recipe.problems, recipe.notes) == ([], [])
     decided = built.config
-    assert decided.run_dir == str(built.run_dir) != before["run_dir"]
+    assert decided.run_dir == str(built.run.run_dir) != before["run_dir"]
     assert (before["trainer"]["precision"], before["seed_everything"]) == ("auto", True)
     assert decided.trainer.precision in ("32-true", "bf16-mixed") and type(decided.seed_everything) is int
     for described in (built, built.run, built.objects):

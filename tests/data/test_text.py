@@ -188,7 +188,7 @@ def test_text_shorter_than_a_block_says_how_many_tokens_are_needed(tmp_path):
 
 def test_bytes_of_any_file_come_back_exactly(tmp_path, monkeypatch):
     monkeypatch.setattr(pieces_file, "PIECE_BYTES", 1000)
-    monkeypatch.setattr("lit_llm.ingest.tokenise._FLUSH_TOKENS", 5000)
+    monkeypatch.setattr("lit_llm.ingest.token_parts._FLUSH_TOKENS", 5000)
     raw = np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint8).tobytes()  # not UTF-8
     for i, part in enumerate((raw[:7], raw[7:15_000], raw[15_000:])):
         (tmp_path / f"{i}.bin").write_bytes(part)

@@ -23,7 +23,7 @@ def sketch(text: bytes) -> np.ndarray:
 
 
 def checked(index: HeldOutIndex, text: bytes, cuts: tuple[int, ...] = ()) -> Checker:
-    checker = index.checker()
+    checker = Checker(index)
     for start, stop in zip((0, *cuts), (*cuts, len(text)), strict=True):
         checker.add(text[start:stop])
     return checker

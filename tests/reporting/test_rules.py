@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_llm.reporting.doctor.diagnose import RULES, diagnose
-from lit_llm.reporting.doctor.observed import Damage, Observed
+from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import Series
 
 PAGE = Path(__file__).parents[2] / "docs/reference/doctor-rules.md"
@@ -139,7 +139,7 @@ CASES = {
     "duplicated-data": [observed(everywhere("health/repeated_spans", 0.5))],
     "validation-in-training": [observed(everywhere("health/validation_overlap", 0.31))],
     "data-too-small": [observed(everywhere("setup/train_tokens", 2e4))],
-    "data-damaged": [observed(damages=[Damage("shards/train.bin", "has another hash")])],
+    "data-damaged": [observed(damages=["shards/train.bin has another hash"])],
     "vocabulary-unused": [
         observed(
             everywhere("setup/vocab_size", 5000.0)

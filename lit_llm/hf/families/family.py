@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from lit_llm.hf.families.layers import with_patterns
 from lit_llm.hf.fields import HARMLESS, Fields, is_empty, shown
-from lit_llm.hf.tensor_map import Link
+from lit_llm.hf.tensor_map import Link, decoder
 from lit_llm.models.config import MODEL_DOMAINS
 from lit_llm.models.gpt import GPTConfig
 
@@ -32,7 +32,7 @@ class Family:
     """The class of transformers."""
     parts: tuple[Part, ...]
     """Settings that differ between models of the family."""
-    tensors: Callable[[GPTConfig], Iterator[Link]]
+    tensors: Callable[[GPTConfig], Iterator[Link]] = decoder
     """The tensors of a model, without its output head."""
     head: str = "lm_head.weight"
     """The output head, if it is not tied."""

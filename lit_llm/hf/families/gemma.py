@@ -8,7 +8,6 @@ from lit_llm.hf.families.layers import WindowByKind, every
 from lit_llm.hf.families.llama import FIXED, SIZES
 from lit_llm.hf.families.rope import Rope, RopeByKind
 from lit_llm.hf.fields import Fields
-from lit_llm.hf.tensor_map import decoder
 from lit_llm.models.gpt import GPTConfig
 
 
@@ -45,7 +44,6 @@ GEMMA2 = Family(
         Setting("attention_softcap", "attn_logit_softcapping", "number", 50.0, nullable=True),
         Setting("logit_softcap", "final_logit_softcapping", "number", 30.0, nullable=True),
     ),
-    tensors=decoder,
     tied=True,
     only=_ONLY,
     harmless=("hidden_act",),
@@ -60,7 +58,6 @@ GEMMA3 = Family(
         RopeByKind(every(6), 1e6, 1e4, sliding_theta="rope_local_base_freq"),
         Setting("logit_softcap", "final_logit_softcapping", "number", nullable=True),
     ),
-    tensors=decoder,
     tied=True,
     harmless=("hidden_act",),
     only=_ONLY | {"attn_logit_softcapping": (None,), "sliding_window_pattern": (6,), "_sliding_window_pattern": (6,)},

@@ -50,7 +50,6 @@ LLAMA = Family(
     architecture="LlamaForCausalLM",
     fixed=FIXED,
     parts=(*PARTS, Biases("attention_bias", ATTENTION_BIASES), Biases("mlp_bias", ("mlp",))),
-    tensors=decoder,
     only={"rope_interleaved": (False,)},
     harmless=("is_llama_config",),
 )
@@ -61,7 +60,6 @@ MISTRAL = Family(
     architecture="MistralForCausalLM",
     fixed=FIXED,
     parts=(*PARTS, Window(default=4096)),
-    tensors=decoder,
     only={"attention_bias": (False,), "mlp_bias": (False,)},
 )
 
@@ -79,7 +77,6 @@ GRANITE = Family(
         Biases("attention_bias", ATTENTION_BIASES),
         Biases("mlp_bias", ("mlp",)),
     ),
-    tensors=decoder,
 )
 
 # Qwen2, Qwen2.5 and Qwen3: a window that can be switched on.
@@ -88,7 +85,6 @@ QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     fixed=FIXED | {"qkv_bias": True},
     parts=(*PARTS, OptionalWindow()),
-    tensors=decoder,
     only={"use_mrope": (False,)},
 )
 QWEN3 = Family(
@@ -96,7 +92,6 @@ QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
     fixed=FIXED | {"qk_norm": True},
     parts=(*gated(1e-6, Heads(default_head_dim=128)), Rope(), OptionalWindow(), Biases("attention_bias", ATTENTION_BIASES)),
-    tensors=decoder,
 )
 
 # OLMo 2 and 3: norms after attention and MLP, and one norm over all queries or keys of a position.
@@ -108,14 +103,12 @@ OLMO2 = Family(
     architecture="Olmo2ForCausalLM",
     fixed=_OLMO_FIXED,
     parts=(*_OLMO, Rope()),
-    tensors=decoder,
 )
 OLMO3 = Family(
     model_type="olmo3",
     architecture="Olmo3ForCausalLM",
     fixed=_OLMO_FIXED,
     parts=(*_OLMO, WindowByKind(every(4)), RopeByKind(every(4), 5e5, 5e5, sliding_theta="rope_theta")),
-    tensors=decoder,
 )
 
 # Phi-3 and Phi-4-mini: LongRoPE, partly rotated heads, and fused matrices.

@@ -8,7 +8,6 @@ from lit_llm.hf.families.layers import FULL, SLIDING, layer_kinds, layer_setting
 from lit_llm.hf.families.llama import FIXED, gated
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.fields import Fields, shown
-from lit_llm.hf.tensor_map import decoder
 from lit_llm.models.gpt import GPTConfig
 
 
@@ -51,7 +50,6 @@ SMOLLM3 = Family(
         Biases("attention_bias", ATTENTION_BIASES),
         Biases("mlp_bias", ("mlp",)),
     ),
-    tensors=decoder,
     tied=True,
     harmless=("max_window_layers",),
 )

@@ -2,7 +2,6 @@
 
 from lit_llm.ingest.chat.encode import ChatEncoder
 from lit_llm.ingest.chat.form import ChatForm
-from lit_llm.ingest.chat.render import Rendered, Renderer
 from lit_llm.ingest.chat.template import AUTO, CHAT_TEMPLATE_FILE, ChatTemplate
 
-__all__ = ["AUTO", "CHAT_TEMPLATE_FILE", "ChatEncoder", "ChatForm", "ChatTemplate", "Rendered", "Renderer"]
+__all__ = ["AUTO", "CHAT_TEMPLATE_FILE", "ChatEncoder", "ChatForm", "ChatTemplate"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import io
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, TypeAlias
 
 from lit_llm.core.errors import UserError, need
+from lit_llm.ingest.readers.plain_text import stream_of
 
 _READ_BYTES = 2**16
 # Compressed bytes to decompress at a time. The densest formats (zst, bz2) make at most about 32 MiB of them.
@@ -26,10 +26,8 @@ _STARTS = {  # a zst file may start with a skippable frame
 }
 
 
-class _Codec(NamedTuple):
-    new: Callable[[bytes], Any]
-    """A decompressor of the member that starts with these bytes: ``decompress``, ``eof``, ``unused_data``."""
-    errors: tuple[type[Exception], ...]
+_Codec: TypeAlias = tuple[Callable[[bytes], Any], tuple[type[Exception], ...]]
+"""A decompressor of the member that starts with some bytes (``decompress``, ``eof``, ``unused_data``), and its errors."""
 
 
 def compression_of(head: bytes) -> str | None:
@@ -46,22 +44,21 @@ def decompressed(stream: BinaryIO, compression: str, *, name: str) -> BinaryIO:
     Raises:
         UserError: zstandard is not installed; when reading: the file is damaged or truncated, or a window is too large.
     """
-    codec = _CODECS[compression](name)
-    return cast(BinaryIO, io.BufferedReader(_Members(stream, codec, name), 2**18))
+    return stream_of(_members(stream, *_CODECS[compression](name), name))
 
 
 def _gz(name: str) -> _Codec:
-    return _Codec(lambda start: zlib.decompressobj(wbits=31), (zlib.error,))
+    return (lambda start: zlib.decompressobj(wbits=31)), (zlib.error,)
 
 
 def _bz2(name: str) -> _Codec:
     bz2 = _of_python("bz2", name)
-    return _Codec(lambda start: bz2.BZ2Decompressor(), (OSError, ValueError))
+    return (lambda start: bz2.BZ2Decompressor()), (OSError, ValueError)
 
 
 def _xz(name: str) -> _Codec:
     lzma = _of_python("lzma", name)
-    return _Codec(lambda start: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,))
+    return (lambda start: lzma.LZMADecompressor(lzma.FORMAT_XZ)), (lzma.LZMAError,)
 
 
 def _of_python(module: str, name: str) -> ModuleType:
@@ -87,63 +84,33 @@ def _zst(name: str) -> _Codec:
             )
         return decompressor.decompressobj()
 
-    return _Codec(new, (zstandard.ZstdError,))
+    return new, (zstandard.ZstdError,)
 
 
 _CODECS = {"gz": _gz, "bz2": _bz2, "xz": _xz, "zst": _zst}
 
 
-class _Members(io.RawIOBase):
+def _members(stream: BinaryIO, new: Callable[[bytes], Any], errors: tuple[type[Exception], ...], name: str) -> Iterator[bytes]:
     """The decompressed members of a stream, one after the other."""
-
-    def __init__(self, stream: BinaryIO, codec: _Codec, name: str) -> None:
-        self._stream, self._codec, self._name = stream, codec, name
-        self._member: Any = None  # the decompressor of a member that has begun
-        self._input = memoryview(b"")
-        self._output = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)
-        filled = 0
-        while filled < len(view):
-            if not self._output:
-                output = self._decompress_slice()
-                if output is None:
+    member: Any = None  # the decompressor of a member that has begun
+    while read := stream.read(_READ_BYTES):
+        rest = memoryview(read)
+        while rest:
+            if member is None:
+                head = bytes(rest).lstrip(b"\0")  # programs pad members to the size of a block
+                if not head:
                     break
-                self._output = memoryview(output)
-            part = self._output[: len(view) - filled]
-            view[filled : filled + len(part)] = part
-            self._output = self._output[len(part) :]
-            filled += len(part)
-        return filled
-
-    def _decompress_slice(self) -> bytes | None:
-        """The next output, which may be empty; None at the end of the stream."""
-        if not self._input:
-            read = self._stream.read(_READ_BYTES)
-            if not read and self._member is not None:
-                raise UserError(f"{self._name} is truncated: its compressed data end too early. Copy or download it again.")
-            if not read:
-                return None
-            self._input = memoryview(read)
-        if self._member is None:
-            self._input = memoryview(bytes(self._input).lstrip(b"\0"))  # programs pad members to the size of a block
-            if not self._input:
-                return b""
-            if len(self._input) < _MEMBER_HEAD:
-                self._input = memoryview(bytes(self._input) + self._stream.read(_READ_BYTES))
-            self._member = self._codec.new(bytes(self._input[:_MEMBER_HEAD]))
-        part = self._input[:_SLICE_BYTES]
-        try:
-            output: bytes = self._member.decompress(part)
-        except self._codec.errors as error:
-            raise UserError(f"{self._name} is damaged: it cannot be decompressed. Copy or download it again.") from error
-        used = len(part)
-        if self._member.eof:
-            used -= len(self._member.unused_data)
-            self._member = None
-        self._input = self._input[used:]
-        return output
+                if len(head) < _MEMBER_HEAD:
+                    head += stream.read(_READ_BYTES)
+                member, rest = new(head[:_MEMBER_HEAD]), memoryview(head)
+            part = rest[:_SLICE_BYTES]
+            try:
+                output = member.decompress(part)
+            except errors as error:
+                raise UserError(f"{name} is damaged: it cannot be decompressed. Copy or download it again.") from error
+            rest = rest[len(part) - len(member.unused_data) :]
+            if member.eof:
+                member = None
+            yield output
+    if member is not None:
+        raise UserError(f"{name} is truncated: its compressed data end too early. Copy or download it again.")

@@ -124,29 +124,27 @@ class JsonStream:
                 closing.append(b"}" if start == b"{" else b"]")
                 if len(closing) > _DEEPEST:
                     raise self._error("nested too deeply")
-                if self._byte() == closing[-1]:
+                is_over = self._byte() == closing[-1]
+                if is_over:
                     self._at += 1
                     closing.pop()
-                else:
-                    if closing[-1] == b"}":
-                        self._skip_key()
-                    continue
-            elif start == b'"':
-                for _ in self._string():
-                    pass
             else:
-                self._scalar()
-            while closing and self._closes(closing[-1]):
+                is_over = True
+                if start == b'"':
+                    self._skip_string()
+                else:
+                    self._scalar()
+            while is_over and closing and self._closes(closing[-1]):
                 closing.pop()
             if not closing:
                 return
             if closing[-1] == b"}":
-                self._skip_key()
+                self._skip_string()
+                self._take(b":")
 
-    def _skip_key(self) -> None:
+    def _skip_string(self) -> None:
         for _ in self._string():
             pass
-        self._take(b":")
 
     def _closes(self, closing: bytes) -> bool:
         """Read the comma or ``closing`` that follows a value."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import io
 import re
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers import interface
@@ -21,6 +22,27 @@ def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
     """The rest of ``stream``."""
     while chunk := stream.read(interface.PIECE_BYTES):
         yield chunk
+
+
+class _Chunks(io.RawIOBase):
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest and (chunk := next(self._chunks, None)) is not None:
+            self._rest = memoryview(chunk)
+        part = self._rest[: len(buffer)]
+        buffer[: len(part)] = part
+        self._rest = self._rest[len(part) :]
+        return len(part)
+
+
+def stream_of(chunks: Iterator[bytes]) -> BinaryIO:
+    """The bytes of ``chunks`` as a file, read when they are needed."""
+    return cast(BinaryIO, io.BufferedReader(_Chunks(chunks), 2**18))
 
 
 def without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from lit_llm.reporting.doctor.finding import Rule, Severity
-from lit_llm.reporting.doctor.loss_rules import OURS
+from lit_llm.reporting.doctor.finding import error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 _TARGETS = (
@@ -20,6 +19,14 @@ def _shifted(run: Observed) -> float | None:
     return run.median("health/shifted_targets")
 
 
+@error(
+    "targets-not-shifted",
+    "the targets are the inputs: the model learns to copy",
+    "targets[t] = inputs[t + 1]; shift them once, in the data or in the loss",
+    "health/copied_targets, a batch of the data",
+    "certain",  # the definition of next-token prediction
+    explains=_TARGETS,
+)
 def copied(run: Observed) -> str | None:
     share, shifted = run.median("health/copied_targets"), _shifted(run)
     if share is not None and shifted is not None and share > 0.95 and shifted < 0.9:
@@ -27,6 +34,14 @@ def copied(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "targets-shifted-twice",
+    "the targets are shifted in the data and again in the loss",
+    "shift the targets once, in the data or in the loss",
+    "health/twice_shifted_targets, a batch of the data",
+    "certain",  # the definition of next-token prediction; Hugging Face models shift labels themselves
+    explains=_TARGETS,
+)
 def shifted_twice(run: Observed) -> str | None:
     share, shifted = run.median("health/twice_shifted_targets"), _shifted(run)
     if share is not None and shifted is not None and share > 0.95 and shifted < 0.9:
@@ -34,13 +49,29 @@ def shifted_twice(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "targets-unrelated",
+    "the targets do not belong to their inputs: they were shuffled, or batches were mixed up",
+    "look at a batch of the data",
+    "health/shifted_targets",
+    "certain",  # the definition of next-token prediction
+    explains=_TARGETS,
+)
 def unrelated(run: Observed) -> str | None:
     shifted = _shifted(run)
-    if shifted is None or shifted > 0.9 or copied(run) or shifted_twice(run):
+    if shifted is None or shifted > 0.9 or copied.seen(run) or shifted_twice.seen(run):
         return None
     return f"only {shifted:.1%} of the counted targets are the next input"
 
 
+@warning(
+    "targets-ignored",
+    "most positions do not count, so that most of the compute is wasted",
+    "look at the masks of the data; --data.packing best_fit if it is padding",
+    "health/ignored_targets, a batch of the data",
+    "likely",
+    explains=("loss-stuck", "loss-not-finite"),
+)
 def ignored(run: Observed) -> str | None:
     share = run.median("health/ignored_targets")
     chats = str(run.setting("data.class_path", "")).endswith("ChatFiles")
@@ -49,6 +80,14 @@ def ignored(run: Observed) -> str | None:
     return f"{share:.1%} of the targets are ignored (-100)"
 
 
+@error(
+    "future-leak",
+    "a position sees later positions: the attention mask is missing or wrong",
+    "is_causal=True, or a mask that is lower triangular",
+    "health/future_leak",
+    "certain",  # logits before a changed input must not change
+    explains=("loss-too-low", "validation-unlike-training", "over-fitting", "diverged"),
+)
 def leak(run: Observed) -> str | None:
     change = run.median("health/future_leak")
     if change is not None and change > 0.02:
@@ -62,6 +101,14 @@ def _repeated(run: Observed, tag: str) -> float | None:
     return statistics.median(rows[len(rows) // 2 :]) if rows else None
 
 
+@error(
+    "batch-repeated",
+    "every step trains on the same sequences",
+    "look at the sampler: it must advance, and differ between ranks",
+    "health/repeated_samples",
+    "certain",  # hashes of the sequences
+    explains=("loss-too-low", "over-fitting", "duplicated-data", "validation-unlike-training"),
+)
 def one_batch(run: Observed) -> str | None:
     share = _repeated(run, "health/repeated_samples")
     if share is not None and share > 0.95:
@@ -69,20 +116,44 @@ def one_batch(run: Observed) -> str | None:
     return None
 
 
+@warning(
+    "duplicated-data",
+    "the training text has copies, or a template that recurs",
+    "remove copies (`clean --near_duplicates 0.7`)",
+    "health/repeated_spans, health/repeated_samples",
+    "possible",  # Lee et al. 2022, Deduplicating training data makes language models better
+    explains=("over-fitting", "loss-too-low"),
+)
 def duplicates(run: Observed) -> str | None:
     share = _repeated(run, "health/repeated_spans")
     mixed = str(run.setting("data.class_path", "")).endswith("Mixture")  # repeats small sources on purpose
-    if share is not None and share > 0.25 and not mixed and one_batch(run) is None:
+    if share is not None and share > 0.25 and not mixed and one_batch.seen(run) is None:
         return f"{share:.0%} of the spans of tokens had occurred before, although the first pass over the data is not complete"
     return None
 
 
+@warning(
+    "data-too-small",
+    "the run repeats its text more often than helps",
+    "fewer steps, a smaller model, or more text",
+    "setup/train_tokens, progress/tokens, val/loss",
+    "certain",  # Muennighoff et al. 2023: up to four passes are nearly as good as new text
+    explains=("over-fitting", "duplicated-data", "batch-repeated", "loss-too-low"),
+)
 def small_data(run: Observed) -> str | None:
     if run.passes is not None and run.passes > 5:
         return f"the run has made {run.passes:.1f} passes over {run.last('setup/train_tokens'):,.0f} tokens"
     return None
 
 
+@error(
+    "validation-in-training",
+    "the validation text is in the training text, so that validation loss says nothing",
+    "split by document before copies are made (`clean`, `prepare --data.val_fraction 0.1`)",
+    "health/validation_overlap",
+    "likely",  # spans of tokens that occur in both, and once in the validation text
+    explains=("duplicated-data",),
+)
 def overlap(run: Observed) -> str | None:
     share = run.last("health/validation_overlap")
     passes = run.passes_at(run.step - run.start_of_launch(run.step))  # each launch counts anew
@@ -95,13 +166,28 @@ def overlap(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "data-damaged",
+    "a shard changed after it was written",
+    "prepare the data again (`prepare --replace true`)",
+    "meta.json of the folder of shards",
+    "certain",  # the hash of each shard in meta.json
+    explains=("loss-spikes", "diverged", "loss-not-finite", "duplicated-data"),
+)
 def damaged(run: Observed) -> str | None:
     if not run.damages:
         return None
     first, *others = run.damages
-    return f"{first.file} {first.problem}" + (f", and {len(others)} more" if others else "")
+    return first + (f", and {len(others)} more" if others else "")
 
 
+@warning(
+    "vocabulary-unused",
+    "the vocabulary is not that of the text's tokenizer",
+    "remove --model.vocab_size, or use the tokenizer that the text was prepared with",
+    "health/untouched_embeddings",
+    "likely",
+)
 def unused_vocabulary(run: Observed) -> str | None:
     shares, progress = run.finite("health/untouched_embeddings"), run.finite("progress/tokens")
     size = run.last("setup/vocab_size")
@@ -116,124 +202,15 @@ def unused_vocabulary(run: Observed) -> str | None:
 
 
 DATA_RULES = (
-    Rule(
-        "targets-not-shifted",
-        Severity.ERROR,
-        "the targets are the inputs: the model learns to copy",
-        "targets[t] = inputs[t + 1]; shift them once, in the data or in the loss",
-        "health/copied_targets, a batch of the data",
-        "certain",
-        "the definition of next-token prediction",
-        copied,
-        explains=_TARGETS,
-    ),
-    Rule(
-        "targets-shifted-twice",
-        Severity.ERROR,
-        "the targets are shifted in the data and again in the loss",
-        "shift the targets once, in the data or in the loss",
-        "health/twice_shifted_targets, a batch of the data",
-        "certain",
-        "the definition of next-token prediction; Hugging Face models shift labels themselves",
-        shifted_twice,
-        explains=_TARGETS,
-    ),
-    Rule(
-        "targets-unrelated",
-        Severity.ERROR,
-        "the targets do not belong to their inputs: they were shuffled, or batches were mixed up",
-        "look at a batch of the data",
-        "health/shifted_targets",
-        "certain",
-        "the definition of next-token prediction",
-        unrelated,
-        explains=_TARGETS,
-    ),
-    Rule(
-        "future-leak",
-        Severity.ERROR,
-        "a position sees later positions: the attention mask is missing or wrong",
-        "is_causal=True, or a mask that is lower triangular",
-        "health/future_leak",
-        "certain",
-        "logits before a changed input must not change",
-        leak,
-        explains=("loss-too-low", "validation-unlike-training", "over-fitting", "diverged"),
-    ),
-    Rule(
-        "targets-ignored",
-        Severity.WARNING,
-        "most positions do not count, so that most of the compute is wasted",
-        "look at the masks of the data; --data.packing best_fit if it is padding",
-        "health/ignored_targets, a batch of the data",
-        "likely",
-        OURS,
-        ignored,
-        explains=("loss-stuck", "loss-not-finite"),
-    ),
-    Rule(
-        "batch-repeated",
-        Severity.ERROR,
-        "every step trains on the same sequences",
-        "look at the sampler: it must advance, and differ between ranks",
-        "health/repeated_samples",
-        "certain",
-        "hashes of the sequences",
-        one_batch,
-        explains=("loss-too-low", "over-fitting", "duplicated-data", "validation-unlike-training"),
-    ),
-    Rule(
-        "duplicated-data",
-        Severity.WARNING,
-        "the training text has copies, or a template that recurs",
-        "remove copies (`clean --near_duplicates 0.7`)",
-        "health/repeated_spans, health/repeated_samples",
-        "possible",
-        "Lee et al. 2022, Deduplicating training data makes language models better",
-        duplicates,
-        explains=("over-fitting", "loss-too-low"),
-    ),
-    Rule(
-        "validation-in-training",
-        Severity.ERROR,
-        "the validation text is in the training text, so that validation loss says nothing",
-        "split by document before copies are made (`clean`, `prepare --data.val_fraction 0.1`)",
-        "health/validation_overlap",
-        "likely",
-        "spans of tokens that occur in both, and once in the validation text",
-        overlap,
-        explains=("duplicated-data",),
-    ),
-    Rule(
-        "data-too-small",
-        Severity.WARNING,
-        "the run repeats its text more often than helps",
-        "fewer steps, a smaller model, or more text",
-        "setup/train_tokens, progress/tokens, val/loss",
-        "certain",
-        "Muennighoff et al. 2023: up to four passes are nearly as good as new text",
-        small_data,
-        explains=("over-fitting", "duplicated-data", "batch-repeated", "loss-too-low"),
-    ),
-    Rule(
-        "data-damaged",
-        Severity.ERROR,
-        "a shard changed after it was written",
-        "prepare the data again (`prepare --replace true`)",
-        "meta.json of the folder of shards",
-        "certain",
-        "the hash of each shard in meta.json",
-        damaged,
-        explains=("loss-spikes", "diverged", "loss-not-finite", "duplicated-data"),
-    ),
-    Rule(
-        "vocabulary-unused",
-        Severity.WARNING,
-        "the vocabulary is not that of the text's tokenizer",
-        "remove --model.vocab_size, or use the tokenizer that the text was prepared with",
-        "health/untouched_embeddings",
-        "likely",
-        OURS,
-        unused_vocabulary,
-    ),
+    copied,
+    shifted_twice,
+    unrelated,
+    leak,
+    ignored,
+    one_batch,
+    duplicates,
+    overlap,
+    small_data,
+    damaged,
+    unused_vocabulary,
 )

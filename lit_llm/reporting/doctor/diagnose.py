@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError
@@ -16,7 +16,7 @@ from lit_llm.plan.run_record import recorded_launches
 from lit_llm.reporting.doctor.data_rules import DATA_RULES
 from lit_llm.reporting.doctor.finding import Finding, Rule
 from lit_llm.reporting.doctor.loss_rules import LOSS_RULES
-from lit_llm.reporting.doctor.observed import Damage, Observed
+from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.reporting.doctor.optimizer_rules import OPTIMIZER_RULES
 from lit_llm.reporting.doctor.speed_rules import SPEED_RULES
 from lit_llm.runs.loaded_run import LoadedRun
@@ -40,15 +40,8 @@ MOST_BYTES = 2 * 10**9
 """Of shards that are compared unless asked for: some seconds."""
 
 
-class ReadRun(NamedTuple):
-    """A run, and sentences about what could not be read."""
-
-    run: Observed
-    notes: list[str]
-
-
-def read_run(folder: Path, *, check_data: bool | None = None) -> ReadRun:
-    """Read a run folder.
+def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed, list[str]]:
+    """(the run of a folder, sentences about what could not be read).
 
     Args:
         check_data: compare the shards of the training data with their hashes. None: if they have at most 2 GB.
@@ -75,7 +68,7 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> ReadRun:
         notes.append(f"The {size / 1e9:,.0f} GB of training data were not compared with their hashes (--check_data true).")
         check_data = False
     found = damages(shards) if check_data is not False else []
-    return ReadRun(replace(run, damages=found), notes)
+    return replace(run, damages=found), notes
 
 
 def observed(run: LoadedRun) -> Observed:
@@ -101,8 +94,8 @@ def data_shards(config: Mapping[str, Any]) -> list[tuple[Path, str]]:
     return found
 
 
-def damages(shards: Sequence[tuple[Path, str]]) -> list[Damage]:
-    """The files that are missing, or whose tokens do not have their hash."""
+def damages(shards: Sequence[tuple[Path, str]]) -> list[str]:
+    """A sentence for each file that is missing, or whose tokens do not have their hash."""
     found = []
     for path, expected in shards:
         try:
@@ -112,8 +105,8 @@ def damages(shards: Sequence[tuple[Path, str]]) -> list[Damage]:
                 while block := file.read(1 << 20):
                     digest.update(block)
         except OSError as error:
-            found.append(Damage(str(path), f"cannot be read: {error.strerror}"))
+            found.append(f"{path} cannot be read: {error.strerror}")
             continue
         if digest.hexdigest() != expected:
-            found.append(Damage(str(path), "does not have the hash that meta.json gives it"))
+            found.append(f"{path} does not have the hash that meta.json gives it")
     return found

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 from lit_llm.reporting.doctor.observed import Observed
+
+Seen = Callable[[Observed], str | None]
+"""What was seen, with steps and figures; None if the symptom is not there."""
 
 
 class Severity(IntEnum):
@@ -29,20 +33,27 @@ class Rule:
         change: the flag or the step that mends it.
         look_at: tags or files that confirm it.
         sure: how sure the cause is if the symptom is there: "certain", "likely" or "possible".
-        source: where symptom and threshold come from.
-        seen: what was seen, with steps and figures; None if the symptom is not there.
         explains: names of rules whose symptoms follow from this cause.
     """
 
-    name: str
     severity: Severity
+    name: str
     cause: str
     change: str
     look_at: str
     sure: str
-    source: str
-    seen: Callable[[Observed], str | None]
-    explains: tuple[str, ...] = ()
+    explains: tuple[str, ...]
+    seen: Seen
+
+
+def _rule(
+    severity: Severity, name: str, cause: str, change: str, look_at: str, sure: str, explains: tuple[str, ...] = ()
+) -> Callable[[Seen], Rule]:
+    """Makes a rule of the function below it. Its thresholds were measured (docs/evidence/doctor.md), or a comment says why."""
+    return partial(Rule, severity, name, cause, change, look_at, sure, explains)
+
+
+error, warning, advice = (partial(_rule, severity) for severity in Severity)
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class Finding:
 
     rule: Rule
     seen: str
-    follows_from: tuple[str, ...] = field(default=())
+    follows_from: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -7,14 +7,21 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from lit_llm.reporting.doctor.finding import Rule, Severity
+from lit_llm.reporting.doctor.finding import error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 LARGEST_GAIN = 4.0
 """Root mean square of a matrix times the root of its inputs; GPT-3's 0.02 at width 12,288 has 2.2, torch's Linear 0.6."""
-OURS = "measured here: docs/evidence/doctor.md, fault matrix"
 
 
+@error(
+    "loss-not-finite",
+    "the learning rate is too high, or a value overflowed",
+    "a third of the learning rate, more warmup (--schedule.warmup_steps); continue from the last good checkpoint",
+    "grad/norm and health/activation_max before that step",
+    "likely",  # the usual first symptom of divergence
+    explains=("loss-spikes",),
+)
 def not_finite(run: Observed) -> str | None:
     for tag in ("train/loss", "val/loss"):
         bad = [step for step, value in run.points(tag) if not math.isfinite(value)]
@@ -23,6 +30,14 @@ def not_finite(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "fp16-overflow",
+    "numbers exceed fp16's largest, 65,504",
+    "--trainer.precision bf16-mixed",
+    "grad/norm, health/activation_max, health/logit_max",
+    "likely",  # Micikevicius et al. 2018, Mixed precision training
+    explains=("loss-not-finite", "loss-spikes", "learning-rate-too-high", "diverged", "loss-stuck"),
+)
 def half_precision_overflow(run: Observed) -> str | None:
     if not str(run.setting("trainer.precision", "")).startswith("16"):
         return None
@@ -30,7 +45,7 @@ def half_precision_overflow(run: Observed) -> str | None:
     late = [step for step, norm in norms if not math.isfinite(norm) and step > max(20, run.step // 10)]
     if len(late) >= max(2, 0.02 * len(norms)):  # the scaler tries larger scales now and then
         return f"gradients were infinite in {len(late):,} rows, at first after the search for a scale at step {late[0]:,}"
-    return not_finite(run)
+    return not_finite.seen(run)
 
 
 def _scatter(values: Sequence[float]) -> float:
@@ -39,6 +54,14 @@ def _scatter(values: Sequence[float]) -> float:
     return 1.4826 * statistics.median(steps) / math.sqrt(2) if steps else 0.0
 
 
+@error(
+    "diverged",
+    "the learning rate is too high",
+    "a third of the learning rate, or more warmup (--schedule.warmup_steps)",
+    "grad/norm, health/update_ratio",
+    "likely",
+    explains=("loss-spikes",),
+)
 def diverged(run: Observed) -> str | None:
     curve = run.finite("train/loss")
     fifth = max(3, len(curve) // 5)
@@ -57,6 +80,13 @@ def diverged(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "loss-stuck",
+    "the targets have nothing to do with the inputs, or the learning rate is much too low or too high",
+    "look at a batch of the data; then try ten times the learning rate",
+    "health/shifted_targets, health/update_ratio",
+    "possible",
+)
 def stuck(run: Observed) -> str | None:
     curve = run.smoothed("train/loss")
     if len(curve) < 8 or not run.from_scratch or (run.uniform_loss or 0.0) < math.log(32):  # few symbols: little to learn
@@ -71,6 +101,13 @@ def stuck(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "loss-too-low",
+    "the model sees its targets: labels are not shifted, the mask leaks, or the text repeats itself",
+    "look at a batch of the data and at the attention mask",
+    "health/copied_targets, health/future_leak, health/repeated_samples",
+    "possible",  # the entropy of English is near 0.6 to 1.3 bits per character (Shannon 1951); a first pass does not reach it
+)
 def too_good(run: Observed) -> str | None:
     if not run.from_scratch or (run.passes is not None and run.passes > 3):
         return None
@@ -81,6 +118,13 @@ def too_good(run: Observed) -> str | None:
     return None
 
 
+@warning(
+    "over-fitting",
+    "the model learns the training text by heart",
+    "stop earlier (the checkpoint `best`), give more text, or raise dropout or weight decay",
+    "val/loss against train/loss",
+    "likely",  # standard; passes beyond four help little (Muennighoff et al. 2023)
+)
 def over_fitting(run: Observed) -> str | None:
     curve = run.finite("val/loss")
     if len(curve) < 3 or (run.passes is not None and run.passes < 1):  # nothing was read twice
@@ -97,6 +141,14 @@ def over_fitting(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "validation-unlike-training",
+    "the validation text has another tokenizer or vocabulary than the training text",
+    "prepare both splits with the same tokenizer (`prepare`)",
+    "meta.json of both folders of shards; val/loss",
+    "likely",
+    explains=("over-fitting",),
+)
 def gap(run: Observed) -> str | None:
     """The model has never learned anything about the validation text."""
     curve, train, uniform = run.finite("val/loss"), run.smoothed("train/loss"), run.uniform_loss
@@ -111,6 +163,13 @@ def gap(run: Observed) -> str | None:
     return None
 
 
+@warning(
+    "loss-spikes",
+    "single batches are unlike the others, or the learning rate is near its limit",
+    "look at the samples of the steps that the spike guard names; lower the learning rate if they are ordinary text",
+    "spike/skipped, grad/norm",
+    "possible",  # Chowdhery et al. 2022, PaLM, 5.1
+)
 def spikes(run: Observed) -> str | None:
     found = _standing_out([(step, value) for step, value in run.finite("train/loss") if step > run.warmup_steps])
     skipped = sum(run.values("spike/skipped", run.warmup_steps))
@@ -142,6 +201,14 @@ def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return found if len(found) >= max(2, 0.01 * len(rows)) else []
 
 
+@error(
+    "initial-weights",
+    "the initial weights are too large",
+    "--model.init_std 0.02, or remove the setting",
+    "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
+    "likely",  # the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks
+    explains=("diverged", "loss-spikes", "learning-rate-too-high", "learning-rate-too-low", "large-logits"),
+)
 def bad_start(run: Observed) -> str | None:
     if not run.from_scratch:
         return None
@@ -157,100 +224,4 @@ def bad_start(run: Observed) -> str | None:
     return None
 
 
-LOSS_RULES = (
-    Rule(
-        "fp16-overflow",
-        Severity.ERROR,
-        "numbers exceed fp16's largest, 65,504",
-        "--trainer.precision bf16-mixed",
-        "grad/norm, health/activation_max, health/logit_max",
-        "likely",
-        "Micikevicius et al. 2018, Mixed precision training",
-        half_precision_overflow,
-        explains=("loss-not-finite", "loss-spikes", "learning-rate-too-high", "diverged", "loss-stuck"),
-    ),
-    Rule(
-        "loss-not-finite",
-        Severity.ERROR,
-        "the learning rate is too high, or a value overflowed",
-        "a third of the learning rate, more warmup (--schedule.warmup_steps); continue from the last good checkpoint",
-        "grad/norm and health/activation_max before that step",
-        "likely",
-        "the usual first symptom of divergence",
-        not_finite,
-        explains=("loss-spikes",),
-    ),
-    Rule(
-        "initial-weights",
-        Severity.ERROR,
-        "the initial weights are too large",
-        "--model.init_std 0.02, or remove the setting",
-        "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
-        "likely",
-        "the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks",
-        bad_start,
-        explains=("diverged", "loss-spikes", "learning-rate-too-high", "learning-rate-too-low", "large-logits"),
-    ),
-    Rule(
-        "diverged",
-        Severity.ERROR,
-        "the learning rate is too high",
-        "a third of the learning rate, or more warmup (--schedule.warmup_steps)",
-        "grad/norm, health/update_ratio",
-        "likely",
-        OURS,
-        diverged,
-        explains=("loss-spikes",),
-    ),
-    Rule(
-        "loss-stuck",
-        Severity.ERROR,
-        "the targets have nothing to do with the inputs, or the learning rate is much too low or too high",
-        "look at a batch of the data; then try ten times the learning rate",
-        "health/shifted_targets, health/update_ratio",
-        "possible",
-        OURS,
-        stuck,
-    ),
-    Rule(
-        "loss-too-low",
-        Severity.ERROR,
-        "the model sees its targets: labels are not shifted, the mask leaks, or the text repeats itself",
-        "look at a batch of the data and at the attention mask",
-        "health/copied_targets, health/future_leak, health/repeated_samples",
-        "possible",
-        "the entropy of English is near 0.6 to 1.3 bits per character (Shannon 1951); a first pass does not reach it",
-        too_good,
-    ),
-    Rule(
-        "over-fitting",
-        Severity.WARNING,
-        "the model learns the training text by heart",
-        "stop earlier (the checkpoint `best`), give more text, or raise dropout or weight decay",
-        "val/loss against train/loss",
-        "likely",
-        "standard; passes beyond four help little (Muennighoff et al. 2023)",
-        over_fitting,
-    ),
-    Rule(
-        "validation-unlike-training",
-        Severity.ERROR,
-        "the validation text has another tokenizer or vocabulary than the training text",
-        "prepare both splits with the same tokenizer (`prepare`)",
-        "meta.json of both folders of shards; val/loss",
-        "likely",
-        OURS,
-        gap,
-        explains=("over-fitting",),
-    ),
-    Rule(
-        "loss-spikes",
-        Severity.WARNING,
-        "single batches are unlike the others, or the learning rate is near its limit",
-        "look at the samples of the steps that the spike guard names; lower the learning rate if they are ordinary text",
-        "spike/skipped, grad/norm",
-        "possible",
-        "Chowdhery et al. 2022, PaLM, 5.1",
-        spikes,
-    ),
-)
+LOSS_RULES = (half_precision_overflow, not_finite, bad_start, diverged, stuck, too_good, over_fitting, gap, spikes)

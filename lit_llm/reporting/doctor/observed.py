@@ -6,19 +6,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from lit_llm.runs.loaded_run import Series
+from lit_llm.runs.loaded_run import Series, setting_in
 
 Points = list[tuple[int, float]]
 """(optimizer step, value), by step."""
-
-
-class Damage(NamedTuple):
-    """A file of the training data that is not what was written."""
-
-    file: str
-    problem: str
 
 
 @dataclass(frozen=True)
@@ -29,13 +22,13 @@ class Observed:
         scalars: logged numbers by tag.
         config: the settings of config.yaml; none for a run that has none.
         first_steps: complete steps at the start of each launch, oldest first.
-        damages: files of the training data that are not what was written.
+        damages: a sentence for each file of the training data that is not what was written.
     """
 
     scalars: Mapping[str, Series]
     config: Mapping[str, Any] = field(default_factory=dict)
     first_steps: Sequence[int] = ()
-    damages: Sequence[Damage] = ()
+    damages: Sequence[str] = ()
 
     def points(self, tag: str) -> Points:
         """Every value of a tag, also NaN and infinity."""
@@ -71,9 +64,7 @@ class Observed:
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting by its dotted key; `default` if a part of it is missing or null."""
-        value: Any = self.config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = setting_in(self.config, key)
         return default if value is None else value
 
     @property

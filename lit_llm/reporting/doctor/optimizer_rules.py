@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 
-from lit_llm.reporting.doctor.finding import Rule, Severity
-from lit_llm.reporting.doctor.loss_rules import OURS
+from lit_llm.reporting.doctor.finding import advice, error, warning
 from lit_llm.reporting.doctor.observed import Observed, Points
 
 UPDATE_HIGH = 0.12
@@ -31,6 +30,14 @@ def _ratios_after_warmup(run: Observed) -> list[float]:
     return [ratio for ratio in layers if ratio is not None]
 
 
+@error(
+    "learning-rate-too-high",
+    "the learning rate is too high",
+    "a tenth to a third of the learning rate (`find-lr` measures it)",
+    "health/update_ratio, grad/norm, train/loss",
+    "likely",
+    explains=("diverged", "loss-spikes", "loss-not-finite", "loss-stuck", "dead-units", "large-logits"),
+)
 def rate_too_high(run: Observed) -> str | None:
     ratios = _ratios_after_warmup(run)
     if not ratios or _upper(ratios) < UPDATE_HIGH:
@@ -39,6 +46,14 @@ def rate_too_high(run: Observed) -> str | None:
     return f"after warmup one step changed a quarter of the layers by {ratio:.0%} of their norm or more (usual: at most 6 %)"
 
 
+@warning(
+    "learning-rate-too-low",
+    "the learning rate is too low",
+    "ten times the learning rate (`find-lr` measures it)",
+    "health/update_ratio, train/loss",
+    "likely",
+    explains=("loss-stuck",),
+)
 def rate_too_low(run: Observed) -> str | None:
     planned = run.planned_steps
     if not run.from_scratch or run.step < run.warmup_steps + 100 or planned is None or 2 * run.step < planned:
@@ -52,6 +67,13 @@ def rate_too_low(run: Observed) -> str | None:
     )
 
 
+@warning(
+    "clipped-at-every-step",
+    "the limit of the gradient norm is far below the usual norm",
+    "--gradient_norm.clip 1.0, or the median of grad/norm",
+    "grad/norm, grad/clip_fraction",
+    "certain",  # a limit that always acts is a normalisation, and hides spikes
+)
 def clipped_always(run: Observed) -> str | None:
     clip = run.setting("gradient_norm.init_args.clip")
     fractions, norm = run.values("grad/clip_fraction", run.warmup_steps), run.median("grad/norm", run.warmup_steps)
@@ -67,6 +89,13 @@ def clipped_always(run: Observed) -> str | None:
     return None
 
 
+@advice(
+    "no-warmup",
+    "the first steps use the full learning rate, when the optimizer's averages know one batch only",
+    "--schedule.warmup_steps 100, or 1 % of the steps",
+    "lr, grad/norm of the first steps",
+    "certain",  # Goyal et al. 2017; Liu et al. 2020, On the variance of the adaptive learning rate
+)
 def no_warmup(run: Observed) -> str | None:
     rates = run.finite("lr")
     if not rates or rates[0][0] > 1 or not run.from_scratch or run.step < 20 or (run.planned_steps or 0) < 100:
@@ -77,6 +106,13 @@ def no_warmup(run: Observed) -> str | None:
     return None
 
 
+@advice(
+    "beta2-too-long",
+    "Adam's average of squares never forgets the first gradients",
+    "--optimizer.betas '[0.9, 0.95]'",
+    "the optimizer's betas",
+    "certain",  # an average with beta2 reaches back 1/(1 - beta2) steps; Kingma and Ba 2015
+)
 def long_memory(run: Observed) -> str | None:
     betas = run.setting("optimizer.init_args.betas")
     if not isinstance(betas, list | tuple) or len(betas) != 2 or not isinstance(betas[1], int | float) or not 0 < betas[1] < 1:
@@ -87,11 +123,26 @@ def long_memory(run: Observed) -> str | None:
     return None
 
 
+@warning(
+    "decayed-vectors",
+    "weight decay acts on norm weights and biases",
+    "put parameters of one dimension into a group with weight_decay 0",
+    "setup/decayed_vectors",
+    "certain",  # the groups of GPT-3 and LLaMA training code
+)
 def decayed_vectors(run: Observed) -> str | None:
     count = run.last("setup/decayed_vectors")
     return None if not count else f"{count:,.0f} norm weights or biases are in a parameter group with weight decay"
 
 
+@error(
+    "parameters-not-trained",
+    "parameters are frozen, or the optimizer does not have them",
+    "remove requires_grad = False, or give the optimizer every parameter",
+    "health/update_norm, setup/frozen, setup/unoptimized",
+    "certain",  # an update of exactly zero
+    explains=("dead-units", "learning-rate-too-low", "loss-stuck"),
+)
 def not_trained(run: Observed) -> str | None:
     missing = run.last("setup/unoptimized")
     if missing:
@@ -110,6 +161,14 @@ def not_trained(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "updates-rounded-away",
+    "weights in bf16 are too coarse for updates this small",
+    "--trainer.precision bf16-mixed",
+    "health/update_ratio",
+    "likely",  # bf16 has 8 significant bits; Zamirai et al. 2020, Revisiting BFloat16 training
+    explains=("learning-rate-too-low", "loss-stuck"),
+)
 def rounded_away(run: Observed) -> str | None:
     if run.setting("trainer.precision") != "bf16-true":
         return None
@@ -122,6 +181,14 @@ def rounded_away(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "loss-scale",
+    "the gradient is not that of the mean loss: micro-batches are added instead of averaged, or the loss is a sum",
+    "divide the loss by the number of counted tokens of the global batch",
+    "health/backward_loss_ratio, grad/norm",
+    "certain",  # both are the same number in a step; Unsloth 2024, Bugs in gradient accumulation
+    explains=("clipped-at-every-step", "diverged", "learning-rate-too-high", "loss-spikes"),
+)
 def wrong_scale(run: Observed) -> str | None:
     ratios = run.values("health/backward_loss_ratio", 0)
     if not ratios:
@@ -132,6 +199,14 @@ def wrong_scale(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "schedule-restarted",
+    "the resumed run did not continue the schedule",
+    "resume with the same schedule (--resume auto), and start a new run for a new one (--init_from)",
+    "lr at the step of the resume",
+    "certain",  # a schedule is a function of the step
+    explains=("diverged", "loss-spikes"),
+)
 def restarted_schedule(run: Observed) -> str | None:
     rates = run.finite("lr")
     for first in run.first_steps:
@@ -158,110 +233,14 @@ def _interpolated(rates: Points, step: int) -> float | None:
 
 
 OPTIMIZER_RULES = (
-    Rule(
-        "parameters-not-trained",
-        Severity.ERROR,
-        "parameters are frozen, or the optimizer does not have them",
-        "remove requires_grad = False, or give the optimizer every parameter",
-        "health/update_norm, setup/frozen, setup/unoptimized",
-        "certain",
-        "an update of exactly zero",
-        not_trained,
-        explains=("dead-units", "learning-rate-too-low", "loss-stuck"),
-    ),
-    Rule(
-        "schedule-restarted",
-        Severity.ERROR,
-        "the resumed run did not continue the schedule",
-        "resume with the same schedule (--resume auto), and start a new run for a new one (--init_from)",
-        "lr at the step of the resume",
-        "certain",
-        "a schedule is a function of the step",
-        restarted_schedule,
-        explains=("diverged", "loss-spikes"),
-    ),
-    Rule(
-        "updates-rounded-away",
-        Severity.ERROR,
-        "weights in bf16 are too coarse for updates this small",
-        "--trainer.precision bf16-mixed",
-        "health/update_ratio",
-        "likely",
-        "bf16 has 8 significant bits; Zamirai et al. 2020, Revisiting BFloat16 training",
-        rounded_away,
-        explains=("learning-rate-too-low", "loss-stuck"),
-    ),
-    Rule(
-        "loss-scale",
-        Severity.ERROR,
-        "the gradient is not that of the mean loss: micro-batches are added instead of averaged, or the loss is a sum",
-        "divide the loss by the number of counted tokens of the global batch",
-        "health/backward_loss_ratio, grad/norm",
-        "certain",
-        "both are the same number in a step; Unsloth 2024, Bugs in gradient accumulation",
-        wrong_scale,
-        explains=("clipped-at-every-step", "diverged", "learning-rate-too-high", "loss-spikes"),
-    ),
-    Rule(
-        "learning-rate-too-high",
-        Severity.ERROR,
-        "the learning rate is too high",
-        "a tenth to a third of the learning rate (`find-lr` measures it)",
-        "health/update_ratio, grad/norm, train/loss",
-        "likely",
-        OURS,
-        rate_too_high,
-        explains=("diverged", "loss-spikes", "loss-not-finite", "loss-stuck", "dead-units", "large-logits"),
-    ),
-    Rule(
-        "learning-rate-too-low",
-        Severity.WARNING,
-        "the learning rate is too low",
-        "ten times the learning rate (`find-lr` measures it)",
-        "health/update_ratio, train/loss",
-        "likely",
-        OURS,
-        rate_too_low,
-        explains=("loss-stuck",),
-    ),
-    Rule(
-        "clipped-at-every-step",
-        Severity.WARNING,
-        "the limit of the gradient norm is far below the usual norm",
-        "--gradient_norm.clip 1.0, or the median of grad/norm",
-        "grad/norm, grad/clip_fraction",
-        "certain",
-        "a limit that always acts is a normalisation, and hides spikes",
-        clipped_always,
-    ),
-    Rule(
-        "decayed-vectors",
-        Severity.WARNING,
-        "weight decay acts on norm weights and biases",
-        "put parameters of one dimension into a group with weight_decay 0",
-        "setup/decayed_vectors",
-        "certain",
-        "the groups of GPT-3 and LLaMA training code",
-        decayed_vectors,
-    ),
-    Rule(
-        "no-warmup",
-        Severity.ADVICE,
-        "the first steps use the full learning rate, when the optimizer's averages know one batch only",
-        "--schedule.warmup_steps 100, or 1 % of the steps",
-        "lr, grad/norm of the first steps",
-        "certain",
-        "Goyal et al. 2017; Liu et al. 2020, On the variance of the adaptive learning rate",
-        no_warmup,
-    ),
-    Rule(
-        "beta2-too-long",
-        Severity.ADVICE,
-        "Adam's average of squares never forgets the first gradients",
-        "--optimizer.betas '[0.9, 0.95]'",
-        "the optimizer's betas",
-        "certain",
-        "an average with beta2 reaches back 1/(1 - beta2) steps; Kingma and Ba 2015",
-        long_memory,
-    ),
+    not_trained,
+    restarted_schedule,
+    rounded_away,
+    wrong_scale,
+    rate_too_high,
+    rate_too_low,
+    clipped_always,
+    decayed_vectors,
+    no_warmup,
+    long_memory,
 )

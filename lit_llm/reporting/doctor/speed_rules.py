@@ -5,11 +5,18 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from lit_llm.reporting.doctor.finding import Rule, Severity
-from lit_llm.reporting.doctor.loss_rules import OURS
+from lit_llm.reporting.doctor.finding import error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 
+@warning(
+    "dead-units",
+    "units of the MLP never are above zero, and so get no gradient",
+    "a lower learning rate, a smaller initial bias, or --model.mlp swiglu",
+    "health/dead_units",
+    "likely",  # Lu et al. 2019, Dying ReLU and initialization
+    explains=("large-logits",),
+)
 def dead(run: Observed) -> str | None:
     found = {layer: points[-1] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}
     worst = max(found, key=lambda layer: found[layer][1], default=None)
@@ -19,6 +26,13 @@ def dead(run: Observed) -> str | None:
     return f"{share:.0%} of the hidden units of {worst} were zero on every probed token at step {step:,}"
 
 
+@warning(
+    "large-logits",
+    "logits drift upwards, which ends in spikes",
+    "--loss.z_loss 1e-4",
+    "health/logit_max, health/logit_rms",
+    "possible",  # Chowdhery et al. 2022, PaLM, 5.1; Wortsman et al. 2023, Small-scale proxies
+)
 def large_logits(run: Observed) -> str | None:
     points = run.finite("health/logit_max")
     if len(points) > 1 and points[-1][1] > 100:
@@ -26,6 +40,13 @@ def large_logits(run: Observed) -> str | None:
     return None
 
 
+@warning(
+    "slow-loader",
+    "the data loader is slower than the model",
+    "--data.num_workers 4; prepare the text once (`prepare`); a local disk",
+    "time/data_fraction",
+    "certain",  # the time that steps wait for data
+)
 def slow_loader(run: Observed) -> str | None:
     shares = run.values("time/data_fraction")
     if len(shares) > 2 and statistics.median(shares) > 0.4:
@@ -33,6 +54,13 @@ def slow_loader(run: Observed) -> str | None:
     return None
 
 
+@warning(
+    "straggler",
+    "one rank is slower than the others, and all wait for it",
+    "look at that machine: clock rate, temperature, other processes",
+    "rank/straggler, rank/step_time_max, rank/step_time_mean",
+    "certain",
+)
 def straggler(run: Observed) -> str | None:
     slowest = run.values("rank/straggler")
     longest, mean = run.median("rank/step_time_max"), run.median("rank/step_time_mean")
@@ -46,6 +74,14 @@ def straggler(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "ranks-differ",
+    "a rank has other weights than the others, so that averaged gradients fit none of them",
+    "start every rank from the same checkpoint and seed; look for code that runs on one rank only",
+    "health/rank_difference",
+    "certain",  # DDP keeps the weights of all ranks equal, bit for bit
+    explains=("diverged", "loss-spikes", "learning-rate-too-high"),
+)
 def ranks_differ(run: Observed) -> str | None:
     largest = max(run.finite("health/rank_difference"), key=lambda point: point[1], default=(0, 0.0))
     if largest[1] > 0:
@@ -53,57 +89,4 @@ def ranks_differ(run: Observed) -> str | None:
     return None
 
 
-SPEED_RULES = (
-    Rule(
-        "ranks-differ",
-        Severity.ERROR,
-        "a rank has other weights than the others, so that averaged gradients fit none of them",
-        "start every rank from the same checkpoint and seed; look for code that runs on one rank only",
-        "health/rank_difference",
-        "certain",
-        "DDP keeps the weights of all ranks equal, bit for bit",
-        ranks_differ,
-        explains=("diverged", "loss-spikes", "learning-rate-too-high"),
-    ),
-    Rule(
-        "dead-units",
-        Severity.WARNING,
-        "units of the MLP never are above zero, and so get no gradient",
-        "a lower learning rate, a smaller initial bias, or --model.mlp swiglu",
-        "health/dead_units",
-        "likely",
-        "Lu et al. 2019, Dying ReLU and initialization",
-        dead,
-        explains=("large-logits",),
-    ),
-    Rule(
-        "large-logits",
-        Severity.WARNING,
-        "logits drift upwards, which ends in spikes",
-        "--loss.z_loss 1e-4",
-        "health/logit_max, health/logit_rms",
-        "possible",
-        "Chowdhery et al. 2022, PaLM, 5.1; Wortsman et al. 2023, Small-scale proxies",
-        large_logits,
-    ),
-    Rule(
-        "slow-loader",
-        Severity.WARNING,
-        "the data loader is slower than the model",
-        "--data.num_workers 4; prepare the text once (`prepare`); a local disk",
-        "time/data_fraction",
-        "certain",
-        "the time that steps wait for data",
-        slow_loader,
-    ),
-    Rule(
-        "straggler",
-        Severity.WARNING,
-        "one rank is slower than the others, and all wait for it",
-        "look at that machine: clock rate, temperature, other processes",
-        "rank/straggler, rank/step_time_max, rank/step_time_mean",
-        "certain",
-        OURS,
-        straggler,
-    ),
-)
+SPEED_RULES = (ranks_differ, dead, large_logits, slow_loader, straggler)
