@@ -21,9 +21,8 @@ from types import SimpleNamespace
 
 from lit_llm.__main__ import main
 from lit_llm.callbacks import throughput
-from lit_llm.plan.measured_speed import measured_speed
-from lit_llm.plan.run_record import MeasuredRun, measured_run
-from lit_llm.plan.step_time import Options, step_times
+from lit_llm.plan.run_record import MeasuredRun, measured_run, measured_speed
+from lit_llm.plan.speed import Options, step_times
 
 SIZES = {  # name: layers, width, tokens of a sequence, sequences, optimizer
     "64 wide": (2, 64, 64, 16, "MuonAdamW"),

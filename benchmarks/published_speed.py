@@ -46,7 +46,7 @@ class Known:
         return cls(run, gpu, work_of(settings, cuda=True), exchange)
 
     def ratio(self, constants: Constants) -> float:
-        """Predicted over published tokens per second. As `lit_llm.plan.step_time.step_times`."""
+        """Predicted over published tokens per second. As `lit_llm.plan.speed.step_times`."""
         settings = self.run.settings
         computing, count = self.gpu.seconds(self.work, constants), settings.accumulation
         exposed = self.exchange.exposed(computing / count, constants.exposed, constants.waiting)

@@ -22,9 +22,8 @@ from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.number_domain import Domain, above, at_least, whole
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware, table
-from lit_llm.plan.measured_speed import differences, measured_speed
-from lit_llm.plan.run_record import MeasuredRun, certified_run, measured_run
-from lit_llm.plan.step_time import SAVE_GBPS
+from lit_llm.plan.run_record import MeasuredRun, certified_run, differences, measured_run, measured_speed
+from lit_llm.plan.speed import SAVE_GBPS
 from lit_llm.runs.run_folder import CONFIG, expanded
 
 if TYPE_CHECKING:  # imports torch and Lightning

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.optimizer import matrix_shapes
-from lit_llm.plan.pipeline_order import StageShare, shares, weights_of_stages
+from lit_llm.plan.pipeline_order import StageShare, stages_of_rank, weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.weights import Weight, gathered_bytes, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.weights import Weights, gathered_bytes, reduced_bytes, stored_bytes
 
 LATENCY_SECONDS = 10e-6
 """Latency of one message. An assumption: NCCL takes 5 to 10 microseconds over NVLink, 10 to 20 over InfiniBand."""
@@ -93,21 +93,7 @@ class Collective(NamedTuple):
 # -- collectives of a rank --------------------------------------------------------------------------------------------
 
 
-def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
-    """What a rank of the pipeline has; without a pipeline all."""
-    layout, layers = settings.layout.pipeline, settings.gpt.n_layer
-    if layout.ranks == 1:
-        return (StageShare(0, layers, first=True, last=True),)
-    return shares(layout, layers, rank)
-
-
-def weights_of_rank(settings: RunSettings, rank: int, tensor_parallel: int = 1) -> tuple[Weight, ...]:
-    """The weights of a rank of the pipeline, whole, or a tensor-parallel rank's part of them."""
-    weights = weights_of(settings.model, settings.lora, tensor_parallel)
-    return weights if settings.layout.pipeline.ranks == 1 else weights_of_stages(weights, stages_of_rank(settings, rank))
-
-
-def fullest_stage(settings: RunSettings) -> tuple[Weight, ...]:
+def fullest_stage(settings: RunSettings) -> Weights:
     """A tensor-parallel rank's part of the weights of the rank of the pipeline that has most."""
     ranks = range(settings.layout.pipeline.ranks)
     held = (weights_of_rank(settings, rank, settings.layout.tensor_parallel) for rank in ranks)
@@ -225,7 +211,7 @@ def _of_sequences(settings: RunSettings, rank: int) -> Collective:
     return Collective("keys and values between ranks of a sequence", "exchange", sent, each=True)
 
 
-def _of_stages(settings: RunSettings, rank: int, local: tuple[Weight, ...]) -> list[Collective]:
+def _of_stages(settings: RunSettings, rank: int, local: Weights) -> list[Collective]:
     """Activations to the next stage and gradients to the one before; a tied matrix's gradient between first and last rank."""
     layout, model, weight_bytes = settings.layout.pipeline, settings.gpt, settings.weight_bytes
     tokens = settings.sequences * settings.local_length / settings.layout.tensor_parallel

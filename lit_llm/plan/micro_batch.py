@@ -15,13 +15,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.plan.gathering import Bytes
-from lit_llm.plan.passes import MicroBatch, Passes, Step
-from lit_llm.plan.pipeline_order import StageShare, Task, micro_batches_to_play, orders
+from lit_llm.plan.layout import NO_PIPELINE
+from lit_llm.plan.passes import Passes, Step
+from lit_llm.plan.pipeline_order import Task, micro_batches_to_play, orders
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.segments import ACTIVATIONS, BUFFERS, GRADIENTS, KINDS, LOSS_HEAD, Run
-from lit_llm.plan.text_cache import cached_by_text
-from lit_llm.plan.weights import OwnModel
+from lit_llm.plan.segments import ACTIVATIONS, BUFFERS, GRADIENTS, KINDS, LOSS_HEAD, Bytes, MicroBatch
+from lit_llm.plan.weights import OwnModel, cached_by_text
 
 _RECOMPUTED = (
     "recomputation with schedule {}: torch recomputes a block for each of its weights, which may take twice the memory that is "
@@ -40,29 +39,30 @@ def micro_batch(step: Step) -> MicroBatch:
 
 
 def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
-    """The work of a micro-batch by itself: its FLOPs and what it writes."""
-    return micro_batch(Step(settings, settings.sequences, cuda=cuda, alone=True))
+    """The work of a micro-batch by itself, of eager blocks that are not sharded: its FLOPs and what it writes."""
+    layout = replace(settings.layout, strategy="single", shards="nothing", pipeline=NO_PIPELINE)
+    alone = replace(settings, layout=layout, compute=replace(settings.compute, compile=False))
+    return micro_batch(Step(alone, settings.sequences, cuda=cuda))
 
 
 def _of_whole_model(step: Step) -> MicroBatch:
-    passes, run = Passes(step), Run()
-    run.live[ACTIVATIONS] = step.ids_bytes
-    stage = StageShare(0, step.settings.gpt.n_layer, first=True, last=True)
+    passes, made, (stage,) = Passes(step), MicroBatch(), step.stages
+    made.live[ACTIVATIONS] = step.ids_bytes
     kind, held = passes.gradients((stage,))
     if step.gradients_exist or kind == GRADIENTS:
-        run.live[kind] = held
-    passes.forward_pass(run, stage)
+        made.live[kind] = held
+    passes.forward_pass(made, stage)
     if not step.gradients_exist:  # zero_grad, between forward and backward
-        run.live[GRADIENTS] -= held
-    passes.backward_pass(run, stage)
-    return MicroBatch.of(step, run)
+        made.live[GRADIENTS] -= held
+    passes.backward_pass(made, stage)
+    return made
 
 
 def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
     """The peaks of a rank of a pipeline. A step of many micro-batches repeats its middle, so that fewer are played."""
     stages = {stage.number: stage for stage in step.stages}
     count = micro_batches_to_play(layout, step.micro_batches)
-    order = [task for group in orders(layout, count)[layout.rank_of(step.stages[0].number)] for task in group]
+    order = [task for group in orders(layout, count)[step.rank] for task in group]
     order = [task for task in order if not (task.kind == "gradients of inputs" and stages[task.stage].first)]  # nothing to do
     split = {task[1:] for task in order if task.kind == "gradients of inputs"}
     passes = [Passes(replace(step, gradients_exist=exist)) for exist in (False, True)]
@@ -86,13 +86,13 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         gradient = not stage.first and (task[1:] in split or (kept_by_gloo and not before_is_here))
         return output + gradient
 
-    known: dict[tuple[str, int, bool], Run] = {}
+    known: dict[tuple[str, int, bool], MicroBatch] = {}
 
-    def played(kind: str, number: int, exist: bool) -> Run:
+    def played(kind: str, number: int, exist: bool) -> MicroBatch:
         """An action by itself."""
         key, stage = (kind, number, exist), stages[number]
         if key not in known:
-            run = known[key] = Run()
+            run = known[key] = MicroBatch()
             if kind == "forward":
                 passes[exist].forward_pass(run, stage)
             elif kind == "gradients of inputs":
@@ -111,25 +111,26 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
                 run.on_other_streams = {"backward": 0}
         return known[key]
 
-    run, done = Run(), set[int]()
-    run.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
-    run.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in step.stages)
+    made, done = MicroBatch(), set[int]()
+    made.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
+    made.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in step.stages)
     of_one = sum(buffers_after(task) for task in order if task.micro_batch == 0)
-    run.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
+    made.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
     for task in order:
         kind = "backward" if task.kind == "gradients of weights" and task[1:] not in split else task.kind
         action = played(kind, task.stage, task.stage in done)
         others = sum(whole.values()) - whole[task.stage]
         for phase, peak in action.peaks.items():
-            live = [a + peak[name] for a, name in zip(run.live, KINDS, strict=True)]
+            live = [a + peak[name] for a, name in zip(made.live, KINDS, strict=True)]
             sent = action.on_other_streams[phase]  # a part of `peak`
-            run.compare(phase, live, Bytes(others - sent, sent), sum(action.flops))
-        run.live = [a + b for a, b in zip(run.live, action.live, strict=True)]
-        run.live[ACTIVATIONS] += moved * buffers_after(task)
+            made.compare(phase, live, Bytes(others - sent, sent), action.flops)
+        made.live = [a + b for a, b in zip(made.live, action.live, strict=True)]
+        made.live[ACTIVATIONS] += moved * buffers_after(task)
         if kind in ("backward", "gradients of weights"):
             done.add(task.stage)
-            run.live[GRADIENTS] = run.live[BUFFERS] = 0
+            made.live[GRADIENTS] = made.live[BUFFERS] = 0
             kept, held = passes[1].gradients([stages[number] for number in sorted(done)])
-            run.live[kept] = held
-    notes = (_RECOMPUTED.format(layout.schedule),) if split and settings.compute.activation_checkpointing != "none" else ()
-    return MicroBatch.of(step, run, notes=notes)
+            made.live[kept] = held
+    if split and settings.compute.activation_checkpointing != "none":
+        made.notes = (_RECOMPUTED.format(layout.schedule),)
+    return made

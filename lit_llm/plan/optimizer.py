@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lit_llm.core.memory import MUON_BATCH_NUMEL
-from lit_llm.plan.weights import Weight, parameters_by_group
+from lit_llm.plan.weights import Weight, Weights, parameters_by_group
 
 STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
 """Number of state tensors of the parameter's size. SGD with momentum has one more; MuonAdamW is counted by group."""
@@ -46,7 +46,7 @@ class Optimizer:
         return {"float32": 4, "bfloat16": 2}[dtype]
 
 
-def state_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_bytes: int) -> float:
+def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) -> float:
     """Bytes of optimizer state for these weights: 8 per fp32 parameter for AdamW. Unknown optimizers count as AdamW.
 
     Without `row_state_bytes`. State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte states, each with
@@ -59,7 +59,7 @@ def state_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_byt
     return sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies for w in trainable)
 
 
-def row_state_bytes(optimizer: Optimizer, whole: tuple[Weight, ...], parameter_bytes: int) -> int:
+def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int) -> int:
     """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split."""
     if not optimizer.normuon:
         return 0
@@ -84,7 +84,7 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
     return copies * elements
 
 
-def matrix_shapes(weights: tuple[Weight, ...]) -> tuple[tuple[int, int], ...]:
+def matrix_shapes(weights: Weights) -> tuple[tuple[int, int], ...]:
     """The trainable hidden matrices, block by block."""
     matrices = [weight for weight in weights if _takes_muon(weight)]
     blocks = max((weight.times for weight in matrices), default=0)
@@ -95,7 +95,7 @@ def matrix_shapes(weights: tuple[Weight, ...]) -> tuple[tuple[int, int], ...]:
     )
 
 
-def work_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_bytes: int, *, cuda: bool) -> int:
+def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, cuda: bool) -> int:
     """Peak temporary memory of an optimizer step, without parameters, gradients and state. Muon's: `muon_work_bytes`.
 
     Args:

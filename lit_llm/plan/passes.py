@@ -7,29 +7,37 @@ number of sequences, so two numbers are traced, and any other follows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.memory import SOFTMAX_NUMEL
 from lit_llm.distributed.pipeline_layers import KINDS as SCHEDULES
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.plan.gathering import Bytes, GatheredWeights
 from lit_llm.plan.layout import Layout
-from lit_llm.plan.pipeline_order import StageShare, weights_of_stages
+from lit_llm.plan.pipeline_order import StageShare, stages_of_rank, weights_of_stages
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import (
     ACTIVATIONS,
     BUFFERS,
     GRADIENTS,
     LOSS_HEAD,
+    Bytes,
     Change,
-    Operation,
-    Run,
+    MicroBatch,
     Segment,
     combined,
     extended,
 )
-from lit_llm.plan.weights import gradient_bytes, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.weights import (
+    Weights,
+    gathered_bytes,
+    gathered_groups,
+    gradient_bytes,
+    is_tied,
+    reduced_bytes,
+    stored_bytes,
+    weights_of,
+)
 
 if TYPE_CHECKING:  # imports torch
     from lit_llm.plan.trace import Body, Numerics
@@ -46,36 +54,38 @@ class Step:
     Attributes:
         sequences: of the micro-batch.
         micro_batches: of an optimizer step.
-        stages: of the pipeline, that the rank has. (): the whole model.
+        rank: of the pipeline.
         cuda: use the kernels of a GPU, not of a CPU.
         gradients_exist: gradients of an earlier micro-batch exist, and this one is accumulated into them.
-        alone: count the work only: eager blocks, no pipeline, and weights and gradients that are not sharded.
-        timeline: return all operations, not only the peaks.
     """
 
     settings: RunSettings
     sequences: int
     micro_batches: int = 1
-    stages: tuple[StageShare, ...] = ()
+    rank: int = 0
     cuda: bool = False
     gradients_exist: bool = False
-    alone: bool = False
-    timeline: bool = False
 
     @property
-    def shard_gradients(self) -> int:
-        """Ranks that share the gradients."""
-        return 1 if self.alone else self.settings.layout.divisor("gradients")
+    def stages(self) -> tuple[StageShare, ...]:
+        """Of the pipeline, that the rank has; the whole model without a pipeline."""
+        return stages_of_rank(self.settings, self.rank)
 
     @property
     def pipeline(self) -> PipelineLayout | None:
         """None: the whole model is on this rank."""
-        return self.settings.layout.pipeline if self.stages else None
+        layout = self.settings.layout.pipeline
+        return layout if layout.ranks > 1 else None
+
+    @property
+    def shard_gradients(self) -> int:
+        """Ranks that share the gradients."""
+        return self.settings.layout.divisor("gradients")
 
     @property
     def fsdp(self) -> Layout | None:
         """The layout, if FSDP2 holds weights or gradients."""
-        return None if self.alone or not self.settings.layout.fsdp2 else self.settings.layout
+        return self.settings.layout if self.settings.layout.fsdp2 else None
 
     @property
     def keeps_gradients(self) -> bool:
@@ -109,44 +119,77 @@ class Step:
         return Numerics(*self.settings.sizes, self.cuda)
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Forward and backward of one micro-batch, without weights and optimizer state.
+class GatheredWeights:
+    """Bytes that FSDP2 holds of a stage in each part of a micro-batch; without FSDP2 none.
 
-    Earlier gradients are included: those being accumulated, or those of the previous step, which Lightning frees only after
-    the forward pass.
+    As `lit_llm.distributed.fsdp` sets it up, after torch 2.13's `_fsdp_param_group.py`:
+
+    - A gather fills a buffer, from which the whole weights are copied. In the forward pass the buffer lives until the next
+      copy, behind the last block through the loss. In the backward pass it is freed after the copy.
+    - The root (norm and head, or a tied embedding) stays whole from its first use to the end of the backward pass, and so do
+      its gradients. The embedding is not gathered again for the backward pass.
+    - Behind the backward pass of a block, its gradients are copied into a buffer, which lives until the next block's.
+
+    Parts of the stage are -1 for the embedding, 0 to L - 1 for its blocks, and L for norm, head and loss.
 
     Attributes:
-        peaks: live bytes by kind at the peak of each phase: "forward"; "loss head", forward and backward, with the
-            backward of the last norm; "backward".
-        written: all bytes that operations allocate, which is the write traffic to memory.
-        matmul_flops, attention_flops: that kernels execute, as torch's FlopCounterMode counts them.
-        timeline: of each operation, if they are wanted.
-        notes: what is unknown or assumed, one sentence each. Only of a user's module.
-        kernels: that write new memory, in a user's module; 0 for a GPT.
-        is_known: False: a user's module cannot be traced, so there are only gradients.
-        on_other_streams: part of each peak that a GPU allocates on streams that gather and reduce.
+        blocks: number of blocks of the stage.
+        gradients: bytes of the largest block's gradients.
+        root_gradients: bytes of the gradients of norm and head.
+        sent: bytes of the buffer from which a block's gradients are reduced, in fp32. 0: not behind this micro-batch.
+        already: the weights were gathered by an earlier micro-batch, and kept.
+
+    Args:
+        weights: parameters of the stage.
+        last: this micro-batch frees kept weights, and reduces kept gradients.
     """
 
-    peaks: dict[str, dict[str, int]]
-    written: int
-    matmul_flops: int
-    attention_flops: int
-    timeline: tuple[Operation, ...] = ()
-    on_other_streams: dict[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    is_known: bool = True
-    kernels: int = 0
+    def __init__(self, step: Step, weights: Weights, *, already_gathered: bool, last: bool) -> None:
+        layout, sizes = step.fsdp, step.settings.sizes
+        self.keeps, keeps_gradients = (True, False) if layout is None else layout.kept
+        self.already = already_gathered and self.keeps
+        self.prefetch = 0 if layout is None else layout.prefetch
+        self.frees, reduces = last or not self.keeps, last or not keeps_gradients
+        weights = () if layout is None else weights
+        block, root, embedding, self.blocks = gathered_groups(weights, tied=is_tied(weights))
+        self.gradients = stored_bytes(block, sizes[0], trainable=True)
+        self.root_gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
+        self.sent = reduced_bytes(block) if reduces else 0
+        self._block, self._embedding, self._root = (sum(gathered_bytes(part, *sizes)) for part in (block, embedding, root))
+        self._inside = gathered_bytes(weights, *sizes)[0]
+        is_buffered = layout is not None and layout.divisor("parameters") > 1  # one rank needs no buffers
+        self._block_buffer, self._first_buffer = (self._block, self._embedding or self._root) if is_buffered else (0, 0)
 
-    @classmethod
-    def of(cls, step: Step, run: Run, **others: Any) -> MicroBatch:
-        """What was played."""
-        timeline = tuple(run.timeline) if step.timeline else ()
-        return cls(run.peaks, run.written, run.flops[0], run.flops[1], timeline, run.on_other_streams, **others)
+    def forward(self, part: int) -> Bytes:
+        if self.already:
+            return Bytes(self._kept(self.blocks))
+        held = self._kept(part) if self.keeps else self._root
+        if part < 0:
+            return Bytes(held + self._embedding, self._first_buffer)
+        if part == self.blocks:
+            return Bytes(held, self._block_buffer)
+        ahead = min(self.prefetch, self.blocks - 1 - part)
+        return Bytes(held + self._block, (1 + ahead) * self._block_buffer)
 
-    @property
-    def flops(self) -> int:
-        return self.matmul_flops + self.attention_flops
+    def backward(self, part: int) -> Bytes:
+        sent = self.sent if part < self.blocks - 1 else 0
+        if self.keeps:
+            return Bytes(self._kept(part + 1 if self.frees else self.blocks), sent)
+        if part < 0:
+            return Bytes(self._root, sent)
+        if part == self.blocks:
+            return Bytes(self._root, self._block_buffer)
+        return Bytes(self._root + self._block, min(self.prefetch, part) * self._block_buffer + sent)
+
+    def reduction(self, block: int) -> Bytes:
+        """Behind the backward pass of a block, when its gradients are sent and those of the block behind it have arrived."""
+        own, sent = self.backward(block)
+        return Bytes(own - (self._block if self.frees else 0), sent + (0 if block < self.blocks - 1 else self.sent))
+
+    def _kept(self, blocks: int) -> int:
+        """The whole weights of the stage with this many blocks. -1: the root's only."""
+        held = min(max(blocks, 0), self.blocks) * self._inside // self.blocks
+        return self._root + (self._embedding if blocks >= 0 else 0) + held
 
 
 class Passes:
@@ -192,14 +235,13 @@ class Passes:
     def gathered(self, stage: StageShare) -> GatheredWeights:
         step, in_pipeline = self.step, self.step.pipeline is not None
         return GatheredWeights(
-            step.fsdp,
+            step,
             weights_of_stages(self.weights, (stage,)),
-            step.settings.sizes,
             already_gathered=in_pipeline or step.gradients_exist,
             last=not in_pipeline and (step.gradients_exist or step.micro_batches == 1),
         )
 
-    def forward_pass(self, run: Run, stage: StageShare) -> None:
+    def forward_pass(self, run: MicroBatch, stage: StageShare) -> None:
         count, gathered = stage.stop - stage.start, self.gathered(stage)
         run.play("forward", [self.embedding] * stage.first, gathered.forward(-1))
         for i, change in enumerate(self.blocks[stage.start : stage.stop]):
@@ -207,7 +249,7 @@ class Passes:
         run.play("forward", [self.norm] * stage.last, gathered.forward(count))
         run.play("loss head", self.head[:1] * stage.last, gathered.forward(count))
 
-    def backward_pass(self, run: Run, stage: StageShare) -> None:
+    def backward_pass(self, run: MicroBatch, stage: StageShare) -> None:
         step, count, gathered = self.step, stage.stop - stage.start, self.gathered(stage)
         run.play("loss head", [*self.head[1:], self.norm_back] * stage.last, gathered.backward(count))
         for i, change in reversed(list(enumerate(self.blocks_back[stage.start : stage.stop]))):
@@ -220,39 +262,11 @@ class Passes:
                 run.live[BUFFERS] -= gathered.sent if step.keeps_gradients else freed
         run.play("backward", [self.embedding_back] * stage.first, gathered.backward(-1))
 
-    def inputs_pass(self, run: Run, stage: StageShare) -> None:
+    def inputs_pass(self, run: MicroBatch, stage: StageShare) -> None:
         """The gradients of inputs."""
         gathered, (head, release) = self.gathered(stage), self.head_inputs
         run.play("loss head", [head, self.norm_inputs] * stage.last, gathered.forward(0))
         run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, gathered.forward(0))
-
-
-def played_as_a_whole(step: Step, phases: Sequence[tuple[str, Segment]]) -> MicroBatch:
-    """A micro-batch of a module that was traced as a whole: its phases, and the events of each.
-
-    FSDP2 has the largest block whole all the time, and its gradients all the time of the backward pass.
-    """
-    settings, weights = step.settings, weights_of(step.settings.model)
-    exist = step.gradients_exist
-    gathered = GatheredWeights(step.fsdp, weights, settings.sizes, already_gathered=exist, last=exist)
-    gradients = gathered.gradients + gathered.root_gradients + gathered.sent
-    beside = {
-        "forward": gathered.forward(0),
-        "loss head": gathered.forward(gathered.blocks),
-        "backward": Bytes(gathered.forward(0).own + gradients, gathered.forward(0).sent),
-    }
-    held = stored_bytes(weights, settings.weight_bytes, trainable=True) // step.shard_gradients
-    run = Run()
-    run.live[ACTIVATIONS] = step.ids_bytes
-    run.live[GRADIENTS] = held
-    if step.keeps_gradients:
-        run.live[GRADIENTS], run.live[BUFFERS] = 0, reduced_bytes(weights)
-    for i, (phase, segment) in enumerate(phases):
-        if i == len(phases) // 2 and not exist:  # zero_grad, between forward and backward
-            run.live[GRADIENTS] -= held
-        change = Change.of(segment, lambda gradient: (0 if exist else gradient // step.shard_gradients, 0))
-        run.play(phase, [change], beside[phase])
-    return MicroBatch.of(step, run)
 
 
 # -- parts of a GPT ---------------------------------------------------------------------------------------------------
@@ -311,7 +325,7 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
             sequences=sequences,
             length=step.traced_length,
             tensor_parallel=settings.layout.tensor_parallel,
-            compiled=compute.compile and not step.alone,
+            compiled=compute.compile,
             split=split,
         )
 

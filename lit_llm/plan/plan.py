@@ -14,10 +14,8 @@ from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
-from lit_llm.plan.rate_phases import Phase, phases
-from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings
-from lit_llm.plan.speed import dense_peak, gpu_of, work_of
-from lit_llm.plan.step_time import Options, Times, step_times
+from lit_llm.plan.run_settings import CHECKPOINTING, Phase, RunSettings, phases
+from lit_llm.plan.speed import Options, Times, dense_peak, gpu_of, step_times, work_of
 from lit_llm.plan.weights import OwnModel, average_bytes, parameters, stored_bytes, weights_of
 
 DEVICE_MTBF_HOURS = 50_000.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
@@ -11,7 +13,6 @@ from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.layout_problems import convolution_problems, pipeline_problems
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.data_facts import DataFacts, Stages, sequences_before
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.weights import OwnModel, PlannedModel, weights_of
@@ -29,12 +30,129 @@ BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matri
 CHECKPOINTING = ("none", "cheap", "attention", "full")
 
 
+# -- data -------------------------------------------------------------------------------------------------------------
+
+Stages = tuple[tuple[int, int], ...]
+"""Of a batch ramp: (number of the first step, from 0; sequences per step)."""
+
+
+@dataclass(frozen=True)
+class PlannedSource:
+    """A source in a phase."""
+
+    name: str
+    sequences: int
+    epochs: float
+    """Passes over the source from the start of the run to the end of the phase."""
+    max_epochs: float | None
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    """A phase with constant weights."""
+
+    end: int
+    """Sequences of the run at its end."""
+    sources: tuple[PlannedSource, ...]
+    period: int
+    """Sequences after which the shares are exact, again and again."""
+    largest_deviation: float
+    """Sequences that a source can be away from its share in between."""
+
+
+Phases = tuple[PlannedPhase, ...]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
+
+    `phases`: what a mixture draws from its sources. `sequences`: of one epoch of packed documents; None: unknown, or not
+    packed. `packing`: what packing does to the documents.
+    """
+
+    train_tokens: int | None = None
+    val_tokens: int | None = None
+    origin: str = "unknown"
+    bytes_per_token: int = 2
+    phases: Phases = ()
+    sequences: int | None = None
+    packing: str = ""
+
+
+def sequences_before(stages: Stages, step: int) -> int:
+    """Sequences in the first `step` steps."""
+    ends = [first for first, _ in stages[1:]] + [step]
+    return sum(max(0, min(end, step) - first) * size for (first, size), end in zip(stages, ends, strict=True))
+
+
+def steps_for(stages: Stages, sequences: int) -> int:
+    """The fewest steps that consume at least `sequences` sequences."""
+    remaining = sequences
+    for (first, size), (end, _) in pairwise(stages):
+        if remaining <= (end - first) * size:
+            return first - (-remaining // size)
+        remaining -= (end - first) * size
+    first, size = stages[-1]
+    return first - (-remaining // size)
+
+
+# -- the learning rate ------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The learning-rate schedule: its class name, and the rate of a step with a peak of 1 (None: not known)."""
 
     kind: str = "Cosine"
     rate: Callable[[int], float] | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a run: its optimizer steps and tokens."""
+
+    name: str
+    steps: int
+    tokens: int
+
+
+_SAMPLES = 2048
+_MOST_PHASES = 12
+"""Beyond these, a schedule is one that varies."""
+
+
+def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[int], int]) -> list[Phase]:
+    """The phases warmup (the rate rises), stable (at the peak), decay (it falls) and constant (below the peak).
+
+    Their ends are exact in a run of up to _SAMPLES steps. In a longer one, a phase between two samples may be missed.
+
+    Args:
+        rate: of an optimizer step 1, 2, …, with a peak of 1.
+        tokens_before: the number of tokens in the first n steps, as a function of n.
+    """
+
+    def name(step: int) -> str:
+        now = rate(step)
+        before = rate(step - 1) if step > 1 else 1.0
+        if step == 1 and steps > 1 and rate(2) >= now:
+            before = now if rate(2) == now else 0.0
+        return "warmup" if now > before else "decay" if now < before else "stable" if now == 1.0 else "constant"
+
+    ends, step = [0], 1
+    for until in (max(1, steps * sample // _SAMPLES) for sample in range(1, _SAMPLES + 1)):
+        while (now := name(step)) != name(until) and len(ends) <= _MOST_PHASES:
+            step += bisect_left(range(step, until), True, key=lambda other: name(other) != now)
+            ends.append(step - 1)
+        step = until
+    if len(ends) > _MOST_PHASES:
+        return [Phase("varies", steps, tokens_before(steps))]
+    return [
+        Phase(name(last), last - begin, tokens_before(last) - tokens_before(begin)) for begin, last in pairwise([*ends, steps])
+    ]
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

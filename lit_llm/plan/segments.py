@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from lit_llm.plan.gathering import Bytes
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
 ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION = range(7)
@@ -73,45 +71,73 @@ def combined(*terms: tuple[float, Change]) -> Change:
     return Change(tuple(sizes[:n]), tuple(sizes[n:]), written, (matmul, attention))
 
 
+class Bytes(NamedTuple):
+    """What FSDP2 holds beside the traced bytes: on a GPU's stream that computes, and on those that gather and reduce."""
+
+    own: int
+    sent: int = 0
+
+
 class Operation(NamedTuple):
-    """Forward or backward of a block, the embedding, the last norm or the loss."""
+    """Forward or backward of a block, the embedding, the last norm or the loss: its phase, bytes by kind at its peak, FLOPs."""
 
     phase: str
     live: dict[str, int]
-    """Bytes by kind at its peak."""
     flops: int
 
 
-class Run:
-    """Plays changes one after the other.
+@dataclass
+class MicroBatch:
+    """Forward and backward of one micro-batch, without weights and optimizer state. `play` adds changes one after the other.
+
+    Earlier gradients are included: those being accumulated, or those of the previous step, which Lightning frees only after
+    the forward pass.
 
     Attributes:
-        live: bytes by kind.
-        peaks: bytes by kind at the peak of each phase.
+        peaks: live bytes by kind at the peak of each phase: "forward"; "loss head", forward and backward, with the
+            backward of the last norm; "backward".
         on_other_streams: part of each peak that a GPU allocates on streams that gather and reduce.
+        live: bytes by kind, now.
+        written: all bytes that operations allocate, which is the write traffic to memory.
+        matmul_flops, attention_flops: that kernels execute, as torch's FlopCounterMode counts them.
         timeline: of each change.
+        notes: what is unknown or assumed, one sentence each.
+        is_known: False: a user's module cannot be traced, so there are only gradients.
+        kernels: that write new memory, in a user's module; 0 for a GPT.
     """
 
-    def __init__(self) -> None:
-        self.live = [0] * len(KINDS)
-        self.peaks: dict[str, dict[str, int]] = {}
-        self.on_other_streams: dict[str, int] = {}
-        self.timeline: list[Operation] = []
-        self.written = 0
-        self.flops = [0, 0]
+    peaks: dict[str, dict[str, int]] = field(default_factory=dict)
+    on_other_streams: dict[str, int] = field(default_factory=dict)
+    live: list[int] = field(default_factory=lambda: [0] * len(KINDS))
+    written: int = 0
+    matmul_flops: int = 0
+    attention_flops: int = 0
+    timeline: list[Operation] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    is_known: bool = True
+    kernels: int = 0
+
+    @property
+    def flops(self) -> int:
+        return self.matmul_flops + self.attention_flops
 
     def play(self, phase: str, changes: Sequence[Change], held: Bytes) -> None:
         """One after the other, beside what FSDP2 has `held`."""
         for change in changes:
-            self.compare(phase, [a + b for a, b in zip(self.live, change.peak, strict=True)], held, sum(change.flops))
-            self.live = [a + b for a, b in zip(self.live, change.end, strict=True)]
+            self.compare(phase, _sum(self.live, change.peak), held, sum(change.flops))
+            self.live = _sum(self.live, change.end)
             self.written += change.written
-            self.flops = [a + b for a, b in zip(self.flops, change.flops, strict=True)]
+            self.matmul_flops += change.flops[0]
+            self.attention_flops += change.flops[1]
 
-    def compare(self, phase: str, live: list[int], held: Bytes, flops: int = 0) -> None:
+    def compare(self, phase: str, live: Sequence[int], held: Bytes, flops: int = 0) -> None:
         """Note a moment, and keep it if it is the phase's peak."""
         found = dict(zip(KINDS, live, strict=True))
         found[KINDS[BUFFERS]] += sum(held)
         self.timeline.append(Operation(phase, found, flops))
         if phase not in self.peaks or sum(found.values()) > sum(self.peaks[phase].values()):
             self.peaks[phase], self.on_other_streams[phase] = found, held.sent
+
+
+def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip(one, other, strict=True)]

@@ -31,7 +31,7 @@ from lit_llm.plan.compiled import keep_as_compiled
 from lit_llm.plan.cuda import CudaKernels
 from lit_llm.plan.recorder import Recorder, Sized, sized
 from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment
-from lit_llm.plan.text_cache import cached_by_text
+from lit_llm.plan.weights import cached_by_text
 
 _DTYPES = {4: torch.float32, 2: torch.bfloat16}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
 
 from lit_llm.core import html_page as html
 from lit_llm.core.html_page import Bar
@@ -62,7 +61,7 @@ def timeline(memory: Memory) -> list[Operation]:
     """The peak of each operation of the step, with all that is in memory beside it."""
     found, moments = [], iter(memory.moments)
     for step in memory.steps:
-        made = micro_batch(replace(step, timeline=True))
+        made = micro_batch(step)
         of_phases = {phase: next(moments)[1] for phase in made.peaks}
         if not made.timeline:  # a custom model that cannot be traced
             found += [Operation(phase, parts, 0) for phase, parts in of_phases.items()]

@@ -12,9 +12,8 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, find, make_plan
-from lit_llm.plan.measured_speed import differences, measured_speed
-from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, measured_run, settings_values
-from lit_llm.plan.step_time import step_times
+from lit_llm.plan.run_record import PLAN, as_text, differences, earlier_launches, measured_run, measured_speed, settings_values
+from lit_llm.plan.speed import step_times
 from lit_llm.reporting.plan_text import markdown
 
 MODEL = GPTConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)

@@ -8,8 +8,7 @@ from published_runs import Run, runs
 
 from lit_llm.plan import Options, find
 from lit_llm.plan.memory import resolved
-from lit_llm.plan.speed import Constants, Gpu, Work, gpu_of
-from lit_llm.plan.step_time import step_times
+from lit_llm.plan.speed import Constants, Gpu, Work, gpu_of, step_times
 
 
 def tokens_per_second(run: Run) -> float:

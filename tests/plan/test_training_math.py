@@ -35,7 +35,7 @@ from lit_llm.plan.collectives import (
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
 from lit_llm.plan.pipeline_order import bubble
-from lit_llm.plan.rate_phases import phases
+from lit_llm.plan.run_settings import phases
 from lit_llm.plan.weights import weights_of
 from lit_llm.reporting.plan_text import sparkline
 from lit_llm.training.planned_settings import planned_optimizer
