@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lit_llm.core._torch import DispatchMode
+from lit_llm.core._torch import DispatchMode, tensors_in
 from lit_llm.distributed.activation_checkpointing import keep_expensive
 from lit_llm.plan.recorder import Recorder, Sized
 
@@ -89,8 +89,8 @@ class _Kept(DispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = operator(*args, **(kwargs or {}))
-        inputs = _sized(args)
-        outputs = [x for x in _sized((result,)) if _storage(x) not in {_storage(y) for y in inputs}]
+        inputs = [x for x in tensors_in(args) if isinstance(x, Sized)]
+        outputs = [x for x in tensors_in(result) if isinstance(x, Sized) and _storage(x) not in {_storage(y) for y in inputs}]
         expensive = keep_expensive(None, operator) is CheckpointPolicy.MUST_SAVE
         from_ = {id(origin): origin for x in inputs for origin in self.origins.get(_storage(x), [x.meta])}
         for x in outputs:
@@ -103,13 +103,3 @@ class _Kept(DispatchMode):
 
 def _storage(x: Sized) -> int:
     return id(x.meta.untyped_storage())
-
-
-def _sized(values: Any) -> list[Sized]:
-    found: list[Sized] = []
-    for value in values:
-        if isinstance(value, Sized):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _sized(value)
-    return found

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
 from lit_llm.core.memory import MUON_BATCH_NUMEL
-from lit_llm.plan.weights import Weight, Weights, parameters_by_group
+from lit_llm.plan.weights import Weight, Weights
 
 STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
 """Number of state tensors of the parameter's size. SGD with momentum has one more; MuonAdamW is counted by group."""
@@ -102,25 +103,25 @@ def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, 
         cuda: on a GPU, torch's unfused optimizers process all tensors at once, and Lion keeps copies until `found_inf` is
             applied.
     """
-    groups = parameters_by_group(weights)
-    trainable = [weight for weight in weights if weight.group is not None]
+    trainable, groups = [weight for weight in weights if weight.group is not None], Counter[str | None]()
+    for weight in trainable:
+        groups[weight.group] += weight.total
+    largest_group = max(groups.values(), default=0)
     parameter_bytes = max((weight.itemsize(parameter_bytes) for weight in trainable), default=parameter_bytes)
     if optimizer.name == "Lion":
         wide = 8 if parameter_bytes < 4 else 0  # the parameter and its update in fp32
         largest = max((math.prod(weight.shape) for weight in trainable), default=0)
         if not cuda:
-            return largest * (parameter_bytes + wide) if wide else max(groups.values()) * parameter_bytes
-        part = min(max(MUON_BATCH_NUMEL, largest), max(groups.values()))  # it belongs to one group
+            return largest * (parameter_bytes + wide) if wide else largest_group * parameter_bytes
+        part = min(max(MUON_BATCH_NUMEL, largest), largest_group)  # it belongs to one group
         return part * (3 * parameter_bytes + wide)
     if optimizer.fused or optimizer.name == "SGD":
         return 0
     if cuda:
-        return sum(groups.values()) * parameter_bytes
+        return groups.total() * parameter_bytes
     # One tensor at a time: its square root and quotient, while the previous tensor's quotient is still alive.
-    sizes = [
-        0,
-        *(math.prod(w.shape) for group in groups for w in trainable if w.group == group for _ in range(min(w.copies, 2))),
-    ]
+    in_order = sorted(trainable, key=lambda w: ("matrix", "embedding", "vector", "adapter").index(str(w.group)))
+    sizes = [0, *(math.prod(w.shape) for w in in_order for _ in range(min(w.copies, 2)))]
     return max((before + 2 * size for before, size in itertools.pairwise(sizes)), default=0) * parameter_bytes
 
 

@@ -27,11 +27,13 @@ from lit_llm.core._torch import (
     LOCAL_SCALAR,
     LOG_SOFTMAX,
     DispatchMode,
+    draws_random_numbers,
     make_wrapper,
     no_torch_function,
+    tensors_in,
+    written_arguments,
 )
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
-from lit_llm.plan.constants import Constants, without_masks
 from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, MATMUL, WEIGHT_COPIES, Event
 
 aten = torch.ops.aten
@@ -110,17 +112,11 @@ class Sized(Tensor):
         raise AssertionError(f"{operator} outside a Recorder")
 
 
-def _value_of(tensor: Tensor) -> Tensor | None:
-    return tensor.value if isinstance(tensor, Sized) else tensor
-
-
-def _keep(made: Any, values: Any) -> None:
-    """Keep the values of results."""
-    if isinstance(made, Sized):
-        made.value = values
-    elif isinstance(made, (list, tuple)) and values is not None:
-        for one, value in zip(made, values, strict=True):
-            _keep(one, value)
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A value with each tensor in it changed, also in lists and tuples."""
+    if isinstance(value, Tensor):
+        return change(value)
+    return type(value)(mapped(each, change) for each in value) if isinstance(value, (list, tuple)) else value
 
 
 def sized(*shape: int, dtype: torch.dtype, requires_grad: bool = False) -> Sized:
@@ -134,6 +130,65 @@ class Undetermined(Exception):
 
 class TooManyOperations(Exception):
     """A trace would take long."""
+
+
+MOST_ELEMENTS = 2**18
+"""Of a tensor whose values are kept."""
+
+
+class Constants:
+    """Values of tensors that depend on no data, such as positions and masks: operators run again on known values."""
+
+    def __init__(self) -> None:
+        self._overwritten: set[int] = set()  # addresses of storages that something unknown was written to
+
+    def of(self, tensor: Any) -> Tensor | None:
+        """The values of a tensor, or None."""
+        value = _value_of(tensor) if isinstance(tensor, Tensor) else None
+        return None if value is None or value.untyped_storage().data_ptr() in self._overwritten else value
+
+    def run(self, operator: Any, args: Sequence[Any], options: dict[str, Any], results: Sequence[Any] = ()) -> Any:
+        """What the operator returns for known values; None if some are unknown, or a tensor is large."""
+        made = None
+        try:
+            if not draws_random_numbers(operator):
+                known, named = (mapped(each, self._known) for each in (list(args), list(options.values())))
+                if all(tensor.numel() <= MOST_ELEMENTS for tensor in tensors_in((known, named, results))):
+                    named = dict(zip(options, named, strict=True)) | ({"device": "cpu"} if "device" in options else {})
+                    made = operator(*known, **named)
+        except (_Unknown, RuntimeError, IndexError, ValueError):  # the trace itself reports what is wrong
+            made = None
+        if made is None:
+            for tensor in tensors_in(written_arguments(operator, args, options)):
+                if (value := _value_of(tensor)) is not None:
+                    self._overwritten.add(value.untyped_storage().data_ptr())
+        return made
+
+    def _known(self, tensor: Tensor) -> Tensor:
+        value = self.of(tensor)
+        if value is None:
+            raise _Unknown
+        return value
+
+    def without_masks(self, args: Sequence[Any]) -> list[Any] | None:
+        """The arguments of `aten.index` with positions instead of known masks; None if a mask is unknown."""
+        indices: list[Any] = []
+        for index in args[1]:
+            if not isinstance(index, Tensor) or index.dtype not in (torch.bool, torch.uint8):
+                indices.append(index)
+            elif (mask := self.of(index)) is not None:
+                indices += mask.nonzero(as_tuple=True)
+            else:
+                return None
+        return [args[0], indices, *args[2:]]
+
+
+class _Unknown(Exception):
+    """An input has no known values."""
+
+
+def _value_of(tensor: Tensor) -> Tensor | None:
+    return tensor.value if isinstance(tensor, Sized) else tensor
 
 
 class Recorder(DispatchMode):
@@ -158,7 +213,7 @@ class Recorder(DispatchMode):
         self.cuda = cuda
         self.most = most
         self.operators: set[str] = set()
-        self.constants = Constants(_value_of)
+        self.constants = Constants()
         self.operations = 0
         self.segments: list[list[Event]] = [[]]
         self.kind = ACTIVATIONS
@@ -212,12 +267,18 @@ class Recorder(DispatchMode):
         if packet is aten.index and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1]):
             if self.most is None:
                 return Sized(args[0].meta.new_empty(0))  # ids out of range, of which there are none
-            args = without_masks(args, self.constants)
+            args = self.constants.without_masks(args)
             if args is None:
                 raise Undetermined("it selects elements by a mask, so sizes depend on the data")
         inputs: dict[int, Sized] = {}
-        on_meta = [_unwrapped(a, inputs) for a in args]
-        options = {key: _unwrapped(value, inputs) for key, value in (kwargs or {}).items()}
+
+        def unwrap(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, Sized):
+                inputs[id(tensor.meta)] = tensor
+            return _on_meta(tensor)
+
+        on_meta = [mapped(a, unwrap) for a in args]
+        options = {key: mapped(value, unwrap) for key, value in (kwargs or {}).items()}
         if not inputs and any(isinstance(a, Tensor) for a in args):
             return operator(*args, **(kwargs or {}))  # on tensors with data
         if "device" in options:
@@ -245,11 +306,13 @@ class Recorder(DispatchMode):
             kind = WEIGHT_COPIES
         if known.work:
             self.add(kind, known.work)
-        wrapped = self._wrapped(result, inputs, kind)
+        wrapped = mapped(result, lambda tensor: self._wrapped(tensor, inputs, kind))
         if known.work:
             self.add(kind, -known.work)
         if self.most is not None:
-            _keep(wrapped, self.constants.run(operator, args, kwargs or {}, [wrapped]))
+            values = self.constants.run(operator, args, kwargs or {}, [wrapped])
+            for one, value in zip(tensors_in(wrapped), tensors_in(values), strict=values is not None):
+                one.value = value  # type: ignore[attr-defined]
         return wrapped
 
     def _count(self, packet: Any) -> None:
@@ -272,20 +335,16 @@ class Recorder(DispatchMode):
         known = None if self.most is None else self.constants.run(operator, args, options)
         if known is None:
             raise Undetermined(f"the sizes of what {operator.overloadpacket} returns are not known without data")
-        return _unwrapped(known, {})
+        return mapped(known, _on_meta)
 
-    def _wrapped(self, result: Any, inputs: dict[int, Sized], kind: int) -> Any:
-        if isinstance(result, Tensor):
-            if id(result) in inputs:
-                return inputs[id(result)]
-            storage = result.untyped_storage()
-            if self._counts and id(storage) not in self._watched:
-                self._watch(storage, kind)
-                self.add(kind, storage.nbytes())
-            return Sized(result)
-        if isinstance(result, (list, tuple)):
-            return type(result)(self._wrapped(each, inputs, kind) for each in result)
-        return result
+    def _wrapped(self, tensor: Tensor, inputs: dict[int, Sized], kind: int) -> Sized:
+        if id(tensor) in inputs:
+            return inputs[id(tensor)]
+        storage = tensor.untyped_storage()
+        if self._counts and id(storage) not in self._watched:
+            self._watch(storage, kind)
+            self.add(kind, storage.nbytes())
+        return Sized(tensor)
 
 
 @dataclass(frozen=True)
@@ -380,12 +439,5 @@ def _spec(value: Any) -> Any:
     return type(value), value
 
 
-def _unwrapped(value: Any, inputs: dict[int, Sized]) -> Any:
-    if isinstance(value, Sized):
-        inputs[id(value.meta)] = value
-        return value.meta
-    if isinstance(value, Tensor):
-        return value.to("meta")
-    if isinstance(value, (list, tuple)):
-        return type(value)(_unwrapped(each, inputs) for each in value)
-    return value
+def _on_meta(tensor: Tensor) -> Tensor:
+    return tensor.meta if isinstance(tensor, Sized) else tensor.to("meta")

@@ -15,7 +15,7 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.hardware import Hardware, device_of
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule
@@ -55,7 +55,11 @@ def recorded_launches(run_dir: Path) -> list[dict[str, Any]]:
 
 def earlier_launches(run_dir: Path) -> list[dict[str, Any]]:
     """The newest launches in plan.json that measured something."""
-    return [launch for launch in recorded_launches(run_dir) if launch["measured"].get("step_seconds")][-_KEPT + 1 :]
+    return [launch for launch in recorded_launches(run_dir) if _has_measured(launch)][-_KEPT + 1 :]
+
+
+def _has_measured(launch: dict[str, Any]) -> bool:
+    return launch["measured"].get("step_seconds") is not None
 
 
 def measured_run(run: Path) -> MeasuredRun:
@@ -71,8 +75,7 @@ def measured_run(run: Path) -> MeasuredRun:
             f"{run} has no {PLAN}: it ran with an older version or with --plan null, or the planner does not support it; "
             "train it again for a few logged steps (--from_run)"
         )
-    launches = _launches(run)
-    found = next((each for each in reversed(launches) if each["measured"].get("step_seconds") is not None), None)
+    found = next(filter(_has_measured, reversed(_launches(run))), None)
     if found is None:
         raise UserError(
             f"{run} has measured no step: it needs two logged steps with --throughput; train it longer, or set "
@@ -118,8 +121,7 @@ def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredR
         if not (math.isfinite(seconds) and seconds > 0):
             raise ValueError
         hardware = dict(found["hardware"])
-        price = hardware.pop("price_usd_hour")
-        known = Hardware(**hardware, price_usd_hour=None if price is None else (price[0], price[1]))
+        known = device_of(hardware.pop("name"), hardware)
         return MeasuredRun(source, _settings(found["settings"]), known, seconds, rows)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise UserError(problem) from None
@@ -156,14 +158,21 @@ def settings_values(settings: RunSettings) -> dict[str, Any]:
 
 def _settings(values: dict[str, Any]) -> RunSettings:
     """What `settings_values` wrote."""
-    layout, lora = values["layout"], values["lora"]
+    layout, lora, model = values["layout"], values["lora"], values["model"]
+    kept, pipeline = KeptWhole(*layout["kept"]), PipelineLayout(*layout["pipeline"])
     if lora is not None:
         from lit_llm.models.lora import LoRAConfig  # imports torch
 
         lora = LoRAConfig(**lora)
-    kept, pipeline = KeptWhole(*layout["kept"]), PipelineLayout(*layout["pipeline"])
+    own: PlannedModel
+    if "architecture" in model:
+        from lit_llm.models.custom import Architecture  # imports torch
+
+        own = OwnModel(**{**model, "architecture": Architecture(**model["architecture"])})
+    else:
+        own = GPTConfig(**model)
     parts = {
-        "model": _model(values["model"]),
+        "model": own,
         "optimizer": Optimizer(**values["optimizer"]),
         "compute": ComputeConfig(**values["compute"]),
         "layout": Layout(**{**layout, "auto": tuple(layout["auto"]), "kept": kept, "pipeline": pipeline}),
@@ -173,14 +182,6 @@ def _settings(values: dict[str, Any]) -> RunSettings:
         "lora": lora,
     }
     return RunSettings(**{**values, **parts})
-
-
-def _model(values: dict[str, Any]) -> PlannedModel:
-    if "architecture" not in values:
-        return GPTConfig(**values)
-    from lit_llm.models.custom import Architecture  # imports torch
-
-    return OwnModel(**{**values, "architecture": Architecture(**values["architecture"])})
 
 
 # -- the measured speed for other hardware and settings ---------------------------------------------------------------
@@ -259,18 +260,12 @@ def measured_speed(source: MeasuredRun) -> MeasuredSpeed:
 
 def differences(measured: RunSettings, planned: RunSettings) -> list[str]:
     """Settings that affect the speed and differ between two runs: `name before → now`."""
-    found = []
-    pairs: list[tuple[str, object, object]] = [
-        (f"model.{field.name}", getattr(measured.model, field.name), getattr(planned.model, field.name, None))
-        for field in fields(measured.model)
-        if field.name not in ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
-    ]
+    without_effect = ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
+    names = [field.name for field in fields(measured.model) if field.name not in without_effect]
+    pairs = [(f"model.{name}", getattr(measured.model, name), getattr(planned.model, name, None)) for name in names]
     for name in ("sequence_length", "sequences", "precision", "chunk_size"):
         pairs.append((name, getattr(measured, name), getattr(planned, name)))
     for name in ("activation_checkpointing", "float8", "compile"):
         pairs.append((name, getattr(measured.compute, name), getattr(planned.compute, name)))
     pairs.append(("optimizer", measured.optimizer.name, planned.optimizer.name))
-    for name, before, now in pairs:
-        if before != now:
-            found.append(f"{name} {before} → {now}")
-    return found
+    return [f"{name} {before} → {now}" for name, before, now in pairs if before != now]

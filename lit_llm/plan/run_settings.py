@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.layout_problems import convolution_problems, pipeline_problems
+from lit_llm.distributed.layout_problems import pipeline_problems
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
@@ -272,14 +272,15 @@ class RunSettings:
             UserError: a custom model cannot be built.
         """
         model, layout, pipeline = self.model, self.layout, self.layout.pipeline
-        own = model if isinstance(model, OwnModel) else None
-        found = _split_problems(self.gpt, layout) if own is None else self._problems_of_own(own)
+        if isinstance(model, OwnModel):
+            found, gpt, architecture = self._problems_of_own(model), None, model.architecture
+        else:
+            found, gpt, architecture = _split_problems(model, layout), model, None
         if pipeline.ranks > 1:
             reshards = not layout.kept.weights and layout.sizes.data_parallel * layout.context > 1
-            gpt, architecture = (self.gpt, None) if own is None else (None, own.architecture)
-            sizes, precision, chunk = layout.sizes, self.precision, self.chunk_size
+            of_loss = self.precision, self.chunk_size
             found += pipeline.problems()
-            found += pipeline_problems(pipeline, sizes, gpt, architecture, None, precision, chunk, reshards)
+            found += pipeline_problems(pipeline, layout.sizes, gpt, architecture, None, *of_loss, reshards)
         length = self.sequence_length
         ramp: dict[int, int | None] = {size * length: length for _, size in self.ramp}
         shared = (
@@ -305,20 +306,11 @@ class RunSettings:
 
 def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
     """What the ranks of the dimensions that split a model cannot split."""
-    tp = layout.tensor_parallel
-    split = {
-        "n_head": model.n_head,
-        "key/value heads": model.kv_heads,
-        "MLP width": model.hidden_width,
-        "block_size": model.block_size,
-        "padded vocabulary": model.padded_vocab_size,
-    }
-    found = [
-        f"tensor_parallel {tp} does not divide {name} {value} of the model (--trainer.strategy, --devices)."
-        for name, value in split.items()
-        if value % tp
-    ]
-    found += convolution_problems(model, {"tensor_parallel": tp})
+    found = []
+    if layout.tensor_parallel > 1:
+        from lit_llm.distributed.tensor_parallel import tensor_parallel_problem  # imports torch
+
+        found += filter(None, [tensor_parallel_problem(model, layout.tensor_parallel)])
     if layout.context > 1:
         from lit_llm.distributed.context_parallel import context_problems  # imports torch
 

@@ -237,12 +237,3 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
     embedding = () if tied else tuple(weight for weight in outside if weight.part == "token embedding")
     root = tuple(weight for weight in outside if weight not in embedding)
     return largest, root, embedding, max([1, len(blocks), *(weight.times for weight in weights)])
-
-
-def parameters_by_group(weights: Weights) -> dict[str, int]:
-    """Trainable parameters by optimizer group: matrix (hidden weights), embedding, vector; with LoRA adapter."""
-    found = {"matrix": 0, "embedding": 0, "vector": 0}
-    for weight in weights:
-        if weight.group is not None:
-            found[weight.group] = found.get(weight.group, 0) + weight.total
-    return found

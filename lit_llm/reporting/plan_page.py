@@ -38,8 +38,8 @@ def _keys(plan: Plan) -> list[tuple[str, str, str]]:
     verdict, kind = {True: ("fits", "good"), False: ("does not fit", "bad"), None: ("capacity unknown", "")}[plan.fits]
     found = [(f"memory per rank: {verdict}", size(plan.memory.needed).partition(" (")[0], kind)]
     if plan.times.step is not None and plan.run_seconds is not None:
-        speed = plan.settings.tokens_per_step / plan.times.step
-        found += [("a step", duration(plan.times.step), ""), ("tokens per second", two_digits(speed), "")]
+        speed = two_digits(plan.tokens_per_second or 0)
+        found += [("a step", duration(plan.times.step), ""), ("tokens per second", speed, "")]
         found.append(("the run", f"about {duration(plan.run_seconds)}", ""))
     if plan.usd:
         found.append(("cost", money_range(*plan.usd), ""))
