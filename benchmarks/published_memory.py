@@ -16,8 +16,8 @@ from pathlib import Path
 from lit_llm.plan.memory import SLACK, Pools, peak_memory, reserved_bytes, resolved
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.passes import Step
 from lit_llm.plan.pipeline_order import weights_of_rank
+from lit_llm.plan.segments import Step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
 from published_runs import Run, runs

@@ -15,9 +15,9 @@ from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, muon_work_bytes, row_state_bytes, state_bytes, work_bytes
-from lit_llm.plan.passes import Step
 from lit_llm.plan.pipeline_order import weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.segments import Step
 from lit_llm.plan.weights import (
     OwnModel,
     Weights,

@@ -23,7 +23,6 @@ from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 from lit_llm.plan.built_model import build_own, place, said
 from lit_llm.plan.cuda import CudaKernels
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.passes import GatheredWeights, Step
 from lit_llm.plan.recorder import Recorder, TooManyOperations, Undetermined, sized
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import (
@@ -34,9 +33,11 @@ from lit_llm.plan.segments import (
     LOSS_HEAD,
     Bytes,
     Change,
+    GatheredWeights,
     MicroBatch,
     Operation,
     Segment,
+    Step,
     extended,
 )
 from lit_llm.plan.trace import Numerics, without_data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
 from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.run_settings import CHECKPOINTING, Phase, RunSettings, phases
-from lit_llm.plan.speed import Options, Times, dense_peak, gpu_of, step_times, work_of
+from lit_llm.plan.speed import Options, Times, dense_peak, fitted_seconds, step_times
 from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, stored_bytes, weights_of
 
 DEVICE_MTBF_HOURS = 50_000.0
@@ -83,8 +84,7 @@ class Plan:
         """How the planner knows the speed."""
         if self.options.mfu is not None:
             return "given"
-        is_fitted = gpu_of(self.settings, self.hardware) is not None and work_of(self.settings, cuda=True).body
-        return "fitted to published runs" if is_fitted else "assumed"
+        return "assumed" if fitted_seconds(self.settings, self.hardware) is None else "fitted to published runs"
 
     @property
     def efficiency(self) -> float | None:
@@ -205,15 +205,12 @@ def largest_micro_batch(settings: RunSettings, hardware: Hardware, capacity_byte
     sizes = [
         size for size in divisors if replace(settings, micro_batch=size).micro_batches.keys() == {size}
     ]  # a pipeline's, too
-    low, high = 0, len(sizes)  # memory grows with the micro-batch: bisect
-    while low < high:
-        middle = (low + high) // 2
-        tried = replace(settings, micro_batch=sizes[middle])
-        if peak_memory(tried, cuda=hardware.is_gpu).needed <= capacity_bytes:
-            low = middle + 1
-        else:
-            high = middle
-    return sizes[low - 1] if low else 0
+
+    def is_too_large(size: int) -> bool:
+        return peak_memory(replace(settings, micro_batch=size), cuda=hardware.is_gpu).needed > capacity_bytes
+
+    fitting = bisect_left(sizes, True, key=is_too_large)  # memory grows with the micro-batch
+    return sizes[fitting - 1] if fitting else 0
 
 
 def next_steps(

@@ -244,19 +244,16 @@ class Recorder(DispatchMode):
 
     def hand_over(self, tensor: Tensor) -> None:
         """Leave the release of this tensor to another trace."""
-        storage = tensor.meta.untyped_storage()  # type: ignore[attr-defined]
-        self._watched[id(storage)] = weakref.ref(storage, partial(self._forget, id(storage)))
+        self._watch(tensor.meta.untyped_storage(), None)  # type: ignore[attr-defined]
 
-    def _watch(self, storage: Any, kind: int) -> None:
+    def _watch(self, storage: Any, kind: int | None) -> None:
         key = id(storage)
         self._watched[key] = weakref.ref(storage, partial(self._freed, key, kind, storage.nbytes()))
 
-    def _freed(self, key: int, kind: int, size: int, _: Any) -> None:
+    def _freed(self, key: int, kind: int | None, size: int, _: Any) -> None:
         del self._watched[key]
-        self.add(kind, -size)
-
-    def _forget(self, key: int, _: Any) -> None:
-        del self._watched[key]
+        if kind is not None:
+            self.add(kind, -size)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = operator.overloadpacket

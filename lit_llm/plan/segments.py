@@ -1,10 +1,19 @@
-"""Segments of a micro-batch: the events that a trace records in each, what these add up to, and their replay in order."""
+"""A micro-batch as segments: the events that a trace records in each, what these add up to, and their replay in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.pipeline_order import StageShare, stages_of_rank
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.weights import Weights, gathered_bytes, gathered_groups, is_tied, reduced_bytes, stored_bytes
+
+if TYPE_CHECKING:  # imports torch
+    from lit_llm.plan.trace import Numerics
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
 ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION = range(7)
@@ -141,3 +150,151 @@ class MicroBatch:
 
 def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return [a + b for a, b in zip(one, other, strict=True)]
+
+
+# -- a step -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """A micro-batch of one rank: what determines its memory and its work.
+
+    Attributes:
+        sequences: of the micro-batch.
+        micro_batches: of an optimizer step.
+        rank: of the pipeline.
+        cuda: use the kernels of a GPU, not of a CPU.
+        gradients_exist: gradients of an earlier micro-batch exist, and this one is accumulated into them.
+    """
+
+    settings: RunSettings
+    sequences: int
+    micro_batches: int = 1
+    rank: int = 0
+    cuda: bool = False
+    gradients_exist: bool = False
+
+    @property
+    def stages(self) -> tuple[StageShare, ...]:
+        """Of the pipeline, that the rank has; the whole model without a pipeline."""
+        return stages_of_rank(self.settings, self.rank)
+
+    @property
+    def pipeline(self) -> PipelineLayout | None:
+        """None: the whole model is on this rank."""
+        layout = self.settings.layout.pipeline
+        return layout if layout.ranks > 1 else None
+
+    @property
+    def shard_gradients(self) -> int:
+        """Ranks that share the gradients."""
+        return self.settings.layout.divisor("gradients")
+
+    @property
+    def fsdp(self) -> Layout | None:
+        """The layout, if FSDP2 holds weights or gradients."""
+        return self.settings.layout if self.settings.layout.fsdp2 else None
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whole gradients of earlier micro-batches wait to be reduced."""
+        return self.gradients_exist and self.fsdp is not None and self.fsdp.kept.gradients
+
+    @property
+    def traced_length(self) -> int:
+        """Tokens of a sequence for which the loss is computed here. The model pads them for tensor parallelism itself."""
+        return self.settings.sequence_length if self.settings.layout.context == 1 else self.settings.local_length
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on this rank."""
+        return self.sequences * self.settings.local_length
+
+    @property
+    def ids_bytes(self) -> int:
+        """Bytes of ids and targets of a micro-batch."""
+        return 2 * self.sequences * self.settings.sequence_length * 8
+
+    @property
+    def narrow_weights(self) -> bool:
+        """FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them."""
+        wide, narrow = self.settings.sizes
+        return self.fsdp is not None and narrow < wide
+
+    def numerics(self) -> Numerics:
+        from lit_llm.plan.trace import Numerics
+
+        return Numerics(*self.settings.sizes, self.cuda)
+
+
+class GatheredWeights:
+    """Bytes that FSDP2 holds of a stage in each part of a micro-batch; without FSDP2 none.
+
+    As `lit_llm.distributed.fsdp` sets it up, after torch 2.13's `_fsdp_param_group.py`:
+
+    - A gather fills a buffer, from which the whole weights are copied. In the forward pass the buffer lives until the next
+      copy, behind the last block through the loss. In the backward pass it is freed after the copy.
+    - The root (norm and head, or a tied embedding) stays whole from its first use to the end of the backward pass, and so do
+      its gradients. The embedding is not gathered again for the backward pass.
+    - Behind the backward pass of a block, its gradients are copied into a buffer, which lives until the next block's.
+
+    Parts of the stage are -1 for the embedding, 0 to L - 1 for its blocks, and L for norm, head and loss.
+
+    Attributes:
+        blocks: number of blocks of the stage.
+        gradients: bytes of the largest block's gradients.
+        root_gradients: bytes of the gradients of norm and head.
+        sent: bytes of the buffer from which a block's gradients are reduced, in fp32. 0: not behind this micro-batch.
+        already: the weights were gathered by an earlier micro-batch, and kept.
+
+    Args:
+        weights: parameters of the stage.
+        last: this micro-batch frees kept weights, and reduces kept gradients.
+    """
+
+    def __init__(self, step: Step, weights: Weights, *, already_gathered: bool, last: bool) -> None:
+        layout, sizes = step.fsdp, step.settings.sizes
+        self.keeps, keeps_gradients = (True, False) if layout is None else layout.kept
+        self.already = already_gathered and self.keeps
+        self.prefetch = 0 if layout is None else layout.prefetch
+        self.frees, reduces = last or not self.keeps, last or not keeps_gradients
+        weights = () if layout is None else weights
+        block, root, embedding, self.blocks = gathered_groups(weights, tied=is_tied(weights))
+        self.gradients = stored_bytes(block, sizes[0], trainable=True)
+        self.root_gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
+        self.sent = reduced_bytes(block) if reduces else 0
+        self._block, self._embedding, self._root = (sum(gathered_bytes(part, *sizes)) for part in (block, embedding, root))
+        self._inside = gathered_bytes(weights, *sizes)[0]
+        is_buffered = layout is not None and layout.divisor("parameters") > 1  # one rank needs no buffers
+        self._block_buffer, self._first_buffer = (self._block, self._embedding or self._root) if is_buffered else (0, 0)
+
+    def forward(self, part: int) -> Bytes:
+        if self.already:
+            return Bytes(self._kept(self.blocks))
+        held = self._kept(part) if self.keeps else self._root
+        if part < 0:
+            return Bytes(held + self._embedding, self._first_buffer)
+        if part == self.blocks:
+            return Bytes(held, self._block_buffer)
+        ahead = min(self.prefetch, self.blocks - 1 - part)
+        return Bytes(held + self._block, (1 + ahead) * self._block_buffer)
+
+    def backward(self, part: int) -> Bytes:
+        sent = self.sent if part < self.blocks - 1 else 0
+        if self.keeps:
+            return Bytes(self._kept(part + 1 if self.frees else self.blocks), sent)
+        if part < 0:
+            return Bytes(self._root, sent)
+        if part == self.blocks:
+            return Bytes(self._root, self._block_buffer)
+        return Bytes(self._root + self._block, min(self.prefetch, part) * self._block_buffer + sent)
+
+    def reduction(self, block: int) -> Bytes:
+        """Behind the backward pass of a block, when its gradients are sent and those of the block behind it have arrived."""
+        own, sent = self.backward(block)
+        return Bytes(own - (self._block if self.frees else 0), sent + (0 if block < self.blocks - 1 else self.sent))
+
+    def _kept(self, blocks: int) -> int:
+        """The whole weights of the stage with this many blocks. -1: the root's only."""
+        held = min(max(blocks, 0), self.blocks) * self._inside // self.blocks
+        return self._root + (self._embedding if blocks >= 0 else 0) + held

@@ -14,7 +14,6 @@ The logits term covers the exponentials and logarithms of the loss, which cost f
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -166,105 +165,48 @@ class Constants:
 FITTED = Constants()
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU as a run uses it.
-
-    Attributes:
-        peak, body_peak: dense FLOP/s, and the same of the blocks' products, which may be in float8.
-        bandwidth: of the memory, bytes/s.
-    """
-
-    peak: float
-    body_peak: float
-    bandwidth: float
-    is_ampere: bool = False
-    is_flash3: bool = False
-    is_compiled: bool = False
-    is_float8: bool = False
-
-    def seconds(self, work: Work, constants: Constants = FITTED) -> float:
-        """The time that the work takes."""
-        matmul = constants.matmul_ampere if self.is_ampere else constants.matmul
-        attention = constants.attention_ampere if self.is_ampere or self.is_flash3 else constants.attention
-        passes = constants.compiled if self.is_compiled else constants.eager
-        if self.is_float8:
-            passes *= constants.float8
-        products = work.body / self.body_peak * (1 + constants.narrow * work.narrowness)
-        products += work.head / self.peak * (1 + constants.narrow * work.head_narrowness)
-        attending = work.attention * work.causal / self.peak / attention
-        kernels = products / matmul + attending + work.written / self.bandwidth * passes
-        updating = work.optimizer / self.bandwidth + work.muon / self.peak
-        return max(kernels, work.kernels * LAUNCH_SECONDS) + updating
-
-
 def dense_peak(settings: RunSettings, hardware: Hardware) -> float | None:
     """The dense peak of the run's matrix products in TFLOP/s, or None if it is unknown."""
     return hardware.peak_for(settings.precision, settings.compute.matmul_precision)
 
 
-def gpu_of(settings: RunSettings, hardware: Hardware) -> Gpu | None:
-    """The GPU that a run uses. None: its peak or its memory bandwidth is unknown, or the hardware is no GPU."""
-    peak = dense_peak(settings, hardware)
-    if peak is None or hardware.memory_gbps is None or not hardware.is_gpu:
+def gpu_seconds(work: Work, settings: RunSettings, hardware: Hardware, constants: Constants = FITTED) -> float | None:
+    """The time that the work takes. None: the peak or the memory bandwidth is unknown, or the hardware is no GPU."""
+    tflops, compute = dense_peak(settings, hardware), settings.compute
+    if tflops is None or hardware.memory_gbps is None or not hardware.is_gpu:
         return None
-    float8 = hardware.peak_tflops["fp8"] if settings.compute.float8 else None
-    return Gpu(
-        peak * 1e12,
-        (float8 or peak) * 1e12,
-        hardware.memory_gbps * 1e9,
-        hardware.compute_capability is not None and hardware.compute_capability < 9,
-        settings.compute.attention in ("flash3", "flash4"),
-        _is_compiled(settings),
-        float8 is not None,
-    )
+    float8 = hardware.peak_tflops["fp8"] if compute.float8 else None  # the blocks' products only
+    peak, body_peak, bandwidth = tflops * 1e12, (float8 or tflops) * 1e12, hardware.memory_gbps * 1e9
+    is_ampere = hardware.compute_capability is not None and hardware.compute_capability < 9
+    matmul = constants.matmul_ampere if is_ampere else constants.matmul
+    is_faster = is_ampere or compute.attention in ("flash3", "flash4")
+    attention = constants.attention_ampere if is_faster else constants.attention
+    passes = constants.compiled if _is_compiled(settings) else constants.eager
+    if float8 is not None:
+        passes *= constants.float8
+    products = work.body / body_peak * (1 + constants.narrow * work.narrowness)
+    products += work.head / peak * (1 + constants.narrow * work.head_narrowness)
+    attending = work.attention * work.causal / peak / attention
+    kernels = products / matmul + attending + work.written / bandwidth * passes
+    updating = work.optimizer / bandwidth + work.muon / peak
+    return max(kernels, work.kernels * LAUNCH_SECONDS) + updating
 
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class CpuSpeeds:
-    """Seconds per FLOP of a product and of attention, byte written, logit, byte of the optimizer, and operation."""
-
-    seconds_per_unit: tuple[float, ...]
-
-    def seconds(self, work: Work) -> float:
-        """The time that the work takes."""
-        return sum(rate * amount for rate, amount in zip(self.seconds_per_unit, _amounts(work), strict=True))
+CPU = (1.06e-11, 7.4e-12, 2.27e-10, 6.8e-9, 5.2e-11, 0.0)
+"""Seconds of one core per unit of `amounts`, fitted to the ten configurations that are timed in docs/evidence/plan-speed.md
+(benchmarks/plan_accuracy.py). On another CPU, only ratios mean something."""
 
 
-def _amounts(work: Work) -> tuple[float, ...]:
+def amounts(work: Work) -> tuple[float, ...]:
+    """FLOPs of products and of attention, bytes written, logits, bytes of the optimizer, and operations."""
     return work.body + work.head + work.muon, work.attention, work.written, work.logits, work.optimizer, work.kernels
 
 
-CPU = CpuSpeeds((1.06e-11, 7.4e-12, 2.27e-10, 6.8e-9, 5.2e-11, 0.0))
-"""Of one core, fitted to the ten configurations that are timed in docs/evidence/plan-speed.md.
-On another CPU, only ratios mean something."""
-
-
-def fit_speeds(works: Sequence[Work], seconds: Sequence[float]) -> CpuSpeeds:
-    """Fit non-negative speeds by least squares of the relative error, trying every subset of non-zero speeds.
-
-    Args:
-        works: the work of each measured step.
-        seconds: the measured time of each step.
-    """
-    import numpy as np
-
-    rows = np.array([_amounts(work) for work in works]) / np.array(seconds)[:, None]  # (n, 6): each row should sum to 1
-    scale = rows.max(axis=0)
-    done = [i for i in range(len(scale)) if scale[i] > 0]
-    best, best_error = np.zeros(len(scale)), float("inf")
-    for count in range(1, min(len(done), len(works)) + 1):
-        for used in itertools.combinations(done, count):
-            columns = list(used)
-            found, *_ = np.linalg.lstsq(rows[:, columns] / scale[columns], np.ones(len(rows)), rcond=None)
-            error = float(((rows[:, columns] / scale[columns] @ found - 1) ** 2).sum())
-            if (found >= 0).all() and error < best_error - 1e-9:
-                best, best_error = np.zeros(len(scale)), error
-                best[columns] = found / scale[columns]
-    return CpuSpeeds(tuple(float(value) for value in best))
+def cpu_seconds(work: Work, seconds_per_unit: Sequence[float] = CPU) -> float:
+    """The time that the work takes."""
+    return sum(rate * amount for rate, amount in zip(seconds_per_unit, amounts(work), strict=True))
 
 
 # -- a step -----------------------------------------------------------------------------------------------------------
@@ -328,19 +270,24 @@ def computing_seconds(settings: RunSettings, hardware: Hardware, options: Option
     By the given MFU, the speeds fitted to published runs on GPUs, or UNFITTED_MFU. Without a dense peak, only from a measured
     run on the same hardware, by the speeds of a CPU core. A measured run corrects all of these.
     """
-    measured, peak, gpu = options.measured, dense_peak(settings, hardware), gpu_of(settings, hardware)
+    measured, peak = options.measured, dense_peak(settings, hardware)
     if measured is not None and not measured.holds_for(hardware):
         measured = None
     if measured is not None and not measured.has_peak:
-        seconds = CPU.seconds(work_of(settings, cuda=hardware.is_gpu))
-    elif gpu is not None and options.mfu is None and (work := work_of(settings, cuda=True)).body:
-        seconds = gpu.seconds(work)
-    elif peak is not None:
+        seconds: float | None = cpu_seconds(work_of(settings, cuda=hardware.is_gpu))
+    elif options.mfu is not None or (seconds := fitted_seconds(settings, hardware)) is None:
+        if peak is None:
+            return None
         flops = _useful_flops(settings) * _recomputation(settings, hardware)
         seconds = flops / (peak * 1e12 * (options.mfu or UNFITTED_MFU))
-    else:
+    return seconds if measured is None or seconds is None else seconds * measured.slowness
+
+
+def fitted_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
+    """Seconds of computation in a step by the speeds fitted to published runs. None: these do not cover the run."""
+    if not hardware.is_gpu or not (work := work_of(settings, cuda=True)).body:
         return None
-    return seconds if measured is None else seconds * measured.slowness
+    return gpu_seconds(work, settings, hardware)
 
 
 def _useful_flops(settings: RunSettings) -> float:
