@@ -21,7 +21,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 from lit_llm.plan.built_model import build_own, place, said
-from lit_llm.plan.cuda import CudaKernels
+from lit_llm.plan.kernels import CudaKernels
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.recorder import Recorder, TooManyOperations, Undetermined, sized
 from lit_llm.plan.run_settings import RunSettings

@@ -31,13 +31,50 @@ _KEPT = 50
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The newest launch of a run that measured its speed."""
+    """The newest launch of a run that measured its speed, as a correction of the planned speed.
+
+    Attributes:
+        rows: logged, of which `step_seconds` is the median.
+        slowness: measured over planned seconds of computing. If the dense peak of the run's hardware is unknown, the planned
+            ones are those of a CPU core, and this holds for the same hardware only.
+    """
 
     run: Path
     settings: RunSettings
     hardware: Hardware
     step_seconds: float
     rows: int
+    slowness: float = 1.0
+
+    @property
+    def has_peak(self) -> bool:
+        """Whether the dense peak of the run's hardware is known."""
+        return dense_peak(self.settings, self.hardware) is not None
+
+    def holds_for(self, hardware: Hardware) -> bool:
+        """Whether the speed says something about this hardware."""
+        return self.hardware.is_gpu and hardware.is_gpu if self.has_peak else hardware == self.hardware
+
+    def sentence(self, hardware: Hardware) -> str:
+        """The measured speed and where it is used, for the page."""
+        name = self.hardware.name
+        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        where = f"{self.settings.layout.devices} x {name}"
+        text = f"{duration(self.step_seconds)} per step on {where}, median of {rows} ({self.run})"
+        if self.holds_for(hardware):
+            return f"{text}: {two_digits(1 / self.slowness)} x the planned MFU" if self.has_peak else text
+        why = "a GPU and a CPU do not compare" if self.has_peak else f"the dense peak of {name} is unknown"
+        return f"{text}. Not carried to {hardware.name}: {why}"
+
+    def origin(self, planned: str, hardware: Hardware) -> str:
+        """Where the corrected MFU comes from.
+
+        Args:
+            planned: where the planned one comes from.
+        """
+        if not self.has_peak or not self.holds_for(hardware):
+            return planned
+        return f"{planned}, x {two_digits(1 / self.slowness)} as in {self.run}"
 
 
 def as_text(launches: list[dict[str, Any]]) -> str:
@@ -184,62 +221,15 @@ def _settings(values: dict[str, Any]) -> RunSettings:
     return RunSettings(**{**values, **parts})
 
 
-# -- the measured speed for other hardware and settings ---------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MeasuredSpeed:
-    """A measured speed as a correction of the planned one.
-
-    Attributes:
-        slowness: measured over planned seconds of computing. If the dense peak of the run's hardware is unknown, the planned
-            ones are those of a CPU core, and this holds for the same hardware only.
-    """
-
-    source: MeasuredRun
-    slowness: float
-
-    @property
-    def has_peak(self) -> bool:
-        """Whether the dense peak of the run's hardware is known."""
-        return dense_peak(self.source.settings, self.source.hardware) is not None
-
-    def holds_for(self, hardware: Hardware) -> bool:
-        """Whether the speed says something about this hardware."""
-        source = self.source.hardware
-        return source.is_gpu and hardware.is_gpu if self.has_peak else hardware == source
-
-    def sentence(self, hardware: Hardware) -> str:
-        """The measured speed and where it is used, for the page."""
-        source, name = self.source, self.source.hardware.name
-        rows = "1 row" if source.rows == 1 else f"{source.rows:,} rows"
-        where = f"{source.settings.layout.devices} x {name}"
-        text = f"{duration(source.step_seconds)} per step on {where}, median of {rows} ({source.run})"
-        if self.holds_for(hardware):
-            return f"{text}: {two_digits(1 / self.slowness)} x the planned MFU" if self.has_peak else text
-        why = "a GPU and a CPU do not compare" if self.has_peak else f"the dense peak of {name} is unknown"
-        return f"{text}. Not carried to {hardware.name}: {why}"
-
-    def origin(self, planned: str, hardware: Hardware) -> str:
-        """Where the corrected MFU comes from.
-
-        Args:
-            planned: where the planned one comes from.
-        """
-        if not self.has_peak or not self.holds_for(hardware):
-            return planned
-        return f"{planned}, x {two_digits(1 / self.slowness)} as in {self.source.run}"
-
-
-def measured_speed(source: MeasuredRun) -> MeasuredSpeed:
-    """The speed of a run as a correction of the plan for its own settings and hardware.
+def with_slowness(source: MeasuredRun) -> MeasuredRun:
+    """The run with the correction of the plan for its own settings and hardware.
 
     Raises:
         UserError: The planned communication alone takes longer than the measured step.
     """
 
     def step(slowness: float) -> float:
-        options = Options(measured=MeasuredSpeed(source, slowness))
+        options = Options(measured=replace(source, slowness=slowness))
         seconds = step_times(source.settings, source.hardware, options).step
         assert seconds is not None
         return seconds
@@ -255,7 +245,7 @@ def measured_speed(source: MeasuredRun) -> MeasuredSpeed:
     for _ in range(64):  # slower computing makes no step shorter
         middle = math.sqrt(slow * fast)
         fast, slow = (fast, middle) if step(middle) > source.step_seconds else (middle, slow)
-    return MeasuredSpeed(source, slow)
+    return replace(source, slowness=slow)
 
 
 def differences(measured: RunSettings, planned: RunSettings) -> list[str]:

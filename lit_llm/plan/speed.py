@@ -29,7 +29,7 @@ from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import OwnModel, Weights, is_tied, stored_bytes, weights_of
 
 if TYPE_CHECKING:
-    from lit_llm.plan.run_record import MeasuredSpeed
+    from lit_llm.plan.run_record import MeasuredRun
 
 UNFITTED_MFU = 0.4
 """MFU of what no run of the file covers: processors, and GPUs of unknown memory bandwidth."""
@@ -232,7 +232,7 @@ class Options:
     save_gbps: float = SAVE_GBPS
     slowest_rank: float = 1.0
     served_tokens: float | None = None
-    measured: MeasuredSpeed | None = None
+    measured: MeasuredRun | None = None
 
 
 @dataclass(frozen=True)
