@@ -79,10 +79,10 @@ class PlannedRecipe:
         """
         data, built = self.datamodule, self.built
         compute = built.parts["compute"]
-        if compute.compile or compute.float8:
-            self.notes.append("memory is planned without compile and float8, which need less (--compute.compile, .float8)")
-            if built.architecture is not None:
-                self.notes.append(f"{built.architecture.class_path} is planned as eager code in time, too")
+        if compute.float8:
+            self.notes.append("memory is planned without float8, which needs less (--compute.float8)")
+        if built.architecture is not None and (compute.compile or compute.float8):
+            self.notes.append(f"{built.architecture.class_path} is planned as eager code (--compute.compile, .float8)")
         facts, vocab_size = data_facts(data, missing=bool(built.missing_data))
         if built.missing_data:
             facts = replace(facts, origin=f"unknown: {' '.join(built.missing_data)}")

@@ -66,16 +66,11 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        return self.stage_ranks * self.pipeline.ranks
-
-    @property
-    def stage_ranks(self) -> int:
-        """Ranks that share a stage of the pipeline; without one, all."""
-        return self.replicate * self.shard * self.context * self.tensor_parallel
+        return self.sizes.world
 
     @property
     def data_parallel(self) -> int:
-        return self.replicate * self.shard
+        return self.sizes.data_parallel
 
     @property
     def fsdp2(self) -> bool:

@@ -281,7 +281,7 @@ def _kinds_of_blocks(step: Step) -> list[Any]:
 
 def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
     """The body's trace, from those of two numbers of sequences if these do the same operations. `split`: see `trace_body`."""
-    from lit_llm.plan.trace import trace_body
+    from lit_llm.plan.trace import Numerics, trace_body
 
     settings, compute = step.settings, step.settings.compute
 
@@ -291,7 +291,7 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
             settings.lora,
             layers,
             compute.activation_checkpointing,
-            step.numerics(),
+            Numerics(*step.settings.sizes, step.cuda),
             sequences=sequences,
             length=step.traced_length,
             tensor_parallel=settings.layout.tensor_parallel,
@@ -307,7 +307,7 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
 def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
     """Forward and backward of the loss, see `trace_head`. The chunked loss is linear in its rows and in those of a chunk."""
     from lit_llm.plan.built_model import local_config
-    from lit_llm.plan.trace import trace_head
+    from lit_llm.plan.trace import Numerics, trace_head
 
     settings, tp = step.settings, step.settings.layout.tensor_parallel
     model = local_config(settings.gpt, tp)
@@ -319,7 +319,7 @@ def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
     def at(rows: int, chunk: int | None) -> list[Change]:
         segments = trace_head(
             model,
-            step.numerics(),
+            Numerics(*step.settings.sizes, step.cuda),
             rows=rows,
             chunk_size=chunk,
             z_loss=settings.z_loss,

@@ -160,7 +160,7 @@ def trace(step: Step, sequences: int) -> Trace:
     """
     settings = step.settings
     mode, length = settings.compute.activation_checkpointing, settings.sequence_length
-    found = cached_trace(_own(step), step.numerics(), mode, sequences, length, z_loss=settings.z_loss)
+    found = cached_trace(_own(step), Numerics(*settings.sizes, step.cuda), mode, sequences, length, z_loss=settings.z_loss)
     if isinstance(found, Exception):
         raise found
     return found

@@ -77,10 +77,8 @@ FLOPS: dict[Any, Any] = {  # of operators that torch's counter does not know; fu
     CPU_LSTM: _lstm_flop,
     CPU_LSTM_BACKWARD: lambda *args, **__: 2 * _lstm_flop(*args),
 }
-_OF_VALUES: dict[Any, Callable[..., Any]] = {  # what depends on values: a seed is any number
-    LOCAL_SCALAR: lambda x: 0,
-    aten.item: lambda x: 0,
-}
+_OF_VALUES = (LOCAL_SCALAR, aten.item)
+"""What depends on values."""
 _ELEMENTWISE = {aten.add, aten.add_, aten.sub, aten.mul, aten.mul_, aten.div}
 """Operators whose kernel on a CPU first copies inputs of a narrower dtype."""
 
@@ -258,9 +256,12 @@ class Recorder(DispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = operator.overloadpacket
         if self.most is not None:
-            self._count(packet)
+            self.operators.add(packet.__name__)
+            self.operations += 1
+            if self.operations > self.most:
+                raise TooManyOperations
         if packet in _OF_VALUES:
-            return self._value(packet, *args)
+            return self._value(*args)
         if packet is aten.index and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1]):
             if self.most is None:
                 return Sized(args[0].meta.new_empty(0))  # ids out of range, of which there are none
@@ -312,16 +313,9 @@ class Recorder(DispatchMode):
                 one.value = value  # type: ignore[attr-defined]
         return wrapped
 
-    def _count(self, packet: Any) -> None:
-        assert self.most is not None
-        self.operators.add(packet.__name__)
-        self.operations += 1
-        if self.operations > self.most:
-            raise TooManyOperations
-
-    def _value(self, packet: Any, tensor: Tensor) -> Any:
+    def _value(self, tensor: Tensor) -> Any:
         if self.most is None:
-            return _OF_VALUES[packet](tensor)
+            return 0  # of a seed, which may be any number
         value = self.constants.of(tensor)
         if value is None:
             raise Undetermined("it reads a value of a tensor (Tensor.item; bool, int or float of a tensor)")

@@ -306,7 +306,7 @@ class RunSettings:
 
 def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
     """What the ranks of the dimensions that split a model cannot split."""
-    found = []
+    found: list[str] = []
     if layout.tensor_parallel > 1:
         from lit_llm.distributed.tensor_parallel import tensor_parallel_problem  # imports torch
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.pipeline_order import StageShare, stages_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import Weights, gathered_bytes, gathered_groups, is_tied, reduced_bytes, stored_bytes
-
-if TYPE_CHECKING:  # imports torch
-    from lit_llm.plan.trace import Numerics
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
 ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION = range(7)
@@ -220,11 +217,6 @@ class Step:
         """FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them."""
         wide, narrow = self.settings.sizes
         return self.fsdp is not None and narrow < wide
-
-    def numerics(self) -> Numerics:
-        from lit_llm.plan.trace import Numerics
-
-        return Numerics(*self.settings.sizes, self.cuda)
 
 
 class GatheredWeights:

@@ -229,10 +229,11 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
 
     `tied`: the embedding belongs to the root.
     """
-    blocks: dict[str | None, list[Weight]] = {}
+    blocks: dict[str, list[Weight]] = {}
     for weight in weights:
-        blocks.setdefault(_block(weight.name), []).append(replace(weight, times=1) if _block(weight.name) else weight)
-    outside = blocks.pop(None, [])
+        if block := _block(weight.name):
+            blocks.setdefault(block, []).append(replace(weight, times=1))
+    outside = [weight for weight in weights if not _block(weight.name)]
     largest = max(map(tuple, blocks.values()), key=lambda each: stored_bytes(each, 4), default=())
     embedding = () if tied else tuple(weight for weight in outside if weight.part == "token embedding")
     root = tuple(weight for weight in outside if weight not in embedding)
