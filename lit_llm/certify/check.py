@@ -77,9 +77,16 @@ class Outcome:
 
 
 def run_checks(
-    groups: Iterable[Group], only: tuple[str, ...], accelerator: str, seconds: float
+    groups: Iterable[Group],
+    only: tuple[str, ...],
+    accelerator: str,
+    seconds: float,
+    said: Callable[[list[Outcome]], None] = lambda found: None,
 ) -> tuple[list[Outcome], str | None]:
     """The outcomes of all checks, or of those that `only` names, and why it ended early (None: it did not).
+
+    Args:
+        said: is told the outcomes of each group when they are known.
 
     Raises:
         UserError: `only` has a word that no check has, or there was no time for a single check.
@@ -96,14 +103,21 @@ def run_checks(
         results: dict[str, dict[str, Any]] = {}
         if checks and not (group.unless or ended) and time.monotonic() < deadline:
             results, ended = _results(group, accelerator, {job for check in checks for job in check.jobs}, deadline)
-        found += [_outcome(group.promise, check, results, group.unless or ended or spent) for check in checks]
-    if not ended and all(each.outcome == "skipped" for each in found) and any(each.reason == spent for each in found):
-        raise UserError(f"the budget of {seconds / 60:g} minutes is too small for one check: raise it (--budget)")
-    if ended:
-        return found, ended
-    needed = [each.required and each.outcome == "skipped" for each in found]
-    because = [replace(each, outcome="failed", reason=f"it is required, but {each.reason}") for each in found]
-    return [failed if is_needed else each for each, failed, is_needed in zip(found, because, needed, strict=True)], None
+        outcomes = [_outcome(group.promise, check, results, group.unless or ended or spent) for check in checks]
+        if any(each.reason == spent for each in outcomes) and all(each.outcome == "skipped" for each in [*found, *outcomes]):
+            raise UserError(f"the budget of {seconds / 60:g} minutes is too small for one check: raise it (--budget)")
+        if not ended:
+            outcomes = [_needed(each) for each in outcomes]
+        said(outcomes)
+        found += outcomes
+    return found, ended or None
+
+
+def _needed(found: Outcome) -> Outcome:
+    """A check that is required fails if it is skipped."""
+    if not found.required or found.outcome != "skipped":
+        return found
+    return replace(found, outcome="failed", reason=f"it is required, but {found.reason}")
 
 
 def _has(name: str, word: str) -> bool:
@@ -174,7 +188,7 @@ def _command(name: str, devices: int) -> str:
     return f"python -m lit_llm certify --devices {devices} --only '{name}'"
 
 
-def table(outcomes: list[Outcome], devices: int) -> str:
+def table(outcomes: list[Outcome], devices: int) -> list[str]:
     """One line for each check; a failed one has its command below."""
     lines = []
     for each in outcomes:
@@ -184,4 +198,4 @@ def table(outcomes: list[Outcome], devices: int) -> str:
         lines.append(f"{each.outcome:8s} {each.name:56s} {figure:>9s} {limit:10s} {needed:8s} {each.reason}".rstrip())
         if each.outcome == "failed":
             lines.append(f"         {_command(each.name, devices)}")
-    return "\n".join(lines)
+    return lines

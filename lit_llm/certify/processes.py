@@ -58,7 +58,12 @@ def run_ranks(
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
     found = _results(folder)
-    return found, next((_end(folder, pids.index(pid), code) for pid, code in codes.items() if code), "")
+    if not (failed := {pid: code for pid, code in codes.items() if code}):
+        return found, ""
+    pid, code = min(failed.items(), key=lambda each: each[1])
+    if code < 0:  # killed: what the other processes say of the job under way is only that their connection is gone
+        found = {name: result for name, result in found.items() if "failed" not in result}
+    return found, _end(folder, pids.index(pid), code)
 
 
 def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> int:

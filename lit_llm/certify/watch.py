@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lit_llm.callbacks._lightning import is_logged
 from lit_llm.core._lightning import ddp_option
+from lit_llm.core._torch import DispatchMode
 from lit_llm.distributed.block_kernels import compile_blocks
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT
@@ -54,7 +56,7 @@ class PlanWatch(Watch):
 
     Traffic is counted in the first measured step, memory in those after it: on a GPU by torch's allocator. On a CPU from the
     tensors at the start of a step and the allocator's log. There the peak is the lowest of the steps, because threads of gloo
-    free what they have sent at any time.
+    free what they have sent at any time, if `Settled` does not reach them.
     """
 
     def __enter__(self) -> None:
@@ -63,6 +65,8 @@ class PlanWatch(Watch):
         gc.collect()
         self._old = _storages()  # not of this training; held, so that their addresses stay theirs
         self._log.__enter__()  # it does not see the release of what was allocated before
+        self._settled: Any = nullcontext() if torch.cuda.is_available() else Settled()
+        self._settled.__enter__()
         self._live: list[dict[int, int]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -90,6 +94,7 @@ class PlanWatch(Watch):
             self._traffic.__exit__(None, None, None)
 
     def __exit__(self, error: object, *_: object) -> None:
+        self._settled.__exit__(None, None, None)
         self._log.__exit__(None, None, None)
         if error is not None:
             return
@@ -104,6 +109,24 @@ class PlanWatch(Watch):
         self.found = {what: {"planned": self._planned[what], "measured": most[what]} for what in self._planned}
         self.found["memory"]["reserved"] = most["reserved"]
         self.found["traffic"] |= {f"{row.dimension}/{row.kind}": row.sent for row in self._traffic.rows()}
+
+
+class Settled(DispatchMode):
+    """After each functional collective, time for gloo's thread to drop its reference to the tensors.
+
+    The thread may drop it after this one has: then the tensor is freed where the allocator's log does not see it. Measured with
+    tensor parallelism on two processes: 0.03 % above the plan each time, without the pause 0.04 to 0.8 %.
+    """
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # it then runs on local tensors, with the collectives that it needs
+        found = func(*args, **(kwargs or {}))
+        if func.name().startswith("_c10d_functional::wait_tensor"):
+            time.sleep(0.003)
+        return found
 
 
 def _storages() -> dict[int, torch.UntypedStorage]:

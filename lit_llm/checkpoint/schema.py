@@ -85,6 +85,8 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
             return f"has the tensor {name[:80]} without values (sparse, or on the meta device)"
         if re.match(r"loops\..*\.(total|current)\.\w+$", name) and not _fits(tensor, int):
             return f"has the {name} {str(tensor)[:40]!r}, which must be a whole number from 0 on"
+        if name.startswith("loops.") and name.endswith(".is_last_batch") and not isinstance(tensor, bool):
+            return f"has the {name} {str(tensor)[:40]!r}, which must be true or false"
         if is_placeholder(tensor) and not _is_placeholder_of_a_tensor(tensor):
             return f"has a malformed placeholder for the tensor {name[:80]}"
     return None

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from lit_llm.certify.check import certificate, run_checks, summary, table
+from lit_llm.certify.check import Outcome, certificate, run_checks, summary, table
 from lit_llm.certify.processes import run_ranks
 from lit_llm.commands.new_output import REPLACE_HELP, new_file
 from lit_llm.commands.own_flags import OwnFlags
@@ -26,7 +26,7 @@ from lit_llm.core.number_domain import above, whole
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table and write the certificate. Returns 0, 1 if a check failed, 2 if a device died.
+    """Print a line for each check and write the certificate. Returns 0, 1 if a check failed, 2 if a device died.
 
     Raises:
         UserError: There are fewer devices than asked for, the budget is too small, or a file cannot be written.
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
         partial.touch()  # a folder that cannot be written is found before the checks
         name, assumed = _gpu() if device == "cuda" else ("CPU process", None)
         todo = groups(devices, device, place=str(partial.parent), assumed_gbps=assumed)
-        outcomes, ended = run_checks(todo, tuple(own.only), device, own.budget * 60)
+        outcomes, ended = run_checks(todo, tuple(own.only), device, own.budget * 60, lambda found: _say(found, devices))
         said = summary(outcomes, f"{devices} × {name}, torch {torch.__version__}")
         machine = _machine(name, devices, time.monotonic() - began)
         found = certificate(outcomes, machine, ended, said)
@@ -66,12 +66,16 @@ def main(arguments: list[str]) -> int:
             from lit_llm.certify.page import page
 
             page_file.write_text(page(found), encoding="utf-8")
-    print(table(outcomes, devices))
     print(said)
     if ended is not None:
         report(f"{ended}; the certificate has what was shown before")
         return 2
     return int(not said.startswith("certified"))
+
+
+def _say(found: list[Outcome], devices: int) -> None:
+    for line in table(found, devices):
+        print(line, flush=True)
 
 
 def _devices(asked: int | None) -> tuple[int, bool]:

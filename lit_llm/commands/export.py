@@ -12,6 +12,7 @@ from lit_llm.checkpoint.average import EMA_HELP, averaged
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.dcp_export import write_dcp
 from lit_llm.checkpoint.disk_format import read
+from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
@@ -21,8 +22,8 @@ from lit_llm.hf.peft import write_adapter
 from lit_llm.hf.read import CONFIG
 from lit_llm.hf.tokenizer_files import imported_family, write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
-from lit_llm.models.gpt import GPT
-from lit_llm.models.lora import MergedTensor
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.lora import MergedTensor, merged_weights
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded, run_of
 from lit_llm.runs.saved_run import SavedRun, named_checkpoint
@@ -94,8 +95,10 @@ def export_folder(
         assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
         content, notes = write_config(config, _family(saved, run))
         state = {}
-        flag = "--ema" if average else None
-        for name, tensor in saved_weights(saved, checkpoint, base=base, verify=True, average=flag).items():
+        weights = saved_weights(saved, checkpoint, base=base, verify=True, average="--ema" if average else None)
+        if problem := mismatch(_on_meta(config), weights, f"{checkpoint} (--run)"):
+            raise UserError(problem)
+        for name, tensor in weights.items():
             state[name] = tensor[...].to(dtype or tensor.dtype) if isinstance(tensor, MergedTensor) else tensor[...]
         if (run / TOKENIZER_FILE).is_file():
             write_tokenizer(run, partial, block_size=config.block_size)
@@ -129,11 +132,18 @@ def export_adapter(
             raise UserError(f"{checkpoint} holds a whole model and no adapter: leave out --adapter")
         config = saved_model_config(saved, checkpoint, "--ckpt_path")
         content, _ = write_config(config, _family(saved, run))
-        with torch.device("meta"):
-            shapes = {name: tensor.shape for name, tensor in GPT(config).state_dict().items()}
+        base = _on_meta(config)
         state = averaged(saved, checkpoint, "--ema") if average else saved["state_dict"]
         adapters = {name.removeprefix("model."): tensor[...] for name, tensor in state.items()}
+        merged_weights(base, adapters, lora)  # they fit
+        shapes = {name: tensor.shape for name, tensor in base.items()}
         return write_adapter(adapters, lora, links(content), shapes, partial, dtype)
+
+
+def _on_meta(config: GPTConfig) -> dict[str, torch.Tensor]:
+    """The model's weights by name, without values."""
+    with torch.device("meta"):
+        return GPT(config).state_dict()
 
 
 def export_dcp(checkpoint: Path, out: Path, *, replace: bool = False) -> int:

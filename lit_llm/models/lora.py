@@ -218,9 +218,20 @@ def merged_weights(weights: Mapping[str, Any], adapters: Mapping[str, Any], conf
 
     Args:
         weights: of the frozen model, tensors or on disk.
-        adapters: `….lora_a` and `….lora_b` by name.
+        adapters: `….lora_a` (r, i) and `….lora_b` (o, r) by name.
+
+    Raises:
+        UserError: adapters do not fit the weights.
     """
     layers = [name.removesuffix("lora_a") for name in adapters if name.endswith(".lora_a")]
+    for layer in layers:
+        names = [f"{layer}{each}" for each in ("weight", "lora_a", "lora_b")]
+        shapes = [
+            tuple(tree[name].shape) if name in tree else ()
+            for tree, name in zip((weights, adapters, adapters), names, strict=True)
+        ]
+        if shapes[1:] != [(config.rank, *shapes[0][1:]), (*shapes[0][:1], config.rank)]:
+            raise UserError(f"adapters of rank {config.rank} do not fit their base: {names} have the shapes {shapes}")
     return {
         f"{layer}weight": MergedTensor(
             weights[f"{layer}weight"], adapters[f"{layer}lora_a"][...], adapters[f"{layer}lora_b"][...], config.scale

@@ -128,9 +128,7 @@ def test_what_was_shown_before_a_device_died_stays(monkeypatch, capsys):
     names = ["attention/sdpa/causal", "losses/ddp/32-true/eager/none/AdamW", "plan/memory/ddp"]
     assert main(["certify", "--devices", "2", "--only", *names]) == 2
     written = json.loads(Path("certificate.json").read_text())
-    first, under_way, after = (each["outcome"] for each in written["checks"])
-    assert first == "passed" and after == "skipped"
-    assert under_way in ("skipped", "failed")  # the other process may say first that its connection is gone
+    assert [each["outcome"] for each in written["checks"]] == ["passed", "skipped", "skipped"]
     assert "device 1 was ended by signal 9" in written["ended_early"]
     assert "the certificate has what was shown before" in capsys.readouterr().err
 

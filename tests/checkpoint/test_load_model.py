@@ -7,7 +7,10 @@ import torch
 
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.load_weights import load_model
+from lit_llm.commands.export import export_folder
+from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.lora import LoRAConfig, merged_weights
 
 
 def trained(**changes):
@@ -41,3 +44,27 @@ def test_what_holds_no_model_of_this_version_is_refused_in_one_sentence(tmp_path
     disk_format.write(content, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"other\.ckpt is not a checkpoint of lit_llm: it has no model_config \(--ckpt_path\)"):
         load_model(tmp_path / "other.ckpt")
+
+
+@pytest.mark.parametrize("of", ["width", "layers"])
+def test_weights_that_are_not_those_of_the_settings_are_neither_loaded_nor_exported(of, tmp_path):
+    content = trained()[1]
+    content["model_config"] |= {"width": {"n_embd": 32}, "layers": {"n_layer": 2}}[of]
+    disk_format.write(content, tmp_path / "a.ckpt")
+    for use in (load_model, lambda path: export_folder(path, tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9)):
+        with pytest.raises(UserError, match=r"a\.ckpt"):
+            use(tmp_path / "a.ckpt")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("shapes", [((2, 4), (6, 3)), ((2, 5), (6, 2)), ((3, 4), (6, 3)), ((2, 4), None)])
+def test_adapters_that_do_not_fit_their_base_are_refused(shapes):
+    """The base has (6, 4), the rank is 2: A is (2, 4) and B (6, 2)."""
+    names = ("q.lora_a", "q.lora_b")
+    adapters = {name: torch.ones(shape) for name, shape in zip(names, shapes, strict=True) if shape}
+    assert merged_weights(
+        {"q.weight": torch.ones(6, 4)}, {names[0]: torch.ones(2, 4), names[1]: torch.ones(6, 2)}, LoRAConfig(2)
+    )
+    for base in ({"q.weight": torch.ones(6, 4)}, {}):
+        with pytest.raises(UserError, match=r"q\.lora_a"):
+            merged_weights(base, adapters, LoRAConfig(2))

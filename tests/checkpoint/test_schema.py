@@ -30,6 +30,7 @@ WRONG = {
     "state_dict": [None, {"w": 3}, {"w": {0: {1: 2}}}, [torch.ones(1)], {3: torch.ones(1)}, {"w": torch.eye(3).to_sparse()}, {"w": torch.ones(1, device="meta")}],  # noqa: E501
     "ema_state_dict": [[], {"w": 3}],
     "loops.fit_loop": [{"epoch_progress": {"total": {"ready": value}}} for value in (None, -1, "x", 2.5)],
+    "loops.validate_loop": [{"batch_progress": {"is_last_batch": "maybe"}}],
     "settings": [None, [], {1: 2}],
     "model_config": ["gpt", None],
     "callbacks": [[], None, {0: {}}],
