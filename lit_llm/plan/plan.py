@@ -202,9 +202,7 @@ def largest_micro_batch(settings: RunSettings, hardware: Hardware, capacity_byte
     """The largest micro-batch, in sequences, that fits and divides each rank's share of every batch; 0 if none fits."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
     divisors = (size for size in range(1, share + 1) if share % size == 0)
-    sizes = [
-        size for size in divisors if replace(settings, micro_batch=size).micro_batches.keys() == {size}
-    ]  # a pipeline's, too
+    sizes = [n for n in divisors if replace(settings, micro_batch=n).micro_batches.keys() == {n}]  # a pipeline's, too
 
     def is_too_large(size: int) -> bool:
         return peak_memory(replace(settings, micro_batch=size), cuda=hardware.is_gpu).needed > capacity_bytes

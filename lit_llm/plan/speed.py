@@ -278,8 +278,10 @@ def computing_seconds(settings: RunSettings, hardware: Hardware, options: Option
     elif options.mfu is not None or (seconds := fitted_seconds(settings, hardware)) is None:
         if peak is None:
             return None
-        flops = _useful_flops(settings) * _recomputation(settings, hardware)
-        seconds = flops / (peak * 1e12 * (options.mfu or UNFITTED_MFU))
+        layout, tokens = settings.layout, settings.sequences * settings.sequence_length * settings.accumulation
+        flops = flops_per_token(settings.model, settings.lora, settings.length).total * tokens
+        flops /= layout.tensor_parallel * layout.context * layout.pipeline.ranks  # ranks that share samples
+        seconds = flops * _recomputation(settings, hardware) / (peak * 1e12 * (options.mfu or UNFITTED_MFU))
     return seconds if measured is None or seconds is None else seconds * measured.slowness
 
 
@@ -288,14 +290,6 @@ def fitted_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
     if not hardware.is_gpu or not (work := work_of(settings, cuda=True)).body:
         return None
     return gpu_seconds(work, settings, hardware)
-
-
-def _useful_flops(settings: RunSettings) -> float:
-    """Of a rank and a step."""
-    layout = settings.layout
-    tokens = settings.sequences * settings.sequence_length * settings.accumulation  # of the ranks that share samples
-    flops = flops_per_token(settings.model, settings.lora, settings.length).total * tokens
-    return flops / (layout.tensor_parallel * layout.context * layout.pipeline.ranks)
 
 
 def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
