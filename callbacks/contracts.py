@@ -122,6 +122,19 @@ class HasMicroBatches(Protocol):
     """Tokens of one micro-batch on one rank, or a function of the optimizer steps before it."""
 
 
+class CountsExperts(Protocol):
+    """Needed by `ExpertBalance`, of a module with L mixtures of E experts.
+
+    It may also have `expert_entropy`, (L,): the mean entropy of the router's probabilities, in nats.
+    """
+
+    expert_counts: Tensor
+    """(L, E), the same on all ranks: the tokens of the step's global batch that each expert has computed. Known before
+    callbacks' `on_before_optimizer_step`, and counted once if activations are computed again."""
+    expert_biases: Sequence[Tensor]
+    """Buffers, (E,) each, that are added to the scores by which a token's experts are chosen."""
+
+
 # -- of a data module ---------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +199,13 @@ class KnowsNorm(Protocol):
 
     latest_norm: Tensor | None
     """Gradient norm of the current step before clipping. None: not computed."""
+
+
+class KnowsSkip(Protocol):
+    """`SpikeGuard`, for callbacks after it."""
+
+    latest_skip: Tensor | None
+    """0-d: 1 if the current step is skipped, 0 if it is made. None: not judged."""
 
 
 class AsksToSave(Protocol):

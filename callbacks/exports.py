@@ -4,6 +4,7 @@ from .batch_ramp import BatchRamp
 from .checkpoint import StepCheckpoint
 from .ddp_bucket_warmup import DDPBucketWarmup
 from .ema import EMA
+from .expert_balance import ExpertBalance
 from .gradient_noise import GradientNoise
 from .gradient_norm_and_clipping import GradientNorm
 from .health import HealthSignals
@@ -32,6 +33,7 @@ __all__ = [
     "Cosine",
     "DDPBucketWarmup",
     "Decay",
+    "ExpertBalance",
     "GradientNoise",
     "GradientNorm",
     "HealthSignals",

@@ -87,7 +87,8 @@ class SpikeGuard(_PutsBack):
         # Rows: 1 = column in use, loss, norm. One column per good step, oldest first; unused columns are zero.
         self._good = torch.zeros(3, window)
         self._losses = MeanOfMicroBatches()
-        self._skip: Tensor | None = None  # 0-d: 1.0 = skip the current step, 0.0 = make it
+        self._skip: Tensor | None = None  # 0-d: 1.0 = skip the current step, 0.0 = make it; None once it is applied
+        self.latest_skip: Tensor | None = None  # the same, until the next step
         # Step, its samples, and (skip, is observed, (loss, norm), their limits) on the device.
         self._unread: list[tuple[int, range | None, tuple[Tensor, ...]]] = []
         self._skipped = 0  # since the last row
@@ -122,7 +123,7 @@ class SpikeGuard(_PutsBack):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         step = trainer.global_step + 1
-        self._skip = None
+        self._skip = self.latest_skip = None
         mean = self._losses.take(trainer)
         if mean is not None:  # None: no backward pass ran
             norm = None if self._norm_source is None else self._norm_source.latest_norm
@@ -161,7 +162,7 @@ class SpikeGuard(_PutsBack):
         is_good = torch.where(is_observed, (values.isfinite() & (values <= limit)).all(), values[1].isfinite())
         column = torch.cat([torch.ones_like(values[:1]), values])[:, None]
         self._good = torch.where(is_good & is_observed, torch.cat([self._good[:, 1:], column], dim=1), self._good)
-        self._skip = 1 - is_good.float()
+        self._skip = self.latest_skip = 1 - is_good.float()
         self._unread.append((step, samples, (torch.stack([self._skip, is_observed.float()]), values, limit)))
 
     def _read(self) -> None:

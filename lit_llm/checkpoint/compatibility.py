@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from lit_llm.checkpoint.schema import is_of
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import SETTINGS, Architecture
+from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 
@@ -18,11 +19,21 @@ from lit_llm.models.lora import LoRAConfig
 SHAPES = {
     *("n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "block_size", "mlp", "mlp_width", "norm", "position", "bias"),
     *("qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias", "tie_embeddings", "qk_norm", "qk_norm_width"),
+    *(f"moe.{name}" for name in ("experts", "expert_width", "shared_experts", "shared_width", "router_bias")),
+    *("moe.first_dense", "moe.every", "layers.experts"),
     *("norm_position", "attention_sinks", "qkv_convolution", "input_convolution", "pad_vocab_to", "vocab_size"),
 }
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
 BASES = ("base_width", "base_depth")  # decide rates of the optimizer
-TRAINING = ("dropout", "mask_documents", "eos_id", *BASES)  # follow the data and the way of training, not the weights
+TRAINING = (
+    "moe.balance",
+    "moe.sequence_balance",
+    "moe.z_loss",
+    "dropout",
+    "mask_documents",
+    "eos_id",
+    *BASES,
+)  # follow the data and the way of training, not the weights
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
@@ -55,15 +66,25 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
     if "model_config" not in content:
         raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config ({flag})")
     settings = {name: value for name, value in content["model_config"].items() if name != "architecture"}
-    hints = get_type_hints(GPTConfig)
-    if wrong := next((name for name, value in settings.items() if name in hints and not is_of(value, hints[name])), None):
-        raise UserError(
-            f"{checkpoint} has the model_config.{wrong} {str(settings[wrong])[:40]!r}, which is not its type ({flag})"
-        )
+    flat = _flat(settings)
+    hints = get_type_hints(GPTConfig) | {f"moe.{name}": hint | None for name, hint in get_type_hints(MoEConfig).items()}
+    if wrong := next((name for name, value in flat.items() if name in hints and not is_of(value, hints[name])), None):
+        raise UserError(f"{checkpoint} has the model_config.{wrong} {str(flat[wrong])[:40]!r}, which is not its type ({flag})")
     try:
         return GPTConfig(**settings)
     except TypeError as error:
         raise UserError(f"{checkpoint} is from another version of lit_llm: {error} ({flag})") from error
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with those of experts by names such as moe.top_k; moe.experts is null without any, also of earlier versions."""
+    experts, layers = settings.get("moe") or {}, settings.get("layers") or {}
+    if not isinstance(experts, dict):
+        return settings
+    flat = {name: value for name, value in settings.items() if name != "moe"}
+    if "experts" in layers:
+        flat |= {"layers.experts": layers["experts"], "layers": {k: v for k, v in layers.items() if k != "experts"} or None}
+    return flat | {"moe.experts": None} | {f"moe.{name}": value for name, value in experts.items()}
 
 
 def lora_changes(saved: LoRAConfig | None, lora: LoRAConfig | None, *, accepted: bool) -> list[str]:
@@ -111,7 +132,8 @@ def model_changes(
             "--accept_changes true if the weights fit)"
             for name, before, now in changed
         ]
-    for name, value in asdict(model).items():
+    saved = _flat(saved)
+    for name, value in _flat(asdict(model)).items():
         old: Any = saved.get(name, value)
         if old == value or name in INITIAL or (name in ("vocab_size", "eos_id") and value is None):
             continue
@@ -143,9 +165,10 @@ def reinterpretations(saved: dict[str, Any], model: GPTConfig, architecture: Arc
 
     Of a custom architecture, also of each argument: only its code knows what it means.
     """
+    saved = _flat(saved)
     changed = [
         (f"model.{name}", saved[name], value)
-        for name, value in asdict(model).items()
+        for name, value in _flat(asdict(model)).items()
         if name in saved and saved[name] != value and name not in {*SHAPES, *INITIAL, *TRAINING}
     ]
     was = saved.get("architecture")

@@ -71,6 +71,7 @@ CALLBACKS: dict[str, ClassGroup] = {
     "page": _callback("TensorBoardPage", "TensorBoardPage"),
     "progress": _callback("TrainingProgress", "TrainingProgress"),
     "spike_guard": _callback("SpikeGuard", "SpikeGuard"),
+    "expert_balance": _callback("ExpertBalance"),  # moves nothing in a step that is skipped
     "signals": _callback("StopOnSignal", "StopOnSignal"),
     "checkpoint": _callback("StepCheckpoint", "StepCheckpoint"),
 }

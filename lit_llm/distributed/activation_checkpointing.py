@@ -55,7 +55,7 @@ _EXPENSIVE_NAMES = {
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_attention_math_for_mps",
-    *("lit_llm::attention", "flex_attention"),
+    *("lit_llm::attention", "flex_attention", "lit_llm::grouped_linear"),
     # Results of communication: recomputing them would communicate twice.
     *("_c10d_functional::all_gather_into_tensor", "_c10d_functional::reduce_scatter_tensor", "_c10d_functional::all_reduce"),
     "_c10d_functional::all_to_all_single",

@@ -19,6 +19,7 @@ from lit_llm.core.memory import memory_bytes
 from lit_llm.distributed.keep_rule import KeptWhole, keep
 from lit_llm.distributed.pipeline_parallel import Stage
 from lit_llm.models.custom import CustomModel
+from lit_llm.models.experts import StackedLinear
 from lit_llm.models.gpt import GPT
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy) -> None
     Blocks and embedding are gathered when needed; other parameters stay gathered during a step. With a two-dimensional mesh
     (replicas × shards) this is hybrid sharding (HSDP).
 
-    Under autocast, the matrices of a GPT's linear layers are gathered in the compute dtype: half of the bytes, and the same
-    bits, because autocast rounds them to it anyway. All other parameters are gathered in their own dtype, in the same
+    Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of the bytes, and
+    the same bits, because autocast rounds them to it anyway. All other parameters are gathered in their own dtype, in the same
     collective. Gradients are summed over micro-batches and reduced in fp32. `strategy.kept` says what is kept whole.
     """
     on_accelerator = strategy.root_device.type != "cpu"
@@ -132,6 +133,10 @@ def _on_all_ranks(facts: list[bool], device: torch.device) -> list[bool]:
     return [bool(each) for each in held.tolist()]
 
 
+_ROUNDED = (nn.Linear, StackedLinear)
+"""Modules whose parameters autocast rounds before every use."""
+
+
 def narrow_dtype(model: nn.Module, strategy: MeshStrategy) -> torch.dtype | None:
     """The dtype in which FSDP2 gathers the matrices of linear layers; None: their own.
 
@@ -142,8 +147,8 @@ def narrow_dtype(model: nn.Module, strategy: MeshStrategy) -> torch.dtype | None
 
 def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
     """Bytes of this rank's whole weights as FSDP2 gathers them, before it shards them."""
-    linear = {id(p) for module in model.modules() if isinstance(module, nn.Linear) for p in module.parameters(recurse=False)}
-    other = {id(p) for m in model.modules() if not isinstance(m, nn.Linear) for p in m.parameters(recurse=False)}
+    linear = {id(p) for module in model.modules() if isinstance(module, _ROUNDED) for p in module.parameters(recurse=False)}
+    other = {id(p) for m in model.modules() if not isinstance(m, _ROUNDED) for p in m.parameters(recurse=False)}
     return sum(
         local_part(p).numel() * (narrow.itemsize if narrow and id(p) in linear - other else p.element_size())
         for p in model.parameters()
@@ -152,7 +157,7 @@ def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
 
 def _is_rounded(owners: list[nn.Module]) -> bool:
     """Whether autocast rounds a parameter before every use. A matrix tied to the embedding is also looked up, in fp32."""
-    return all(isinstance(owner, nn.Linear) for owner in owners)
+    return all(isinstance(owner, _ROUNDED) for owner in owners)
 
 
 def _sum_gradients_in_fp32(unit: nn.Module) -> None:

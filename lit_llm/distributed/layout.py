@@ -10,7 +10,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.context_parallel import context_problems
-from lit_llm.distributed.layout_problems import compile_problem, pipeline_problems
+from lit_llm.distributed.layout_problems import compile_problem, experts_problems, pipeline_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
@@ -48,6 +48,8 @@ def layout(
     elif model is not None and not model.problems() and tensor_parallel > 1:
         problem = tensor_parallel_problem(model, tensor_parallel)
         found += [problem] if problem else []
+    if architecture is None and model is not None and not model.problems():
+        found += experts_problems(model, sizes)
     if compute is not None and (problem := compile_problem(tensor_parallel, compute)):
         found.append(problem)
     found += pipeline_problems(

@@ -106,6 +106,19 @@ def loss_scale_problem(pipeline: int) -> str:
     )
 
 
+def experts_problems(config: GPTConfig, sizes: MeshSizes) -> list[str]:
+    """Why a mixture of experts cannot be laid out so, one sentence for each size: data parallelism works."""
+    if config.moe is None:
+        return []
+    asked = {name: size for name, size in sizes._asdict().items() if name in ("context", "tensor_parallel", "pipeline")}
+    return [
+        f"{name}={size} does not work with model.moe yet, but replicas and shards do (--trainer.strategy.{name} 1, "
+        "--config recipes/strategy/fsdp2.yaml or ddp.yaml)"
+        for name, size in asked.items()
+        if size > 1
+    ]
+
+
 SHARED = {
     "context": ("each sequence", ("qkv_convolution", "input_convolution")),
     "tensor_parallel": ("the positions between matrices", ("input_convolution",)),

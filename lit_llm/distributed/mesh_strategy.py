@@ -413,6 +413,8 @@ class MeshStrategy(ModelParallelStrategy):
 
 def _part_of(value: Any, parameter: Tensor) -> Any:
     """This rank's part of an optimizer state, distributed like the parameter. A value of another shape stays whole."""
+    if isinstance(parameter, DTensor) and parameter.ndim == 3 and getattr(value, "shape", None) == (*parameter.shape[:2], 1):
+        parameter = parameter.detach()[..., :1]  # NorMuon's numbers of rows of experts
     if not isinstance(parameter, DTensor) or not hasattr(value, "shape") or value.shape != parameter.shape:
         return value[...] if hasattr(value, "shape") and not isinstance(value, Tensor) else value
     part = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)  # a copy, because the value may be a mapped file

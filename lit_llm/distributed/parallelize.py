@@ -15,6 +15,7 @@ from lit_llm.distributed.block_kernels import compile_blocks, convert_to_float8,
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.context_parallel import apply_context_parallel
 from lit_llm.distributed.fsdp import apply_fsdp, gathered_bytes, kept_whole, narrow_dtype
+from lit_llm.distributed.layout_problems import experts_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
@@ -45,6 +46,12 @@ def parallelize(
             assert isinstance(model, CustomModel)  # a GPT has at least one block
             raise UserError(blocks_problem(model.architecture.class_path, names))
     if isinstance(model, GPT):
+        if (
+            model.config.moe is not None
+            and strategy is not None
+            and (problems := experts_problems(model.config, strategy.sizes(strategy.world_size)))
+        ):
+            raise UserError("\n".join(problems))
         if problem := attention_problem(model.config, compute.attention, device):
             raise UserError(problem)
         model.attention_kernel = compute.attention

@@ -52,6 +52,11 @@ def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
     Raises:
         UserError: there is none; one sentence for each setting that the nearest family lacks.
     """
+    if config.moe is not None:
+        raise UserError(
+            f"model.moe has {config.moe.experts} experts, and export has no family with experts yet: generate and validate "
+            "read the run as it is (--run)"
+        )
     families = sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred)
     differences = {family.model_type: _differences(config, family) for family in families}
     for bias_may_be_added in (False, True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from lit_llm.core.number_domain import Domain, above, below, ranges_of, shown, whole
+from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.rope_scaling import rope_scaling_problems
 
 """The domain of each number of `GPTConfig`, alone and in `layers`. Sizes exceed those of any model."""
@@ -23,6 +24,7 @@ class LayerSettings(NamedTuple):
     rope: bool
     rope_theta: float
     rope_scaling: RopeScaling | None
+    experts: bool
 
 
 class Mistake(NamedTuple):
@@ -61,6 +63,8 @@ class GPTConfig:
     """MLP kind; swiglu and geglu have a third matrix, the gate."""
     mlp_width: Annotated[int | None, whole(1, 10_000_000)] = None
     """Hidden width of the MLP. None: 4 * n_embd."""
+    moe: MoEConfig | None = None
+    """A mixture of experts in the place of the MLP. Experts have its kind, and biases if it has. None: no experts."""
     gelu_approximate: Literal["none", "tanh"] | None = None
     """Of gelu and geglu, as in torch. None: tanh in gelu (GPT-2), none in geglu."""
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
@@ -116,8 +120,9 @@ class GPTConfig:
     window: Annotated[int | None, whole(1, 1_000_000_000)] = None
     """Sliding window: a position attends to itself and the window - 1 positions before it. None: all earlier positions."""
     layers: dict[str, list[bool | int | float | RopeScaling | None]] | None = None
-    """Settings that vary with depth, as patterns that repeat: window, rope (false: no rotary embedding), rope_theta and
-    rope_scaling. Example: {window: [512, 512, null]}. A pattern replaces the setting of the same name."""
+    """Settings that vary with depth, as patterns that repeat: window, rope (false: no rotary embedding), rope_theta,
+    rope_scaling and experts (false: an MLP). Example: {window: [512, 512, null]}. A pattern replaces the setting of the same
+    name; experts replaces first_dense and every of moe."""
     attention_scale: Annotated[float | None, above(0, 10**6)] = None
     """Factor of the attention scores. None: 1 / sqrt(head_dim)."""
     attention_softcap: Annotated[float | None, above(0, 10**6)] = None
@@ -147,6 +152,10 @@ class GPTConfig:
     eos_id opens each. In generation, all is one document."""
     eos_id: Annotated[int | None, whole(0, 100_000_000)] = None
     """End-of-document id. None: follows the data's tokenizer."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.moe, dict):  # as a checkpoint stores it
+            self.moe = MoEConfig(**self.moe)
 
     @property
     def kv_heads(self) -> int:
@@ -187,7 +196,11 @@ class GPTConfig:
 
         rope = of("rope", True) and self.position == "rope"
         return LayerSettings(
-            of("window", self.window), rope, of("rope_theta", self.rope_theta), of("rope_scaling", self.rope_scaling)
+            of("window", self.window),
+            rope,
+            of("rope_theta", self.rope_theta),
+            of("rope_scaling", self.rope_scaling),
+            self.moe is not None and of("experts", self.moe.is_in(index)),
         )
 
     @property
@@ -241,8 +254,9 @@ class GPTConfig:
             for name, domain in MODEL_DOMAINS.items()
             if (problem := domain.sentence(f"model.{name}", getattr(self, name)))
         }
-        if any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
-            return list(ranges.values())  # the rules below divide by these
+        of_experts = [] if self.moe is None else [Mistake(*each) for each in self.moe.range_problems()]
+        if of_experts or any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
+            return [*ranges.values(), *of_experts]  # the rules below divide by these
         found = [*self._combination_mistakes()]
         layers = list(dict.fromkeys(self._layer_mistakes()))  # a pattern may have the same wrong value several times
         if not layers and "rope_theta" not in ranges:
@@ -251,6 +265,8 @@ class GPTConfig:
 
     def _combination_mistakes(self) -> Iterator[Mistake]:
         """Settings that do not fit together."""
+        if self.moe is not None:
+            yield from self._experts_mistakes(self.moe)
         if self.head_dim is None and self.n_embd % self.n_head:
             near = _nearest_divisors(self.n_embd, self.n_head)
             yield Mistake(
@@ -323,6 +339,18 @@ class GPTConfig:
                 "--model.eos_id",
             )
 
+    def _experts_mistakes(self, moe: MoEConfig) -> Iterator[Mistake]:
+        """What is wrong with the experts, alone and with other settings."""
+        n_layer = 0 if "experts" in (self.layers or {}) else self.n_layer  # a pattern says which blocks have experts
+        for what, flags in moe.problems(self.n_layer):
+            if n_layer or not what.startswith("model.moe has no block"):
+                yield Mistake(what, flags)
+        if self.size_ratios is not None:
+            yield Mistake(
+                "model.base_width and model.base_depth have no rule for the rates of experts",
+                "--model.base_width null --model.base_depth null, or --model.moe null",
+            )
+
     def _layer_mistakes(self) -> Iterator[Mistake]:
         """Why `rope_scaling` or `layers` cannot be used."""
         if self.rope_scaling is not None:
@@ -344,7 +372,9 @@ class GPTConfig:
                     f"{len(pattern) - self.n_layer} of them",
                     "--model.layers or --model.n_layer",
                 )
-            if name != "window" and self.position != "rope":
+            if name == "experts" and self.moe is None:
+                yield Mistake(f"{where} needs model.moe, but there are no experts", "--model.moe.experts 8")
+            if name not in ("window", "experts") and self.position != "rope":
                 yield Mistake(f"{where} needs model.position rope, but it is {self.position}", "--model.position rope")
             for value in pattern:
                 for problem in self._pattern_problems(name, value, where):
@@ -354,7 +384,7 @@ class GPTConfig:
         if name == "rope_scaling":
             if value is not None:
                 yield from rope_scaling_problems(value, self.rotated_dims, where)
-        elif name == "rope":
+        elif name in ("rope", "experts"):
             if not isinstance(value, bool):
                 yield f"{where} has {shown(value)}, but must have true or false"
         elif problem := MODEL_DOMAINS[name].sentence(where, value):
@@ -365,7 +395,7 @@ class GPTConfig:
         found: list[Mistake] = []
         patterns = self.layers or {}
         for i in range(self.n_layer):
-            window, rope, theta, scaling = self.layer(i)
+            window, rope, theta, scaling, _ = self.layer(i)
             if window is not None and window >= self.block_size:
                 problem = (
                     f"a window of {window} positions has no effect, because model.block_size is {self.block_size}: use null"
@@ -381,16 +411,43 @@ class GPTConfig:
         """Training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) of each block (full-attention convention).
 
         H * h is d unless head_dim is set. N_matmul counts every matrix in a matrix product: a tied head once, an embedding
-        look-up not at all. The forward pass takes a third of the FLOPs.
+        look-up not at all, and of experts those that compute a token. The forward pass takes a third of the FLOPs.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length
         spans = sum(min(length, self.layer(i).window or length) for i in range(self.n_layer))
         gated = 3 if self.gated else 2
         attention = 2 * self.n_embd * self.resolved_head_dim * (self.n_head + self.kv_heads)
-        n_matmul = self.n_layer * (attention + gated * self.n_embd * self.hidden_width)
+        n_matmul = self.n_layer * attention + sum(gated * self.n_embd * width for width in self._active_widths())
         n_matmul += self.padded_vocab_size * self.n_embd
+        if self.moe is not None:
+            n_matmul += self.experts_layers * self.moe.experts * self.n_embd  # the routers
         return 6.0 * n_matmul + 12.0 * self.n_head * self.resolved_head_dim * spans
+
+    @property
+    def experts_layers(self) -> int:
+        """Blocks with experts."""
+        return sum(self.layer(i).experts for i in range(self.n_layer))
+
+    def _active_widths(self) -> Iterator[int]:
+        """Hidden width that computes a token, of each block."""
+        for i in range(self.n_layer):
+            if self.moe is not None and self.layer(i).experts:
+                yield self.moe.top_k * self.moe.width(self.hidden_width) + self.moe.width_of_shared(self.hidden_width)
+            else:
+                yield self.hidden_width
+
+    @property
+    def idle_parameters(self) -> int:
+        """Parameters of the experts that do not compute a token."""
+        if self.moe is None:
+            return 0
+        moe, matrices = self.moe, 3 if self.gated else 2
+        width = moe.width(self.hidden_width)
+        each = matrices * self.n_embd * width
+        if self.has_bias("mlp"):
+            each += (matrices - 1) * width + self.n_embd
+        return self.experts_layers * (moe.experts - moe.top_k) * each
 
 
 MODEL_DOMAINS = ranges_of(GPTConfig)

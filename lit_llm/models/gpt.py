@@ -7,7 +7,7 @@ multiple.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,10 @@ from lit_llm.models.block import Block
 from lit_llm.models.cache import KVCache
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import Drops, drop, make_drops, new_seed
-from lit_llm.models.loss import LossSums, VocabularyShards, cross_entropy, logits
+from lit_llm.models.experts import Experts, StackedLinear
+from lit_llm.models.loss import LossSums, VocabularyShards, cross_entropy, logits, with_routers
 from lit_llm.models.rotary import PositionsInDocuments, RotaryTable, Rotation, document_numbers, places_in
+from lit_llm.models.router import Router, RouterSums
 from lit_llm.models.self_attention import Attention
 from lit_llm.models.sequence_shard import SequenceShard
 from lit_llm.models.small_layers import ShortConvolution, make_norm
@@ -58,6 +60,10 @@ class View:
     """What is dropped. None: nothing."""
     shard: SequenceShard | None = None
     """Set if ranks share the sequence."""
+    counted: Tensor | None = None
+    """(B, T) bool: the positions whose targets count, for the sums of routers. None: no sums."""
+    router_sums: list[RouterSums] = field(default_factory=list)
+    """Of the blocks with experts, as `run_blocks` got them."""
 
 
 class GPT(nn.Module):
@@ -92,12 +98,12 @@ class GPT(nn.Module):
     def _build(self, config: GPTConfig) -> None:
         self.embedding = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.positions = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        # Layers with equal settings share a table of angles.
+        self.layers = [config.layer(i) for i in range(config.n_layer)]
+        self.blocks = nn.ModuleList(Block(config, experts=layer.experts) for layer in self.layers)
         self.norm = make_norm(config)
         # A tied head is not a module, so that the matrix is one parameter and is counted, sharded and saved once.
         self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
-        # Layers with equal settings share a table.
-        self.layers = [config.layer(i) for i in range(config.n_layer)]
         self.rotary = nn.ModuleList()
         self.rotary_of: list[int | None] = []
         """The index in `rotary` of each block's table. None: no rotary embedding."""
@@ -115,7 +121,7 @@ class GPT(nn.Module):
         config = self.config
         assert config.vocab_size is not None
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear | StackedLinear):
                 std = config.residual_std if name.endswith(".project") else config.hidden_std
                 draw_(module.weight, partial(nn.init.normal_, std=std))
                 if module.bias is not None:
@@ -130,6 +136,11 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.weight)
             elif isinstance(module, RotaryTable):
                 module.fill()
+            elif isinstance(module, Router):
+                draw_(module.weight, partial(nn.init.normal_, std=config.hidden_std))
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+                module.reset_buffers()
         output = self.embedding if self.head is None else self.head
         draw_(output.weight, partial(nn.init.normal_, std=config.head_std))
 
@@ -137,6 +148,11 @@ class GPT(nn.Module):
     def size_ratios(self) -> tuple[float, float] | None:
         """`lit_llm.optim.optimizer_of` reads it."""
         return self.config.size_ratios
+
+    @property
+    def routers(self) -> list[Router]:
+        """Those of the blocks with experts, in their order."""
+        return [block.mlp.router for block in self.blocks if isinstance(block.mlp, Experts)]
 
     @property
     def ties_head(self) -> bool:
@@ -176,8 +192,11 @@ class GPT(nn.Module):
             of this rank's positions. Without targets, every rank computes the whole sequence.
         """
         view = self.view(input_ids, documents, cache, seed, shard=None if targets is None else self.sequence_shard)
+        if targets is not None and self.config.moe is not None:
+            view = replace(view, counted=targets != -100)
         x = self.run_blocks(self.embed(view), view, cache)
-        return self.finish(x, view, targets, loss)
+        result = self.finish(x, view, targets, loss)
+        return with_routers(result, view.router_sums) if isinstance(result, LossSums) and view.router_sums else result
 
     def view(
         self,
@@ -280,7 +299,11 @@ class GPT(nn.Module):
                 view.sees[self.layers[i].window],
                 None if cache is None else cache.layers[i],
                 None if view.drops is None else view.drops.of(i),
+                *(() if view.counted is None else (view.counted,)),
             )
+            if isinstance(x, tuple):  # of a block with experts
+                x, sums = x
+                view.router_sums.append(sums)
         return x
 
     def finish(self, x: Tensor, view: View, targets: Tensor | None, loss: LossFunction) -> Tensor | LossSums:

@@ -106,8 +106,10 @@ def apply_lora(model: GPT, config: LoRAConfig) -> None:
     The names of all parameters stay. Call it before `parallelize`, and `reset_adapters` after `init_weights`.
 
     Raises:
-        UserError: a target names no layer; the message has the nearest name.
+        UserError: a target names no layer; the message has the nearest name. The model has experts.
     """
+    if problem := experts_problem(model.config):
+        raise UserError(problem)
     layers = _linear_layers(model)
     if problems := _target_problems(config, list(layers)):
         raise UserError("\n".join(problems))
@@ -117,6 +119,11 @@ def apply_lora(model: GPT, config: LoRAConfig) -> None:
         if _is_target(name, config):
             parent, _, own_name = name.rpartition(".")
             setattr(model.get_submodule(parent), own_name, LoRALinear(layer, config, name.split(".", 2)[2]))
+
+
+def experts_problem(model: GPTConfig) -> str | None:
+    """A sentence if the model has experts."""
+    return None if model.moe is None else "lora does not adapt a mixture of experts yet (--lora null, to train all weights)"
 
 
 def _linear_layers(model: GPT) -> dict[str, nn.Linear]:

@@ -27,6 +27,7 @@ was slower on two AMX cores, N 8192, V 50304, d 768. Median ratio of time, and p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -39,6 +40,7 @@ from torch.autograd.function import once_differentiable
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import SOFTMAX_NUMEL
 from lit_llm.core.number_domain import STEPS, at_least, range_problems, whole
+from lit_llm.models.router import RouterSums
 
 CHUNK_SIZE = 1024
 """Rows of a chunk. Each chunk reads W twice and adds to its gradient; smaller ones save little (512 in bf16: 0.63 GB)."""
@@ -70,6 +72,15 @@ class LossSums(NamedTuple):
     """Only ``by_row``: `nll` of each sequence, shape (B,), same dtype."""
     row_count: Tensor | None = None
     """Only ``by_row``: `count` of each sequence, shape (B,)."""
+    router: RouterSums | None = None
+    """Of a mixture of experts: detached, (L, …) of L blocks. `loss` includes its loss."""
+
+
+def with_routers(sums: LossSums, routers: Sequence[RouterSums]) -> LossSums:
+    """Add the losses of the routers, which are sums over the same targets, and what they count."""
+    loss = torch.stack([each.loss for each in routers])
+    counts, entropy = torch.stack([each.counts for each in routers]), torch.stack([each.entropy for each in routers])
+    return sums._replace(loss=sums.loss + loss.sum().to(sums.loss.dtype), router=RouterSums(loss.detach(), counts, entropy))
 
 
 class VocabularyShards(NamedTuple):
@@ -173,7 +184,7 @@ def cross_entropy_of_logits(
     shape = targets.shape
     z, targets = z.reshape(-1, z.shape[-1]), targets.reshape(-1)  # (N, V), (N,)
     counted = targets != ignore_index
-    rows: tuple[Tensor, ...] = ()
+    rows: tuple[Tensor, Tensor] | tuple[()] = ()
     if by_row:
         each = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="none")  # (N,), 0 where ignored
         loss = each.sum()

@@ -42,7 +42,8 @@ class MuonAdamW(GroupOptimizer):
         v_i ← β2 v_i + (1 − β2) mean_j O_ij²;   N = O_ij / (√v_i + 10⁻⁸);   O ← N ‖O‖ / ‖N‖
 
     Muon updates a parameter if it has 2 dimensions and its group is named ``matrix`` or ``projection`` (as in
-    `parameter_groups`) or has no name. A group with both kinds is split in two.
+    `parameter_groups`) or has no name, and the matrices of a parameter of 3 dimensions if it is named ``experts``. A group with
+    both kinds is split in two. Of a sharded parameter of experts, each rank updates its own experts.
 
     Args:
         lr: learning rate of Muon groups without their own.
@@ -112,8 +113,8 @@ class MuonAdamW(GroupOptimizer):
         params = param_group["params"]
         items = [params] if isinstance(params, Tensor) else list(params)  # tensors, or (name, tensor) as torch allows
         tensors = [item[1] if isinstance(item, tuple) else item for item in items]
-        may_take_muon = param_group.get("name", "matrix") in ("matrix", "projection")
-        takes_muon = [may_take_muon and isinstance(t, Tensor) and t.ndim == 2 for t in tensors]
+        dimensions = _MUON_DIMENSIONS.get(param_group.get("name", "matrix"))
+        takes_muon = [isinstance(t, Tensor) and t.ndim == dimensions for t in tensors]
         for muon in (True, False):
             chosen = [item for item, is_muon in zip(items, takes_muon, strict=True) if is_muon == muon]
             if not chosen:
@@ -141,19 +142,23 @@ class MuonAdamW(GroupOptimizer):
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             if group["normuon_beta2"] is not None and "row_square" not in self.state[p]:
-                self.state[p]["row_square"] = torch.zeros(p.size(0), dtype=p.dtype, device=p.device)
-        alone = [p for p in params if not isinstance(p, DTensor)]
-        sizes = [p.numel() for p in alone]
+                one = torch.zeros(p.size(0), dtype=p.dtype, device=p.device) if p.ndim == 2 else torch.zeros_like(p[..., :1])
+                self.state[p]["row_square"] = one
+        alone = [p for p in params if not isinstance(p, DTensor) or p.ndim == 3]
+        sizes = [local_part(p).numel() for p in alone]
         for numbers in turns(sizes, [0] * len(alone), MUON_BATCH_NUMEL):
             chosen = [alone[i] for i in numbers]
             updates = self._updates(group, chosen)
             for i in range(len(updates)):
-                updates[i] = self._orthogonal(group, updates[i])
+                if chosen[i].ndim == 2:
+                    updates[i] = self._orthogonal(group, updates[i])
+                elif len(updates[i]):  # of experts: this rank's
+                    updates[i] = self._orthogonal_experts(group, updates[i])
             found = None if group["normuon_beta2"] is None else [mean_squares(update) for update in updates]
             self._apply(group, chosen, updates, found)
         meshes: dict[Any, list[DTensor]] = defaultdict(list)
         for p in params:
-            if isinstance(p, DTensor):
+            if isinstance(p, DTensor) and p.ndim == 2:
                 replicated = tuple(d for d, placement in enumerate(p.placements) if isinstance(placement, Replicate))
                 meshes[p.device_mesh, replicated].append(p)
         for (mesh, _), distributed in meshes.items():
@@ -200,6 +205,17 @@ class MuonAdamW(GroupOptimizer):
         dtype = newton_schulz_dtype(group["ns_dtype"], update.device.type)
         return newton_schulz(update, steps=group["ns_steps"], dtype=dtype, ns_method=group["ns_method"])
 
+    def _orthogonal_experts(self, group: dict[str, Any], update: Tensor) -> Tensor:
+        """(E, r, c): each expert's matrix alone."""
+        made: Tensor | None = None
+        for i in range(len(update)):
+            one = self._orthogonal(group, update[i])
+            if made is None:
+                made = update if one.dtype == update.dtype else torch.empty_like(update, dtype=one.dtype)
+            made[i] = one
+        assert made is not None
+        return made
+
     def _apply(
         self,
         group: dict[str, Any],
@@ -224,22 +240,23 @@ class MuonAdamW(GroupOptimizer):
                 wide.mul_(1 - lr * group["weight_decay"])
                 update = update.view(part.shape).to(wide)
                 if factors is not None:
-                    update.mul_(factors[i][slice(None) if rows is None else rows[i]].to(update).unsqueeze(1))
-                wide.add_(update, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
+                    update.mul_(factors[i][slice(None) if rows is None else rows[i]].to(update).unsqueeze(-1))
+                wide.add_(update, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape[-2:]))
                 if wide is not part:
                     part.copy_(wide)
 
     def _row_factors(self, group: dict[str, Any], params: Sequence[Tensor], squares: list[Tensor]) -> list[Tensor]:
         """Move NorMuon's averages, and return what the rows of each update are multiplied by, in fp32."""
-        averages = [self.state[p]["row_square"] for p in params]
+        averages = [local_part(self.state[p]["row_square"]) for p in params]
+        averages = [average if average.ndim == 1 else average.squeeze(-1) for average in averages]  # (r,), or (E, r)
         factors = []
         with undone_if(self.found_inf, averages):
             for average, square in zip(averages, squares, strict=True):
                 average.lerp_(square.to(average), 1 - group["normuon_beta2"])
                 square = square.to(average.device)
                 factor = 1 / (average.float().sqrt() + 1e-8)
-                norm = (square * factor.square()).sum().sqrt()  # of a row's mean, as is the next
-                factors.append(factor * (square.sum().sqrt() / norm.clamp(min=1e-30)))
+                norm = (square * factor.square()).sum(-1, keepdim=True).sqrt()  # of a row's mean, as is the next
+                factors.append(factor * (square.sum(-1, keepdim=True).sqrt() / norm.clamp(min=1e-30)))
         return factors
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
@@ -269,9 +286,12 @@ class MuonAdamW(GroupOptimizer):
 
 
 def mean_squares(update: Tensor) -> Tensor:
-    """(r,) in fp32: the mean square of each row."""
-    return torch.linalg.vector_norm(update, dim=1, dtype=torch.float32).square() / update.size(1)
+    """(r,) in fp32, or (E, r): the mean square of each row."""
+    return torch.linalg.vector_norm(update, dim=-1, dtype=torch.float32).square() / update.size(-1)
 
+
+_MUON_DIMENSIONS = {"matrix": 2, "projection": 2, "experts": 3}
+"""Dimensions of the parameters that Muon updates, by the name of the group."""
 
 _LR_SCALE: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),

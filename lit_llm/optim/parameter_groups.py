@@ -8,7 +8,7 @@ from torch import nn
 
 from lit_llm.core.errors import UserError
 
-GROUPS = ("matrix", "projection", "embedding", "head", "vector", "adapter")
+GROUPS = ("matrix", "projection", "experts", "embedding", "head", "vector", "adapter")
 
 
 def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict[str, Any]]:
@@ -20,6 +20,7 @@ def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict
     * ``matrix``: every other tensor of at least 2 dimensions, i.e. the hidden weights;
     * ``projection`` and ``head``: only if the model has `size_ratios` (GPTConfig.base_width), whose rates differ: the parts of
       ``matrix`` in modules called ``project``, and of ``embedding`` in modules called ``head``;
+    * ``experts``: weights of modules with `is_stacked`: (E, r, c) are E matrices;
     * ``vector``: the rest, biases and norm gains. Their ``weight_decay`` is 0; other groups use the optimizer's.
 
     Args:
@@ -34,12 +35,15 @@ def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
     # By default named_parameters yields a shared tensor once, under its first name: a tied head needs all names.
     embeddings |= {p for name, p in model.named_parameters(remove_duplicate=False) if "head" in name.split(".")}
+    stacked = {p for module in model.modules() if getattr(module, "is_stacked", False) for p in module.parameters()}
     split = getattr(model, "size_ratios", None) is not None
     for name, p in model.named_parameters():
         if p.requires_grad:
             *modules, last = name.split(".")
             is_adapter = last in ("lora_a", "lora_b")
             role = "adapter" if is_adapter else "vector" if p.ndim < 2 else "embedding" if p in embeddings else "matrix"
+            if p in stacked and not is_adapter:
+                role = "vector" if last == "bias" else "experts"
             if split and role == "embedding" and "head" in modules:
                 role = "head"
             if split and role == "matrix" and "project" in modules:

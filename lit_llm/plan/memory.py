@@ -14,7 +14,15 @@ from lit_llm.distributed.keep_rule import KeptWhole, keep
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.micro_batch import micro_batch
-from lit_llm.plan.optimizer import matrix_shapes, muon_work_bytes, row_state_bytes, state_bytes, work_bytes
+from lit_llm.plan.optimizer import (
+    expert_shapes,
+    expert_work_bytes,
+    matrix_shapes,
+    muon_work_bytes,
+    row_state_bytes,
+    state_bytes,
+    work_bytes,
+)
 from lit_llm.plan.pipeline_order import weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import Step
@@ -132,7 +140,7 @@ def _resident(settings: RunSettings, weights: Weights, whole: Weights) -> dict[s
     if not layout.cpu_offload:
         found["weights"] = stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
         found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
-        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes)
+        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout.divisor("optimizer"))
         if settings.ema:
             found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
     if isinstance(settings.model, OwnModel):
@@ -148,7 +156,10 @@ def _optimizer_work(settings: RunSettings, weights: Weights, whole: Weights, *, 
     dimensions, rows = layout.owners
     iterate, shards = optimizer.newton_schulz_bytes(cuda=cuda), math.prod(dimensions)
     shapes, normuon = matrix_shapes(whole), optimizer.normuon
-    return muon_work_bytes(shapes, weight_bytes, iterate, shards=shards, rows=rows, cuda=cuda, normuon=normuon)
+    return max(
+        muon_work_bytes(shapes, weight_bytes, iterate, shards=shards, rows=rows, cuda=cuda, normuon=normuon),
+        expert_work_bytes(expert_shapes(whole), weight_bytes, iterate, shards=shards, cuda=cuda),
+    )
 
 
 @dataclass(frozen=True)

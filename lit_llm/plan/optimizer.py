@@ -60,16 +60,20 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
     return sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies for w in trainable)
 
 
-def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int) -> int:
-    """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split."""
+def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, shards: int = 1) -> int:
+    """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split.
+
+    Of experts it has those of its own: a part of so many `shards`.
+    """
     if not optimizer.normuon:
         return 0
-    return sum(w.itemsize(parameter_bytes) * w.shape[0] * w.copies for w in whole if _takes_muon(w))
+    rows = ((w, math.prod(w.shape[:-1]) / (shards if w.group == "experts" else 1)) for w in whole if _takes_muon(w))
+    return int(sum(w.itemsize(parameter_bytes) * number * w.copies for w, number in rows))
 
 
 def _takes_muon(weight: Weight) -> bool:
-    """As MuonAdamW decides. A convolution's weight, for example, has three dimensions."""
-    return weight.group == "matrix" and len(weight.shape) == 2
+    """As MuonAdamW decides. A convolution's weight, for example, has three dimensions, and is not of experts."""
+    return len(weight.shape) == {"matrix": 2, "experts": 3}.get(weight.group or "")
 
 
 def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
@@ -86,14 +90,20 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
 
 
 def matrix_shapes(weights: Weights) -> tuple[tuple[int, int], ...]:
-    """The trainable hidden matrices, block by block."""
-    matrices = [weight for weight in weights if _takes_muon(weight)]
+    """The trainable hidden matrices without those of experts, block by block."""
+    matrices = [weight for weight in weights if _takes_muon(weight) and len(weight.shape) == 2]
     blocks = max((weight.times for weight in matrices), default=0)
     return tuple(
         (rows, columns)
         for block in range(max(1, blocks))
-        for rows, columns in (weight.shape for weight in matrices if weight.times or not block)
+        for rows, columns in (weight.shape for weight in matrices if block < weight.times or not block)
     )
+
+
+def expert_shapes(weights: Weights) -> tuple[tuple[int, int, int], ...]:
+    """(experts, rows, columns) of each trainable parameter of experts, block by block. Ranks share the experts of each."""
+    stacked = [weight for weight in weights if _takes_muon(weight) and len(weight.shape) == 3]
+    return tuple((w.shape[0], w.shape[1], w.shape[2]) for w in stacked for _ in range(w.copies))
 
 
 def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, cuda: bool) -> int:
@@ -103,9 +113,9 @@ def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, 
         cuda: on a GPU, torch's unfused optimizers process all tensors at once, and Lion keeps copies until `found_inf` is
             applied.
     """
-    trainable, groups = [weight for weight in weights if weight.group is not None], Counter[str | None]()
+    trainable, groups = [weight for weight in weights if weight.group is not None], Counter[str]()
     for weight in trainable:
-        groups[weight.group] += weight.total
+        groups[str(weight.group)] += weight.total
     largest_group = max(groups.values(), default=0)
     parameter_bytes = max((weight.itemsize(parameter_bytes) for weight in trainable), default=parameter_bytes)
     if optimizer.name == "Lion":
@@ -120,7 +130,8 @@ def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, 
     if cuda:
         return groups.total() * parameter_bytes
     # One tensor at a time: its square root and quotient, while the previous tensor's quotient is still alive.
-    in_order = sorted(trainable, key=lambda w: ("matrix", "embedding", "vector", "adapter").index(str(w.group)))
+    order = ["matrix", "embedding", "vector", *groups]
+    in_order = sorted(trainable, key=lambda w: order.index(str(w.group)))
     sizes = [0, *(math.prod(w.shape) for w in in_order for _ in range(min(w.copies, 2)))]
     return max((before + 2 * size for before, size in itertools.pairwise(sizes)), default=0) * parameter_bytes
 
@@ -168,6 +179,23 @@ def muon_work_bytes(
             moments.append(whole * w + _iterating(largest, w, cuda=cuda))
             moments.append(part * w * (2 if rows > 1 else 1) + (part * p if cuda else 0) + squares)
         peak = max(peak, int(max(moments)))
+    return peak
+
+
+def expert_work_bytes(
+    shapes: tuple[tuple[int, int, int], ...], parameter_bytes: int, iterate_bytes: int, *, shards: int, cuda: bool
+) -> int:
+    """Peak temporary memory of a step of MuonAdamW for experts, of which each rank updates its own. Arguments as above."""
+    p, w, peak = parameter_bytes, iterate_bytes, 0
+    own = [(-(-experts // shards), rows, columns) for experts, rows, columns in shapes]
+    sizes = [math.prod(shape) for shape in own]
+    from lit_llm.optim.owners import turns
+
+    for numbers in turns(sizes, [0] * len(sizes), MUON_BATCH_NUMEL):
+        held = sum(sizes[i] for i in numbers)
+        largest, shape = max((sizes[i], own[i][1:]) for i in numbers)
+        made = largest * w if w != p else 0
+        peak = max(peak, held * p * (2 if cuda else 1), held * p + made + _iterating(shape, w, cuda=cuda))
     return peak
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.weights import Weights, is_tied, weights_of
+from lit_llm.plan.weights import Weights, block_count, is_tied, weights_of
 
 _OF_TORCH = {
     "FORWARD": "forward",
@@ -125,7 +125,9 @@ def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights
     blocks = sum(stage.stop - stage.start for stage in stages)
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     held = {"token embedding": first or (last and is_tied(weights)), "position embedding": first}
-    return tuple(replace(w, times=blocks) if w.times else w for w in weights if w.times or held.get(w.part, last))
+    alike = blocks != block_count(weights)  # of a part of the blocks, which are then of one kind
+    kept = (w for w in weights if w.times or held.get(w.part, last))
+    return tuple(replace(w, times=blocks) if w.times and alike else w for w in kept)
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,12 @@ class Plan:
         return sum(self.parts.values())
 
     @property
+    def active_parameters(self) -> int:
+        """Those that compute a token: without the other experts."""
+        model = self.settings.model
+        return self.parameters - (0 if isinstance(model, OwnModel) else model.idle_parameters)
+
+    @property
     def tokens_per_second(self) -> float | None:
         return self.settings.tokens_per_step / self.times.step if self.times.step else None
 
@@ -293,7 +299,12 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     settings, times, memory = plan.settings, plan.times, plan.memory
     data, layout, interval = settings.data, settings.layout, plan.best_interval_seconds
     return {
-        "parameters": {"total": plan.parameters, "by_part": plan.parts, "trained": plan.trained_parameters},
+        "parameters": {
+            "total": plan.parameters,
+            "by_part": plan.parts,
+            "trained": plan.trained_parameters,
+            "active": plan.active_parameters,
+        },
         "notes": list(plan.memory.notes),
         "batch": {
             "global_sequences": settings.global_batch,
@@ -392,8 +403,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         },
         "communication": {"bytes_per_rank_and_step": communicated_bytes(settings, cuda=plan.hardware.is_gpu)},
         "loss": {
-            "chinchilla_multiple": compute.chinchilla_multiple(plan.parameters, settings.tokens),
-            "chinchilla_fit_nats": compute.chinchilla_loss(plan.parameters, settings.tokens) if settings.tokens > 0 else None,
+            "chinchilla_multiple": compute.chinchilla_multiple(plan.active_parameters, settings.tokens),
+            "chinchilla_fit_nats": compute.chinchilla_loss(plan.active_parameters, settings.tokens)
+            if settings.tokens > 0
+            else None,
         },
         "checkpoint": {
             "bytes": plan.checkpoint_bytes,

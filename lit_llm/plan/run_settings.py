@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.layout_problems import pipeline_problems
+from lit_llm.distributed.layout_problems import experts_problems, pipeline_problems
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
@@ -306,7 +306,7 @@ class RunSettings:
 
 def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
     """What the ranks of the dimensions that split a model cannot split."""
-    found: list[str] = []
+    found = experts_problems(model, layout.sizes)
     if layout.tensor_parallel > 1:
         from lit_llm.distributed.tensor_parallel import tensor_parallel_problem  # imports torch
 

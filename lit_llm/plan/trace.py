@@ -132,7 +132,9 @@ def trace_body(
 
     model.blocks[0].register_forward_pre_hook(receive)
     for block in model.blocks:
-        block.register_forward_hook(lambda module, inputs, output: _mark(recorder, output))
+        block.register_forward_hook(
+            lambda module, inputs, output: _mark(recorder, output[0] if isinstance(output, tuple) else output)
+        )
     seen: list[Any] = []
 
     def head(hidden: Tensor, weight: Tensor, targets: Tensor, **_: Any) -> LossSums:

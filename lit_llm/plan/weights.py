@@ -1,6 +1,6 @@
 """The weights of a model, counted by part and by group of the optimizer, and the bytes that many of them take.
 
-They are those of the built model, of which one block is built, without memory; all blocks have equal shapes.
+They are those of the built model, of which one block of each kind, with and without experts, is built without memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def cached_by_text(function: Callable[P, R]) -> Callable[P, R]:
 
 
 PARTS = (
-    *("token embedding", "position embedding", "attention", "convolutions", "mlp"),
+    *("token embedding", "position embedding", "attention", "convolutions", "mlp", "router", "experts"),
     *("norms", "biases", "adapters", "output head"),
 )
 
@@ -116,13 +116,23 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
 
     if isinstance(model, OwnModel):
         built: GPT | CustomModel = build_own(model.architecture, model.vocab_size)
-        part_of, blocks = _child, 1
+        part_of, blocks = _child, list[int]()
     else:
-        built, part_of, blocks = build_gpt(with_layers(local_config(model, ranks), [0]), lora), _part, model.n_layer
+        part_of = _part
+        have_experts = [model.layer(i).experts for i in range(model.n_layer)]
+        kinds = list(dict.fromkeys(have_experts))
+        blocks = [have_experts.count(kind) for kind in kinds]
+        built = build_gpt(with_layers(local_config(model, ranks), [have_experts.index(kind) for kind in kinds]), lora)
     alike = {"projection": "matrix", "head": "embedding"}  # they differ in their rates only
     groups = {id(p): alike.get(name := str(group["name"]), name) for group in parameter_groups(built) for p in group["params"]}
+
+    def times(name: str) -> int:
+        if _block(name) is None:
+            return 0
+        return blocks[int(name.split(".")[1])] if blocks else 1
+
     return tuple(
-        Weight(name, tuple(p.shape), part_of(name), groups.get(id(p)), blocks if _block(name) else 0, p.element_size())
+        Weight(name, tuple(p.shape), part_of(name, p.ndim), groups.get(id(p)), times(name), p.element_size())
         for name, p in built.named_parameters()
     )
 
@@ -133,11 +143,11 @@ def _block(name: str) -> str | None:
     return found and found[0]
 
 
-def _child(name: str) -> str:
+def _child(name: str, dimensions: int) -> str:
     return ".".join(name.split(".")[:2])
 
 
-def _part(name: str) -> str:
+def _part(name: str, dimensions: int) -> str:
     first, *_, last = name.split(".")
     if "lora" in last:
         return "adapters"
@@ -147,6 +157,10 @@ def _part(name: str) -> str:
         return "convolutions"
     if last == "bias":
         return "biases"
+    if ".mlp.router." in name:
+        return "router"
+    if dimensions == 3:  # E matrices
+        return "experts"
     outside = {"embedding": "token embedding", "positions": "position embedding", "head": "output head"}
     return outside.get(first, "attention" if ".attention." in name else "mlp")
 
@@ -217,7 +231,7 @@ def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -
 
     def size(weight: Weight) -> int:
         own = weight.itemsize(parameter_bytes)
-        linear = weight.part in ("attention", "mlp", "biases", "adapters", "output head")
+        linear = weight.part in ("attention", "mlp", "experts", "biases", "adapters", "output head")
         return weight.total * (min(own, compute_bytes) if linear else own)
 
     blocks, others = (sum(size(w) for w in weights if bool(w.times) == within) for within in (True, False))
@@ -237,4 +251,9 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
     largest = max(map(tuple, blocks.values()), key=lambda each: stored_bytes(each, 4), default=())
     embedding = () if tied else tuple(weight for weight in outside if weight.part == "token embedding")
     root = tuple(weight for weight in outside if weight not in embedding)
-    return largest, root, embedding, max([1, len(blocks), *(weight.times for weight in weights)])
+    return largest, root, embedding, max(1, block_count(weights))
+
+
+def block_count(weights: Weights) -> int:
+    """Blocks that have these weights: those of each kind, by the name of the one that was built."""
+    return sum({_block(w.name): w.times for w in weights if w.times}.values())

@@ -136,11 +136,19 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
     kind = (
         f"{model.n_layer} layers, width {model.n_embd}, {heads}, {model.mlp} {model.hidden_width}, context {model.block_size}"
     )
+    if model.moe is not None:
+        moe = model.moe
+        kind += (
+            f"; in {model.experts_layers} layers {moe.experts} experts of {moe.width(model.hidden_width)}, {moe.top_k} a token"
+        )
+        kind += f", and shared ones of {shared}" if (shared := moe.width_of_shared(model.hidden_width)) else ""
     vocabulary = f"{model.vocab_size:,}"
     if model.padded_vocab_size != model.vocab_size:
         vocabulary += f", padded to {model.padded_vocab_size:,}"
     trained = plan.trained_parameters
     share = f", of which {trained:,} are trained ({trained / plan.parameters:.2%})" if plan.settings.lora else ""
+    if model.moe is not None:
+        share = f", of which {plan.active_parameters:,} compute a token ({plan.active_parameters / plan.parameters:.2%})"
     return [("parameters", f"{plan.parameters:,}{share}"), ("by part", parts), ("shape", f"{kind}, vocabulary {vocabulary}")]
 
 
@@ -196,10 +204,10 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     rate = settings.schedule.rate
     drawn = f": {parts}  {sparkline(rate, settings.steps)}" if rate else ""
     rows.append(("schedule", f"{settings.schedule.kind}{drawn}"))
-    multiple = compute.chinchilla_multiple(plan.parameters, settings.tokens)
-    scale = f"{settings.tokens / plan.parameters:.3g} tokens per parameter, {multiple:.3g} x Chinchilla's 20"
-    if plan.parameters >= 4e7 and settings.tokens >= 1e9:  # below that, the fit is an extrapolation
-        fitted = compute.chinchilla_loss(plan.parameters, settings.tokens)
+    multiple = compute.chinchilla_multiple(plan.active_parameters, settings.tokens)
+    scale = f"{settings.tokens / plan.active_parameters:.3g} tokens per parameter, {multiple:.3g} x Chinchilla's 20"
+    if plan.active_parameters >= 4e7 and settings.tokens >= 1e9:  # below that, the fit is an extrapolation
+        fitted = compute.chinchilla_loss(plan.active_parameters, settings.tokens)
         scale += (
             f"; its fit predicts {fitted:.2f} nats (on its own text, vocabulary 32,000, one epoch: compare differences only)"
         )
@@ -320,8 +328,8 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
     rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))
     if plan.options.served_tokens:
-        total = compute.lifetime_flops(plan.parameters, settings.tokens, plan.options.served_tokens)
-        served = 2 * plan.parameters * plan.options.served_tokens
+        total = compute.lifetime_flops(plan.active_parameters, settings.tokens, plan.options.served_tokens)
+        served = 2 * plan.active_parameters * plan.options.served_tokens
         rows.append(
             ("lifetime", f"{total:.4g} FLOPs with {count(plan.options.served_tokens)} tokens served ({served / total:.0%})")
         )

@@ -39,8 +39,11 @@ class Accumulation:
         self.micro_batches = 0  # of the step so far
         self.is_last = False  # whether the backward pass of the step's last micro-batch runs
         self.latest_count: Tensor | int = 0
+        self.routers: Tensor | None = None
+        """(L, E + 1) float64, of the latest step, over all ranks: counts of experts, and the sum of entropies."""
         self._nll: Tensor | float = 0.0
         self._count: Tensor | int = 0
+        self._routers: Tensor | None = None  # (L, E + 1): counts and entropy of each block with experts
 
     def add(self, batch: dict[str, Tensor], sums: LossSums) -> None:
         if "sources" in batch:
@@ -48,6 +51,9 @@ class Accumulation:
         self.latest_count = sums.count
         self._nll = self._nll + sums.nll
         self._count = self._count + sums.count
+        if sums.router is not None:
+            of_routers = torch.cat((sums.router.counts, sums.router.entropy[:, None].double()), dim=1)
+            self._routers = of_routers if self._routers is None else self._routers + of_routers
 
     def weight(self, count: Tensor | int) -> Tensor | float:
         """The factor for the mean of a micro-batch with this number of counted targets, before its backward pass."""
@@ -60,7 +66,7 @@ class Accumulation:
     def end(self, strategy: Strategy, accumulate: int) -> tuple[Tensor, Tensor | None]:
         """(sums over all ranks, what the gradients are multiplied by; None: nothing). Starts over.
 
-        The sums, (2 + 2 S,) float64: nats, counted targets, and those of each source.
+        The sums, (2 + 2 S,) float64: nats, counted targets, and those of each source. Those of routers become `routers`.
 
         Args:
             accumulate: micro-batches of a whole step, by which Lightning has divided the gradients.
@@ -68,12 +74,18 @@ class Accumulation:
         # Of a pipeline, ranks without the loss have plain zeros. Copying those to a GPU would wait for it.
         zero = torch.zeros((), dtype=torch.float64, device=strategy.root_device)
         own = torch.stack([value + zero for value in (self._nll, self._count)])
-        sums = strategy.reduce(torch.cat((own, self.sources.take(own.device).to(own.dtype))), reduce_op="sum")
+        parts = [own, self.sources.take(own.device).to(own.dtype)]
+        of_routers, self._routers = self._routers, None
+        if of_routers is not None:
+            parts.append(of_routers.flatten())
+        sums = strategy.reduce(torch.cat(parts), reduce_op="sum")
         assert isinstance(sums, Tensor)
+        if of_routers is not None:
+            sums, self.routers = sums[: -of_routers.numel()], sums[-of_routers.numel() :].view_as(of_routers)
         made, self.micro_batches, self._nll, self._count = self.micro_batches, 0, 0.0, 0
         if not self.equal:
-            parts = self.block_size * accumulate * self.loss_ranks  # the strategy has divided by the number of ranks
-            return sums, (parts / sums[1].clamp(min=1)).float()  # a batch without any target has zero gradients, not NaN
+            targets = self.block_size * accumulate * self.loss_ranks  # the strategy has divided by the number of ranks
+            return sums, (targets / sums[1].clamp(min=1)).float()  # a batch without any target has zero gradients, not NaN
         return sums, None if made == accumulate else torch.tensor(accumulate / made)  # the epoch ends within a step
 
 

@@ -109,6 +109,9 @@ class LanguageModel(TextGeneration):
         self.validated_step: int | None = None  # the last one, in `fit`
         self.step_sums = torch.zeros(2)  # of the latest step, see `Accumulation.end`
         self.step_loss, self.step_count = torch.tensor(math.nan), torch.tensor(0)
+        # Of a mixture of experts, see `lit_llm.callbacks.contracts.CountsExperts`.
+        self.expert_counts: Tensor | None = None
+        self.expert_entropy: Tensor | None = None
 
     # -- building ---------------------------------------------------------------------------------------------------
 
@@ -322,6 +325,21 @@ class LanguageModel(TextGeneration):
         self.step_loss, self.step_count = self.step_sums[0] / self.step_sums[1], self.step_sums[1]
         if scale is not None:
             scale_((p.grad for p in self.parameters() if p.grad is not None), scale)
+        if self.window.routers is not None:
+            self._end_step_of_routers(self.window.routers)
+
+    def _end_step_of_routers(self, sums: Tensor) -> None:
+        """Say what experts computed in the step, and set the shares that the balancing loss of the next one uses."""
+        self.expert_counts, self.expert_entropy = sums[:, :-1], sums[:, -1] / self.step_count.clamp(min=1)
+        assert isinstance(self.model, GPT)
+        for router, counts in zip(self.model.routers, self.expert_counts, strict=True):
+            shares = counts / counts.sum().clamp(min=1)
+            router.shares.copy_(torch.where(counts.sum() > 0, shares, router.shares))
+
+    @property
+    def expert_biases(self) -> list[Tensor] | None:
+        """(E,) of each block with experts; None without any."""
+        return [router.choice_bias for router in self.model.routers] or None if isinstance(self.model, GPT) else None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Print what compilation took, after the first micro-batch. Every launch pays it."""

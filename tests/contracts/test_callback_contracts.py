@@ -15,7 +15,7 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.training.language_model import LanguageModel
 
 MODULE = {"SaysStepLoss", "SaysWhetherTargetsCount", "ScalesFirstGradient", "HoldsAllLogits", "SaysFlops", "WritesText"}
-MODULE |= {"ScoresText", "ContinuesText"}
+MODULE |= {"ScoresText", "ContinuesText", "CountsExperts"}
 DATA = {"HasMicroBatches", "NumbersSamples", "HasVocabulary", "CountsTokens"}
 OTHERS = {
     "HasSources": lambda: Mixture,
@@ -23,6 +23,7 @@ OTHERS = {
     "ScalesLoss": lambda: MixedPrecision("16-mixed", "cpu", scaler=SimpleNamespace()),
     "SavesInBackground": lambda: AsyncFolderCheckpointIO,
     "KnowsNorm": lambda: callbacks.GradientNorm(),
+    "KnowsSkip": lambda: callbacks.SpikeGuard(),
     "AsksToSave": lambda: callbacks.StopOnSignal(),
     "KnowsStableStep": lambda: callbacks.WSD(),
     "HearsOfInterruption": lambda: callbacks.EMA,

@@ -22,7 +22,7 @@ from lightning.pytorch.cli import instantiate_class
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
-from lit_llm.callbacks import EMA, Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
+from lit_llm.callbacks import EMA, Cosine, ExpertBalance, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -50,6 +50,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma": {
         **{"norm_position": "sandwich", "norm_unit_offset": True, "attention_softcap": 5.0, "embedding_scale": 3.0},
         **{"mlp": "geglu", "logit_scale": 0.5},
+    },
+    "experts": {
+        **{"n_layer": 3, "mlp": "swiglu", "mlp_bias": True},
+        "moe": {
+            **{"experts": 5, "top_k": 2, "expert_width": 24, "shared_experts": 1, "first_dense": 1, "router": "sigmoid"},
+            **{"balance": 0.1, "sequence_balance": 0.05, "z_loss": 0.01},
+        },
     },
     "neox": {
         **{"norm": "layernorm", "bias": True, "qk_norm": False, "mlp": "gelu", "gelu_approximate": "none"},
@@ -142,6 +149,7 @@ def train(
     init_from: str | None = None,
     limit_train_batches: int | None = None,
     ema: float | None = None,
+    balance: float | None = None,
     val_fraction: float = 0.1,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
@@ -155,6 +163,7 @@ def train(
         lora, init_from: of LoRAConfig, and a checkpoint in `folder` with its base weights.
         limit_train_batches: of an epoch.
         ema: decay of an average of the weights.
+        balance: rate of the biases of experts, whose values and counts are then in the result.
         val_fraction: of the text, for validation.
         more: callbacks after the others.
     """
@@ -183,6 +192,7 @@ def train(
     callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), guard, StepSeed(3)]
     average = None if ema is None else EMA(ema)
     callbacks += [] if average is None else [average]
+    callbacks += [] if balance is None else [ExpertBalance(balance)]
     if to is not None:
         callbacks.append(StepCheckpoint(save_at or steps, monitor=None, dirpath=str(folder / to), keep_last=9))
     callbacks += more or []
@@ -227,6 +237,10 @@ def train(
     result["state bytes"] = sum(_local(t).numel() * t.element_size() for t in state)
     if parameters:
         result["parameters"] = {n: _whole(p).detach().clone() for n, p in module.model.named_parameters()}
+    if balance is not None:
+        result["biases"] = torch.stack(list(module.expert_biases or ())).tolist()
+        result["load"] = [row["experts/load"] for row in rows.values()]
+        result["shares"] = torch.stack([router.shares for router in module.model.routers]).tolist()  # type: ignore[union-attr]
     if average is not None:
         result["average"] = {name: _whole(t).double().norm().item() for name, t in average.by_name(module).items()}
     trainer.limit_val_batches, trainer.loggers = 1.0, []

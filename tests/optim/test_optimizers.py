@@ -149,7 +149,7 @@ def test_empty_groups_are_left_out_and_overrides_reach_their_group() -> None:
         (0.5, None),
         (None, 0.2),
     ]
-    known = "matrix, projection, embedding, head, vector, adapter"
+    known = "matrix, projection, experts, embedding, head, vector, adapter"
     with pytest.raises(ValueError, match=rf"'matrices' does not exist: the groups are {known}"):
         parameter_groups(Tiny(), matrices={"lr": 1.0})
 

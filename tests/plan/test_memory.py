@@ -117,6 +117,21 @@ RUNS = {
         {"residual_scale": 0.22, "embedding_scale": 12.0, "logit_scale": 0.125, "attention_scale": 0.02, **LLAMA},
         {},
     ),
+    "experts, Muon": (
+        {
+            **{"n_layer": 4, "mlp": "swiglu"},
+            "moe": {"experts": 8, "top_k": 2, "expert_width": 64, "shared_experts": 1, "first_dense": 1, "balance": 0.01},
+        },
+        {"optimizer": MuonAdamW},
+    ),
+    "experts, cheap checkpointing": (
+        {"n_layer": 4, "moe": {"experts": 4, "top_k": 1, "expert_width": 256, "router": "sigmoid", "z_loss": 0.01}},
+        {"precision": "bf16-mixed", "compute": ComputeConfig(activation_checkpointing="cheap")},
+    ),
+    "short context, experts, Muon": (
+        {"block_size": 8, "mlp": "swiglu", "moe": {"experts": 8, "expert_width": 128}},
+        {"optimizer": partial(MuonAdamW, ns_dtype="bfloat16")},
+    ),
     "layers without rotary embedding": (
         {"n_layer": 6, "layers": {"rope": [True, True, False]}, **LLAMA},
         {"compute": ComputeConfig(activation_checkpointing="attention")},

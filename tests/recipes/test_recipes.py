@@ -207,7 +207,7 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
     return str(path)
 
 
-VOCABULARY = {"quickstart": 257, "bytes": 257, "chars": 128}  # these follow the data
+VOCABULARY = {"quickstart": 257, "bytes": 257, "moe": 257, "chars": 128}  # these follow the data
 
 
 @pytest.mark.parametrize("name", TIERED)

@@ -60,6 +60,10 @@ SHARDED = "--sharded_checkpoints true --async_checkpoints true --data.num_worker
 SHARDS = "--data TokenShards --data.path shards"
 PACKED = "--data.packing best_fit --model.mask_documents true"
 RAMP = "--batch_ramp.tokens_per_batch [[0,32],[300,64]]"
+EXPERTS = (
+    "--model.moe.experts 5 --model.moe.top_k 2 --model.moe.expert_width 24 --model.moe.balance 0.1 --model.moe.z_loss 0.01"
+    " --model.mlp swiglu --expert_balance.rate 0.02 --compute.activation_checkpointing full"
+)
 STOPPING = """
 trainer:
   callbacks:
@@ -119,6 +123,9 @@ CONFIGURATIONS = [
     Configuration("two halves, ema", "--optimizer AdamW --ema.decay 0.9 --model.dropout 0.2", 2, SHARDED, "tp"),
     Configuration("two stages, packed", f"{SHARDS} {PACKED} --spike_guard.sigma 0.5 --spike_guard.min_steps 4"
                   " --spike_guard.max_consecutive 50", 2, SHARDED, "pp"),
+    Configuration("experts", EXPERTS, other="--async_checkpoints true"),
+    Configuration("two shards, experts", f"{EXPERTS} --optimizer.normuon_beta2 0.95 --data.micro_batch_size 1", 2, SHARDED,
+                  "fsdp2"),
     Configuration("two ranks, noise, ramp", f"{RAMP} --gradient_noise.every_n_steps 2 --data.micro_batch_size 1", 2),
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ import matrix
 import pytest
 from configurations import CONFIGURATIONS
 
-QUICK = ("adamw cosine", "two shards, adamw", "two shards, lora", "two shards, ema", "two ranks, health")
+QUICK = ("adamw cosine", "two shards, adamw", "two shards, lora", "two shards, ema", "two ranks, health", "two shards, experts")
 
 
 @pytest.fixture(scope="module")

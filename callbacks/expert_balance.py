@@ -1,0 +1,91 @@
+"""Balances the experts of a mixture without a loss."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ._lightning import is_logged, write_row
+from .contracts import CountsExperts, KnowsNorm, KnowsSkip, offered
+from .errors import UserError
+from .ranges import at_least, check_ranges
+
+
+class ExpertBalance(Callback):
+    """Moves a bias of each expert's score, by which a router chooses, towards equal loads (Wang et al. 2024, arXiv 2408.15664).
+
+    Once in an optimizer step, with c_i the tokens of the *global* batch that expert i of a layer has computed:
+
+        b_i ← b_i + rate · sign(mean(c) − c_i)
+
+    So accumulation, ranks and recomputation do not change it. A skipped step moves nothing: one that `SpikeGuard` skips, and
+    one whose norm is not finite, if `GradientNorm` computes it: a loss scaler skips it.
+
+    Logs, at logged steps, of that step's global batch:
+        `experts/load`: tokens of the busiest expert over the mean; the largest of all layers. 1: balanced.
+        `experts/dead`: experts without a token, of all layers.
+        `experts/bias`: the largest absolute bias.
+        `experts/entropy`: of the router's probabilities in nats, mean over tokens and layers, if the module says it.
+
+    Contract:
+        Needs a module with `expert_counts` and `expert_biases` (`contracts.py`).
+        on_before_optimizer_step: moves the biases on the device. The host reads values at logged steps only. It comes after the
+            callbacks that decide whether a step is skipped.
+        State: none. The biases are buffers of the module.
+    Cost: three small kernels a layer.
+
+    Args:
+        rate: of the bias. Scores are at most 1. 0: only log.
+
+    Raises:
+        UserError: the rate is out of range; the module has no experts.
+    """
+
+    def __init__(self, rate: Annotated[float, at_least(0, 1)] = 1e-3) -> None:
+        check_ranges(ExpertBalance, "expert_balance", locals())
+        self.rate = rate
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not getattr(pl_module, "expert_biases", None):
+            raise UserError(
+                f"expert_balance moves the biases of experts, but {type(pl_module).__name__} has none "
+                "(--model.moe.experts 8, or --expert_balance null)"
+            )
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        module = offered(pl_module, CountsExperts)
+        if module is None:
+            return
+        counts, biases = module.expert_counts.double(), module.expert_biases  # (L, E)
+        mean = counts.mean(dim=1, keepdim=True)
+        moves = self.rate * (mean - counts).sign()
+        skipped = _skipped(trainer)
+        if skipped is not None:
+            moves = moves.where(~skipped.to(moves.device), 0)
+        for bias, move in zip(biases, moves, strict=True):
+            bias.add_(move)
+        step = trainer.global_step + 1
+        if is_logged(trainer, step):
+            load = (counts / mean.clamp(min=1e-9)).amax()
+            largest = torch.stack([bias.detach().double().abs().amax() for bias in biases]).amax()
+            values = {"experts/load": load, "experts/dead": (counts == 0).sum().double(), "experts/bias": largest}
+            entropy = getattr(pl_module, "expert_entropy", None)
+            if entropy is not None:
+                values["experts/entropy"] = entropy.double().mean()
+            write_row(trainer, dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True)), step)
+
+
+def _skipped(trainer: Trainer) -> Tensor | None:
+    """0-d bool: whether the step changes no weight, as far as other callbacks know. None: none knows."""
+    skips: list[Tensor] = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if (guard := offered(callback, KnowsSkip)) is not None and guard.latest_skip is not None:
+            skips.append(guard.latest_skip > 0)
+        if (norm := offered(callback, KnowsNorm)) is not None and norm.latest_norm is not None:
+            skips.append(~norm.latest_norm.isfinite())
+    return torch.stack([each.reshape(()).to(skips[0].device) for each in skips]).any() if skips else None

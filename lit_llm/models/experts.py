@@ -1,0 +1,211 @@
+"""A mixture of experts in the place of a block's MLP.
+
+Tokens are sorted by expert, so that an expert's tokens are consecutive rows, and each matrix of all experts is one operator.
+No token is dropped, whatever the load.
+
+Shape letters: B sequences, T positions, N = B · T tokens, k experts of a token, M = N · k rows, d ``n_embd``, f hidden width of
+an expert, E experts, i inputs and o outputs of a linear layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
+
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.dropout import Drops
+from lit_llm.models.mlp import MLP, Activation
+from lit_llm.models.router import Router, RouterSums
+
+
+class StackedLinear(nn.Module):
+    """A linear layer of each expert, in one parameter."""
+
+    is_stacked = True
+    """`lit_llm.optim.parameter_groups` reads it: `weight` is E matrices, and `bias` E vectors."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        """(M, i) → (M, o): rows before ends[0] are the first expert's, those from there to ends[1] the second's, and so on.
+
+        Args:
+            ends: (E,) int32, the last one is M.
+        """
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        y = grouped_linear(x, weight, ends)
+        if bias is None:
+            return y
+        # A row's bias as a product with 1: the sum over an expert's rows in the backward pass has a fixed order.
+        return y + grouped_linear(x.new_ones(x.size(0), 1), bias[..., None], ends)
+
+
+class Experts(nn.Module):
+    """The router, the experts that it chooses from, and shared experts as one MLP."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        moe = config.moe
+        assert moe is not None
+        self.router = Router(moe, config.n_embd)
+        self.activate = Activation(config)
+        width, bias = moe.width(config.hidden_width), config.has_bias("mlp")
+        self.up = StackedLinear(moe.experts, config.n_embd, width, bias=bias)
+        self.gate = StackedLinear(moe.experts, config.n_embd, width, bias=bias) if config.gated else None
+        self.project = StackedLinear(moe.experts, width, config.n_embd, bias=bias)
+        self.shared = MLP(config, shared) if (shared := moe.width_of_shared(config.hidden_width)) else None
+
+    def forward(self, x: Tensor, drops: Drops | None, counted: Tensor | None) -> tuple[Tensor, RouterSums | None]:
+        """(B, T, d) → (B, T, d), and the router's sums.
+
+        Args:
+            counted: (B, T) bool: the positions whose targets count. None: no sums.
+        """
+        rows = x.flatten(0, 1)  # (N, d)
+        routing = self.router(rows)
+        experts, k = routing.experts.flatten(), routing.experts.size(1)  # (M,)
+        order = experts.argsort(stable=True)
+        back = order.argsort()
+        numbers = torch.arange(self.router.config.experts, device=x.device)
+        ends = torch.searchsorted(experts[order], numbers, right=True, out_int32=True)  # (E,)
+        sent = _Send.apply(rows, order, back, k)  # (M, d)
+        up = self.up(sent, ends)  # (M, f)
+        hidden = self.activate(up) if self.gate is None else self.activate(self.gate(sent, ends)) * up
+        y = _Return.apply(self.project(hidden, ends), order, back).unflatten(0, (-1, k))  # (N, k, d)
+        out = (y * routing.weights.to(y.dtype)[..., None]).sum(dim=1).view_as(x)
+        if self.shared is not None:
+            out = out + self.shared(x, drops)
+        return out, None if counted is None else self.router.sums(routing, counted)
+
+
+class _Send(Function):
+    """The tokens, sorted by expert: (N, d) → (M, d). A token's gradient is the sum over its k rows, in one order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor, k: int) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.k = k
+        return x.index_select(0, order // k)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (back,) = ctx.saved_tensors
+        return gradient.index_select(0, back).unflatten(0, (-1, ctx.k)).sum(dim=1), None, None, None
+
+
+class _Return(Function):
+    """Rows sorted by expert back in the order of tokens: (M, d) → (M, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return y.index_select(0, back)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (order,) = ctx.saved_tensors
+        return gradient.index_select(0, order), None, None
+
+
+# -- products of each expert's rows ----------------------------------------------------------------------------------------
+
+# Operators of their own, so that compiled graphs, recomputation and traced memory see one call, whose sizes do not depend on
+# the load. `F.grouped_mm` itself knows no sizes without data in fp32.
+
+
+def _linear_of_each(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    if _can_be_grouped(x, weight):
+        return F.grouped_mm(x, weight.mT, offs=ends)
+    y = x.new_empty(x.size(0), weight.size(1))
+    for rows, matrix in zip(_slices(ends), weight.unbind(), strict=True):
+        torch.mm(x[rows], matrix.mT, out=y[rows])
+    return y
+
+
+def _outer_of_each(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    if _can_be_grouped(gradient, x):
+        return F.grouped_mm(gradient.mT, x, offs=ends)
+    made = x.new_empty(ends.numel(), gradient.size(1), x.size(1))
+    for rows, out in zip(_slices(ends), made.unbind(), strict=True):
+        torch.mm(gradient[rows].mT, x[rows], out=out)
+    return made
+
+
+def _can_be_grouped(*matrices: Tensor) -> bool:
+    """Whether `F.grouped_mm` takes these: bf16, or fp32 on a CPU; rows at multiples of 16 bytes."""
+    first = matrices[0]
+    kinds = (torch.bfloat16, torch.float32) if first.device.type == "cpu" else (torch.bfloat16,)
+    return first.dtype in kinds and all(
+        size * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+        for x in matrices
+        for size in x.shape[-2 if x.ndim == 3 else -1 :]
+    )
+
+
+def _slices(ends: Tensor) -> list[slice]:
+    """Each expert's rows. Waits for a GPU."""
+    found = ends.tolist()
+    return [slice(first, end) for first, end in zip([0, *found], found, strict=False)]
+
+
+grouped_linear = torch.library.custom_op(
+    "lit_llm::grouped_linear", _linear_of_each, mutates_args=(), schema="(Tensor x, Tensor weight, Tensor ends) -> Tensor"
+)
+"""(M, i), (E, o, i), (E,) → (M, o): the products of each expert's rows with its matrix, x Wᵀ."""
+grouped_outer = torch.library.custom_op(
+    "lit_llm::grouped_outer", _outer_of_each, mutates_args=(), schema="(Tensor gradient, Tensor x, Tensor ends) -> Tensor"
+)
+"""(M, o), (M, i), (E,) → (E, o, i): the gradients of the matrices, zero for an expert without rows."""
+
+
+@grouped_linear.register_fake
+def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.size(0), weight.size(1))
+
+
+@grouped_outer.register_fake
+def _(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(ends.size(0), gradient.size(1), x.size(1))
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    x, weight, ends = ctx.saved_tensors
+    gradient = gradient.contiguous()  # of a sum it is expanded, which `grouped_mm` does not take
+    needs_x, needs_weight, _ = ctx.needs_input_grad
+    return (
+        grouped_linear(gradient, weight.mT, ends) if needs_x else None,
+        grouped_outer(gradient, x, ends) if needs_weight else None,
+        None,
+    )
+
+
+grouped_linear.register_autograd(_backward, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.lit_llm.grouped_linear)
+def _(x, weight, ends, *_, **__):  # type: ignore[no-untyped-def]
+    return 2 * x[0] * weight[1] * weight[2]
+
+
+@register_flop_formula(torch.ops.lit_llm.grouped_outer)
+def _(gradient, x, ends, *_, **__):  # type: ignore[no-untyped-def]
+    return 2 * gradient[0] * gradient[1] * x[1]

@@ -1,0 +1,117 @@
+"""The settings of a mixture of experts (`model.moe`), and the rules between them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from lit_llm.core.number_domain import above, at_least, ranges_of, whole
+
+
+@dataclass
+class MoEConfig:
+    """A mixture of experts in the place of the MLP: a router sends each token to `top_k` of `experts` MLPs. No token is
+    dropped.
+
+    All losses and counts are over the counted targets of the global batch, as the cross-entropy is: they depend neither on
+    micro-batches and ranks nor on recomputation. Losses of several blocks are added.
+    """
+
+    experts: Annotated[int, whole(2, 100_000)] = 8
+    """Number of routed experts of a block."""
+    top_k: Annotated[int, whole(1, 100_000)] = 2
+    """Experts that compute a token."""
+    expert_width: Annotated[int | None, whole(1, 10_000_000)] = None
+    """Hidden width of an expert. None: that of the MLP."""
+    shared_experts: Annotated[int, whole(0, 100_000)] = 0
+    """Experts that compute every token, as one MLP (DeepSeek)."""
+    shared_width: Annotated[int | None, whole(1, 10_000_000)] = None
+    """Hidden width of a shared expert. None: expert_width."""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """What makes the scores of the experts from the router's logits: over all experts, or of each alone (DeepSeek-V3)."""
+    router_bias: bool = False
+    """A trained bias of the router's logits (gpt-oss)."""
+    normalise: bool = True
+    """The weights of a token's experts are divided by their sum (Mixtral, Qwen3-MoE), or not (OLMoE)."""
+    scale: Annotated[float, above(0, 10**6)] = 1.0
+    """Factor of these weights (DeepSeek-V3: 2.5)."""
+    groups: Annotated[int, whole(1, 100_000)] = 1
+    """Groups of equally many consecutive experts; must divide experts."""
+    top_groups: Annotated[int | None, whole(1, 100_000)] = None
+    """A token's experts are from this many groups: those with the largest sums of their two best scores (DeepSeek-V3). None:
+    from all."""
+    first_dense: Annotated[int, whole(0, 4096)] = 0
+    """The first blocks that keep a dense MLP."""
+    every: Annotated[int, whole(1, 4096)] = 1
+    """Of the blocks after these, each every-th has experts."""
+    balance: Annotated[float, at_least(0, 1000)] = 0.0
+    """Weight of the balancing loss (Switch Transformer): experts * sum(share * mean probability), 1 if balanced. The shares are
+    those of the tokens of the previous optimizer step, so that the loss is a mean over targets."""
+    sequence_balance: Annotated[float, at_least(0, 1000)] = 0.0
+    """Weight of the same loss within each sequence, with its own shares (DeepSeek-V3: 1e-4). It counts by its targets."""
+    z_loss: Annotated[float, at_least(0, 1000)] = 0.0
+    """Weight of logsumexp(router logits)^2, which limits the growth of the logits (ST-MoE: 1e-3)."""
+
+    def width(self, mlp: int) -> int:
+        """Hidden width of an expert of a model whose MLP has the width `mlp`."""
+        return mlp if self.expert_width is None else self.expert_width
+
+    def width_of_shared(self, mlp: int) -> int:
+        """Hidden width of all shared experts together; 0 without any."""
+        return self.shared_experts * (self.width(mlp) if self.shared_width is None else self.shared_width)
+
+    def is_in(self, block: int) -> bool:
+        """Whether a block has experts."""
+        return block >= self.first_dense and (block + 1 - self.first_dense) % self.every == 0
+
+    def range_problems(self) -> list[tuple[str, str]]:
+        """(sentence, flag) for each number outside its range."""
+        named = {name: f"model.moe.{name}" for name in MOE_DOMAINS}
+        found = {key: MOE_DOMAINS[name].sentence(key, getattr(self, name)) for name, key in named.items()}
+        return [(sentence, f"--{key}") for key, sentence in found.items() if sentence]
+
+    def problems(self, n_layer: int) -> Iterator[tuple[str, str]]:
+        """(sentence, flags) for each rule between the settings that is broken. Numbers are within their ranges.
+
+        Args:
+            n_layer: blocks of the model.
+        """
+        if self.top_k > self.experts:
+            yield (
+                f"model.moe.top_k is {self.top_k}, but there are {self.experts} experts: use at most {self.experts}",
+                "--model.moe.top_k or --model.moe.experts",
+            )
+        top_groups = self.groups if self.top_groups is None else self.top_groups
+        if self.experts % self.groups:
+            near = sorted((k for k in range(1, self.experts + 1) if self.experts % k == 0), key=lambda k: abs(k - self.groups))
+            yield (
+                f"model.moe.groups={self.groups} does not divide model.moe.experts={self.experts}; the nearest value that does "
+                f"is {near[0]}",
+                "--model.moe.groups",
+            )
+        elif top_groups > self.groups:
+            yield (
+                f"model.moe.top_groups is {top_groups}, but there are {self.groups} groups: use at most {self.groups}",
+                "--model.moe.top_groups",
+            )
+        elif (most := top_groups * (self.experts // self.groups)) < self.top_k <= self.experts:
+            yield (
+                f"model.moe.top_k is {self.top_k}, but {top_groups} of {self.groups} groups have {most} experts: use at most "
+                f"{most}, or {-(-self.top_k * self.groups // self.experts)} groups",
+                "--model.moe.top_k or --model.moe.top_groups",
+            )
+        if self.shared_width is not None and not self.shared_experts:
+            yield (
+                f"model.moe.shared_width is {self.shared_width}, but there are no shared experts",
+                "--model.moe.shared_experts 1, or --model.moe.shared_width null",
+            )
+        if not any(map(self.is_in, range(n_layer))):
+            yield (
+                f"model.moe has no block: first_dense is {self.first_dense} and every {self.every}, of {n_layer} blocks",
+                "--model.moe.first_dense 0 --model.moe.every 1, or --model.moe null",
+            )
+
+
+MOE_DOMAINS = ranges_of(MoEConfig)
+"""The range of each number, by field."""

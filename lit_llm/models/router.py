@@ -1,0 +1,140 @@
+"""The router of a mixture of experts: which experts compute a token, with which weights, and the losses that balance them.
+
+Shape letters: B sequences, T positions, N = B · T tokens, d ``n_embd``, E experts, k experts of a token, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_llm.models.experts_config import MoEConfig
+
+
+class RouterSums(NamedTuple):
+    """Sums over the counted targets of one micro-batch, of one block, or stacked: (L, …) of L blocks with experts."""
+
+    loss: Tensor
+    """0-d, differentiable: the balancing losses and the z-loss, weighted. fp32 (float64 for float64 inputs)."""
+    counts: Tensor
+    """(E,) int64: how many of the tokens each expert computed."""
+    entropy: Tensor
+    """0-d, detached: of the tokens' probabilities, in nats."""
+
+
+class Routing(NamedTuple):
+    """What the router says about N tokens."""
+
+    experts: Tensor
+    """(N, k) int64, in ascending order. So sums over a token's experts have one order, whichever score is larger."""
+    weights: Tensor
+    """(N, k) fp32."""
+    logits: Tensor
+    """(N, E) fp32."""
+    probabilities: Tensor
+    """(N, E) fp32, with sums of 1."""
+
+
+class Router(nn.Module):
+    """Scores all experts, and chooses k of them for each token. Always in fp32, whatever the precision.
+
+        s = softmax(W x + b), or sigmoid(W x + b);   choice = the k largest of s + c;   weights = scale · s / Σ s
+
+    c is `choice_bias`, which `ExpertBalance` moves (Wang et al. 2024, arXiv 2408.15664): it is not trained, and not part of the
+    weights. Equal scores go to the lower number, so that all processors and layouts choose alike.
+
+    Losses, each a sum over the counted tokens of a block:
+
+    * balance: E Σ_i share_i p_i, with `shares` of the previous optimizer step's global batch. The loss of Fedus et al. 2022
+      (arXiv 2101.03961) has the shares of its own batch, which are known after its last micro-batch only;
+    * sequence_balance: the same with the shares within the sequence (DeepSeek-V3, arXiv 2412.19437, section 2.1.2);
+    * z_loss: logsumexp(logits)² (Zoph et al. 2022, arXiv 2202.08906).
+    """
+
+    choice_bias: Tensor
+    shares: Tensor
+
+    def __init__(self, config: MoEConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.experts, width))
+        self.bias = nn.Parameter(torch.empty(config.experts)) if config.router_bias else None
+        self.register_buffer("choice_bias", torch.empty(config.experts, dtype=torch.float32))
+        self.register_buffer("shares", torch.empty(config.experts, dtype=torch.float32))
+
+    @torch.no_grad()
+    def reset_buffers(self) -> None:
+        """No bias, equal shares."""
+        self.choice_bias.zero_()
+        self.shares.fill_(1 / self.config.experts)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        # `model.to(torch.bfloat16)` must not round the bias: steps of 0.001 would be lost.
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            now = self._buffers[name]
+            assert old is not None and now is not None
+            if now.dtype.itemsize < torch.float32.itemsize:
+                self._buffers[name] = old.to(now.device, torch.float32)
+        return self
+
+    def forward(self, x: Tensor) -> Routing:
+        """Route N tokens: (N, d)."""
+        with torch.autocast(x.device.type, enabled=False):
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            logits = F.linear(x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+            if self.config.router == "softmax":
+                scores = probabilities = logits.softmax(dim=-1)
+            else:
+                scores = logits.sigmoid()
+                probabilities = scores / scores.sum(dim=-1, keepdim=True).clamp(min=1e-20)
+            experts = self.choose(scores.detach() + self.choice_bias)
+            weights = scores.gather(1, experts)
+            if self.config.normalise:
+                weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-20)
+            if self.config.scale != 1.0:
+                weights = weights * self.config.scale
+        return Routing(experts, weights, logits, probabilities)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """The numbers of the k largest scores, in ascending order: (N, E) → (N, k)."""
+        config = self.config
+        if config.top_groups is not None and config.top_groups < config.groups:
+            grouped = scores.unflatten(1, (config.groups, -1))  # (N, G, E / G)
+            best = grouped.topk(min(2, grouped.size(2)), dim=2).values.sum(dim=2)  # (N, G)
+            kept = _largest(best, config.top_groups)
+            is_kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, kept, True)
+            scores = grouped.masked_fill(~is_kept[..., None], float("-inf")).flatten(1)
+        return _largest(scores, config.top_k).sort(dim=1).values
+
+    def sums(self, routing: Routing, counted: Tensor) -> RouterSums:
+        """The sums over the counted targets, (B, T) bool, of B · T tokens."""
+        config, (batch, length) = self.config, counted.shape
+        with torch.autocast(counted.device.type, enabled=False):
+            p, where = routing.probabilities, counted.reshape(-1)  # (N, E), (N,)
+            each = torch.zeros_like(p[:, 0])
+            if config.balance:
+                each = each + config.balance * config.experts * (p @ self.shares.to(p.dtype))
+            if config.z_loss:
+                each = each + config.z_loss * torch.logsumexp(routing.logits, dim=-1).square()
+            loss = each.where(where, 0).sum()
+            chosen = where[:, None].expand_as(routing.experts).reshape(batch, -1).long()
+            numbers = routing.experts.reshape(batch, -1)  # (B, T k)
+            by_sequence = chosen.new_zeros(batch, config.experts).scatter_add(1, numbers, chosen)  # (B, E)
+            if config.sequence_balance:
+                mean = p.unflatten(0, (batch, length)).where(counted[..., None], 0).sum(dim=1)  # (B, E), times the targets
+                own = by_sequence.to(p.dtype)
+                own = own / own.sum(dim=1, keepdim=True).clamp(min=1)
+                loss = loss + config.sequence_balance * config.experts * (own * mean).sum()
+            entropy = torch.special.entr(p.detach()).sum(dim=-1).where(where, 0).sum()
+        return RouterSums(loss, by_sequence.sum(dim=0), entropy)
+
+
+def _largest(scores: Tensor, k: int) -> Tensor:
+    """(N, k): the columns of the k largest of (N, E). Of equal ones the first: `topk` promises no order."""
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
