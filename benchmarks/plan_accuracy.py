@@ -10,14 +10,17 @@ affects little, and the configurations alternate, so that the rest affects all e
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -26,7 +29,7 @@ from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
 from lit_llm.plan import Optimizer, RunSettings
-from lit_llm.plan.speed import fit_speeds, work_of
+from lit_llm.plan.speed import Work, amounts, cpu_seconds, work_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from training_step import TrainingStep, predict
@@ -168,6 +171,22 @@ MEMORY_ONLY = [
 ]
 
 
+def fit_speeds(works: Sequence[Work], seconds: Sequence[float]) -> list[float]:
+    """Seconds per unit of `amounts`, none negative, by least squares of the relative error over every subset of units."""
+    rows = np.array([amounts(work) for work in works]) / np.array(seconds)[:, None]  # (n, 6): each row should sum to 1
+    scale = rows.max(axis=0)
+    done = [i for i in range(len(scale)) if scale[i] > 0]
+    best, best_error = np.zeros(len(scale)), float("inf")
+    for count in range(1, min(len(done), len(works)) + 1):
+        for columns in map(list, itertools.combinations(done, count)):
+            found, *_ = np.linalg.lstsq(rows[:, columns] / scale[columns], np.ones(len(rows)), rcond=None)
+            error = float(((rows[:, columns] / scale[columns] @ found - 1) ** 2).sum())
+            if (found >= 0).all() and error < best_error - 1e-9:
+                best, best_error = np.zeros(len(scale)), error
+                best[columns] = found / scale[columns]
+    return [float(value) for value in best]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="number of timed steps per configuration")
@@ -206,12 +225,17 @@ def time_table(rounds: int) -> None:
     for i, case in enumerate(TEN):
         others = [j for j in range(len(TEN)) if j != i]
         speeds = fit_speeds([works[j] for j in others], [medians[j] for j in others])
-        guess, taken = speeds.seconds(works[i]), seconds[i]
+        guess, taken = cpu_seconds(works[i], speeds), seconds[i]
         spread = f"{min(taken) * 1e3:.0f} to {max(taken) * 1e3:.0f}"
         print(f"| {case.name} | {guess * 1e3:.0f} | {medians[i] * 1e3:.0f} | {spread} | {guess / medians[i]:.3f} |")
     speeds = fit_speeds(works, medians)
-    print("\nfitted to all ten, seconds per unit:", ", ".join(f"{value:.3g}" for value in speeds.seconds_per_unit))
-    print("work:", [[float(f"{amount:.4g}") for amount in work] for work in works], "medians:", [round(m, 4) for m in medians])
+    print("\nfitted to all ten, seconds per unit:", ", ".join(f"{value:.3g}" for value in speeds))
+    print(
+        "work:",
+        [[float(f"{amount:.4g}") for amount in astuple(work)] for work in works],
+        "medians:",
+        [round(m, 4) for m in medians],
+    )
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from types import SimpleNamespace
 
 from lit_llm.__main__ import main
 from lit_llm.callbacks import throughput
-from lit_llm.plan.measured_speed import measured_speed
-from lit_llm.plan.run_record import MeasuredRun, measured_run
-from lit_llm.plan.step_time import Options, step_times
+from lit_llm.plan.run_record import MeasuredRun, measured_run, with_slowness
+from lit_llm.plan.speed import Options, step_times
 
 SIZES = {  # name: layers, width, tokens of a sequence, sequences, optimizer
     "64 wide": (2, 64, 64, 16, "MuonAdamW"),
@@ -54,7 +53,7 @@ def train(name: str, run_dir: str, *more: str, steps: int = 24) -> None:
 
 def predicted(source: MeasuredRun, target: MeasuredRun) -> float:
     """Seconds per step of `target` with the speed of `source`."""
-    seconds = step_times(target.settings, source.hardware, Options(measured=measured_speed(source))).step
+    seconds = step_times(target.settings, source.hardware, Options(measured=with_slowness(source))).step
     assert seconds is not None
     return seconds
 

@@ -13,13 +13,11 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lit_llm.plan.memory import peak_memory, resolved
+from lit_llm.plan.memory import SLACK, Pools, peak_memory, reserved_bytes, resolved
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.passes import Step
-from lit_llm.plan.pipeline_order import shares, weights_of_stages
-from lit_llm.plan.reserved import SLACK, Pools, reserved_bytes
-from lit_llm.plan.weights import weights_of
+from lit_llm.plan.pipeline_order import weights_of_rank
+from lit_llm.plan.segments import Step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
 from published_runs import Run, runs
@@ -74,10 +72,7 @@ def predicted(run: Run) -> int:
 def _of_rank(run: Run, program: Program, rank: int) -> int:
     settings, layout = run.settings, run.settings.layout
     model, tp, shards = settings.model, layout.tensor_parallel, layout.divisor("parameters")
-    stages = shares(layout.pipeline, model.n_layer, rank) if layout.pipeline.ranks > 1 else ()
-    weights = weights_of(model, None, tp)
-    if stages:
-        weights = weights_of_stages(weights, stages)
+    weights, in_pipeline = weights_of_rank(settings, rank, tp), layout.pipeline.ranks > 1
     total = sum(weight.total for weight in weights)
     block = sum(weight.total // weight.times for weight in weights if weight.times)
     root = sum(weight.total for weight in weights if not weight.times)
@@ -86,7 +81,7 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
     recomputed = "cheap" if selective else settings.compute.activation_checkpointing
     whole = replace(layout, strategy="single", shards="nothing")  # what is sharded is counted below
     traced = replace(settings, precision="bf16-true", layout=whole).with_checkpointing(recomputed)
-    step = Step(traced, settings.sequences, settings.accumulation, stages, cuda=True, gradients_exist=True)
+    step = Step(traced, settings.sequences, settings.accumulation, rank, cuda=True, gradients_exist=True)
     peaks = {moment: peak | {"gradients": 0} for moment, peak in micro_batch(step).peaks.items()}
     if selective:  # the second, fourth and sixth products are computed again: keys, the projection, and up
         again = 2 * step.tokens * (model.kv_heads * model.resolved_head_dim + model.n_embd + model.hidden_width) * model.n_layer
@@ -98,7 +93,7 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
             head["loss head"] = 4 * 4 * logits
         elif program.compiled_loss:
             head["loss head"] = 2 * 2 * logits
-        if not stages:
+        if not in_pipeline:
             head["unusable"] = peaks["forward"]["activations"] - head["activations"]
     if shards == 1:  # gradients of the step before
         stays = 8 * total + int(state_bytes(settings.optimizer, weights, 4) / layout.divisor("optimizer"))
@@ -108,8 +103,8 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
         # stay, and gradients are summed in fp32 before they are reduced once.
         stays = 12 * total // shards
         pools = Pools(2 * (root + block) * (shards + 1) // shards, 4 * total // shards, 4 * max(root, block))
-        own = dict.fromkeys(peaks, 6 * total if stages else 2 * (root + block))
-        own["backward"] += 0 if stages else 2 * (root + block)
+        own = dict.fromkeys(peaks, 6 * total if in_pipeline else 2 * (root + block))
+        own["backward"] += 0 if in_pipeline else 2 * (root + block)
     reserved = reserved_bytes(stays, [(peak, own[moment]) for moment, peak in peaks.items()], pools)
     return round(reserved / SLACK) if run.memory_kind == "allocated" else reserved
 

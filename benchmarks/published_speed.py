@@ -19,7 +19,8 @@ import numpy as np
 from lit_llm.plan.collectives import Exchange, exchange_of
 from lit_llm.plan.memory import resolved
 from lit_llm.plan.pipeline_order import bubble
-from lit_llm.plan.speed import FITTED, Constants, Gpu, Work, gpu_of, work_of
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.speed import FITTED, Constants, Work, gpu_seconds, work_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
 from published_runs import Run, runs
@@ -34,21 +35,22 @@ class Known:
     """What does not depend on the constants."""
 
     run: Run
-    gpu: Gpu
+    settings: RunSettings
     work: Work
     exchange: Exchange
 
     @classmethod
     def of(cls, run: Run) -> Known:
         settings = resolved(run.settings, run.hardware)
-        gpu, exchange = gpu_of(settings, run.hardware), exchange_of(settings, run.hardware)
-        assert gpu is not None and exchange is not None
-        return cls(run, gpu, work_of(settings, cuda=True), exchange)
+        exchange = exchange_of(settings, run.hardware)
+        assert exchange is not None
+        return cls(run, settings, work_of(settings, cuda=True), exchange)
 
     def ratio(self, constants: Constants) -> float:
-        """Predicted over published tokens per second. As `lit_llm.plan.step_time.step_times`."""
-        settings = self.run.settings
-        computing, count = self.gpu.seconds(self.work, constants), settings.accumulation
+        """Predicted over published tokens per second. As `lit_llm.plan.speed.step_times`."""
+        settings, count = self.settings, self.settings.accumulation
+        computing = gpu_seconds(self.work, settings, self.run.hardware, constants)
+        assert computing is not None
         exposed = self.exchange.exposed(computing / count, constants.exposed, constants.waiting)
         step = (computing + exposed) / (1 - bubble(settings.layout.pipeline, count))
         return settings.tokens_per_step / settings.layout.devices / step / self.run.tokens_per_second

@@ -3,9 +3,8 @@
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Hardware, Layout, Memory, Optimizer, Options, RunSettings, peak_memory
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.passes import Step
-from lit_llm.plan.speed import dense_peak
-from lit_llm.plan.step_time import step_times
+from lit_llm.plan.segments import Step
+from lit_llm.plan.speed import dense_peak, step_times
 
 
 def settings_of(model: GPTConfig, *, sequences: int, accumulation: int = 1, **settings) -> RunSettings:

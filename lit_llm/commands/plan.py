@@ -11,7 +11,6 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lit_llm.commands.launch import import_lightning, launch
 from lit_llm.commands.new_output import REPLACE_HELP, new_file
@@ -22,13 +21,9 @@ from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.number_domain import Domain, above, at_least, whole
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware, table
-from lit_llm.plan.measured_speed import differences, measured_speed
-from lit_llm.plan.run_record import MeasuredRun, certified_run, measured_run
-from lit_llm.plan.step_time import SAVE_GBPS
+from lit_llm.plan.run_record import MeasuredRun, certified_run, differences, measured_run, with_slowness
+from lit_llm.plan.speed import SAVE_GBPS
 from lit_llm.runs.run_folder import CONFIG, expanded
-
-if TYPE_CHECKING:  # imports torch and Lightning
-    pass
 
 
 def _own_flags() -> OwnFlags:
@@ -183,7 +178,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     hardware: Hardware | None = None
     speed, devices = None, own.devices
     if source is not None:
-        speed = measured_speed(source)
+        speed = with_slowness(source)
         if devices is None and arguments.value_of("trainer.devices") in (None, "auto", -1, "-1"):
             devices = source.settings.layout.devices
     try:
@@ -218,8 +213,8 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         measured=speed,
     )
     notes = [*planned.notes, *_overridden(own, axes)]
-    if speed is not None and (changed := differences(speed.source.settings, settings)):
-        notes.append(f"the speed of {speed.source.run} was measured with other settings: {', '.join(changed)}")
+    if speed is not None and (changed := differences(speed.settings, settings)):
+        notes.append(f"the speed of {speed.run} was measured with other settings: {', '.join(changed)}")
     swept = [table()[name] for name in axes.get("hardware", []) if name in table()]
     notes += [speed.sentence(each) for each in swept if speed is not None and not speed.holds_for(each)]
     for note in notes:

@@ -14,11 +14,10 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.memory import address_space_bytes, memory_bytes
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import this_machine
 from lit_llm.plan.memory import Memory, peaks_of_ranks, resolved
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.run_settings import DataFacts, RunSettings
 from lit_llm.plan.weights import OwnModel, planned_model
 from lit_llm.tokenizers import Learned
 from lit_llm.training.planned_settings import layout_of, run_settings

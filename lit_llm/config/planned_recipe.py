@@ -14,9 +14,8 @@ from lit_llm.config.parse import Recipe
 from lit_llm.config.resolve import OtherMachine, read_recipe
 from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.plan.data_facts import steps_for
 from lit_llm.plan.layout import Layout
-from lit_llm.plan.run_settings import RunSettings, Schedule
+from lit_llm.plan.run_settings import RunSettings, Schedule, steps_for
 from lit_llm.plan.weights import PlannedModel, planned_model
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
 from lit_llm.runs.run_folder import default_run_dir
@@ -80,10 +79,10 @@ class PlannedRecipe:
         """
         data, built = self.datamodule, self.built
         compute = built.parts["compute"]
-        if compute.compile or compute.float8:
-            self.notes.append("memory is planned without compile and float8, which need less (--compute.compile, .float8)")
-            if built.architecture is not None:
-                self.notes.append(f"{built.architecture.class_path} is planned as eager code in time, too")
+        if compute.float8:
+            self.notes.append("memory is planned without float8, which needs less (--compute.float8)")
+        if built.architecture is not None and (compute.compile or compute.float8):
+            self.notes.append(f"{built.architecture.class_path} is planned as eager code (--compute.compile, .float8)")
         facts, vocab_size = data_facts(data, missing=bool(built.missing_data))
         if built.missing_data:
             facts = replace(facts, origin=f"unknown: {' '.join(built.missing_data)}")

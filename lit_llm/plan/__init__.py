@@ -8,15 +8,13 @@ Memory and executed FLOPs are traced from the model, which imports torch when th
 4197120
 """
 
-from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import Hardware, find, table
-from lit_llm.plan.json_output import as_dict
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.plan import Plan, make_plan
-from lit_llm.plan.run_settings import RunSettings, Schedule
-from lit_llm.plan.step_time import Options
+from lit_llm.plan.plan import Plan, as_dict, make_plan
+from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule
+from lit_llm.plan.speed import Options
 from lit_llm.plan.weights import OwnModel, parameters, total_parameters
 
 __all__ = [

@@ -106,10 +106,10 @@ def split_positions(model: GPT, ranks: int) -> None:
     model.vocabulary_shards = VocabularyShards(group, 0)
 
     def scatter(module: Any, inputs: Any, output: Tensor) -> Tensor:
-        return _Scatter.apply(output, ranks)
+        return _Moved.apply(output, ranks, False)
 
     def gather(module: Any, inputs: Any) -> Any:
-        return _Gather.apply(inputs[0], ranks), *inputs[1:]
+        return _Moved.apply(inputs[0], ranks, True), *inputs[1:]
 
     model.embedding.register_forward_hook(scatter)
     if model.positions is not None:
@@ -118,41 +118,25 @@ def split_positions(model: GPT, ranks: int) -> None:
         for module in (block.attention, block.mlp):
             module.register_forward_pre_hook(gather)  # type: ignore[union-attr]
             module.register_forward_hook(scatter)  # type: ignore[union-attr]
-    model.norm.register_forward_hook(lambda module, inputs, output: _Gather.apply(output, ranks))
+    model.norm.register_forward_hook(lambda module, inputs, output: _Moved.apply(output, ranks, True))
 
 
-def _gathered(x: Tensor, ranks: int) -> Tensor:
-    """As DTensor gathers positions: what comes from the ranks is joined by a copy."""
-    parts = COLLECTIVES.all_gather_into_tensor(x, ranks, "")
-    return torch.cat(parts.chunk(ranks), dim=1)
-
-
-def _scattered(x: Tensor, ranks: int) -> Tensor:
-    parts = torch.cat(x.chunk(ranks, dim=1))
-    return COLLECTIVES.reduce_scatter_tensor(parts, "sum", ranks, "")
-
-
-class _Gather(Function):
-    """(B, T / ranks, d) → (B, T, d)."""
+class _Moved(Function):
+    """Positions of all ranks gathered, (B, T / ranks, d) → (B, T, d), or those of a rank; the gradient goes the other way."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
-        ctx.ranks = ranks
-        return _gathered(x, ranks)
+    def forward(ctx: Any, x: Tensor, ranks: int, gathers: bool) -> Tensor:
+        ctx.back = ranks, not gathers
+        return _moved(x, ranks, gathers=gathers)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _scattered(gradient, ctx.ranks), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ranks, gathers = ctx.back
+        return _moved(gradient, ranks, gathers=gathers), None, None
 
 
-class _Scatter(Function):
-    """(B, T, d) → (B, T / ranks, d)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
-        ctx.ranks = ranks
-        return _scattered(x, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradient, ctx.ranks), None
+def _moved(x: Tensor, ranks: int, *, gathers: bool) -> Tensor:
+    """As DTensor does it: what comes from the ranks is joined by a copy."""
+    if gathers:
+        return torch.cat(COLLECTIVES.all_gather_into_tensor(x, ranks, "").chunk(ranks), dim=1)
+    return COLLECTIVES.reduce_scatter_tensor(torch.cat(x.chunk(ranks, dim=1)), "sum", ranks, "")

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.optimizer import matrix_shapes
-from lit_llm.plan.pipeline_order import StageShare, shares, weights_of_stages
+from lit_llm.plan.pipeline_order import StageShare, stages_of_rank, weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.weights import Weight, gathered_bytes, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.weights import Weights, gathered_bytes, reduced_bytes, stored_bytes
 
 LATENCY_SECONDS = 10e-6
 """Latency of one message. An assumption: NCCL takes 5 to 10 microseconds over NVLink, 10 to 20 over InfiniBand."""
@@ -29,6 +29,11 @@ class Links:
     devices_per_node: int
 
 
+def _inside(ranks: int, links: Links, stride: int) -> int:
+    """Ranks of a group within a node. If the distance between neighbours is a whole node, all traffic crosses the network."""
+    return max(1, min(ranks, links.devices_per_node // stride))
+
+
 def all_reduce_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
     """Two-level all-reduce: reduce-scatter within each node, all-reduce between nodes, all-gather within each node.
 
@@ -37,17 +42,16 @@ def all_reduce_seconds(size: float, ranks: int, links: Links, *, stride: int = 1
     Args:
         size: bytes of the tensor.
         ranks: size of the group.
-        stride: distance between neighbouring ranks of the group. If it is a whole node, all traffic crosses the network.
+        stride: distance between neighbouring ranks of the group.
     """
-    inside = max(1, min(ranks, links.devices_per_node // stride))
-    nodes = -(-ranks // inside)
-    levels = ((inside, size, links.node_gbps), (nodes, size / inside, links.network_gbps))
+    inside = _inside(ranks, links, stride)
+    levels = ((inside, size, links.node_gbps), (-(-ranks // inside), size / inside, links.network_gbps))
     return sum(2 * (n - 1) / n * part / (gbps * 1e9) + 2 * (n - 1) * LATENCY_SECONDS for n, part, gbps in levels)
 
 
 def exchange_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
     """All-to-all in which each rank has `size` bytes, of which it keeps 1/n. What goes to other nodes crosses the network."""
-    inside = max(1, min(ranks, links.devices_per_node // stride))
+    inside = _inside(ranks, links, stride)
     within = (inside - 1) / ranks * size / (links.node_gbps * 1e9)
     between = (ranks - inside) / ranks * size / (links.network_gbps * 1e9)
     return within + between + (ranks - 1) * LATENCY_SECONDS
@@ -93,21 +97,7 @@ class Collective(NamedTuple):
 # -- collectives of a rank --------------------------------------------------------------------------------------------
 
 
-def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
-    """What a rank of the pipeline has; without a pipeline all."""
-    layout, layers = settings.layout.pipeline, settings.gpt.n_layer
-    if layout.ranks == 1:
-        return (StageShare(0, layers, first=True, last=True),)
-    return shares(layout, layers, rank)
-
-
-def weights_of_rank(settings: RunSettings, rank: int, tensor_parallel: int = 1) -> tuple[Weight, ...]:
-    """The weights of a rank of the pipeline, whole, or a tensor-parallel rank's part of them."""
-    weights = weights_of(settings.model, settings.lora, tensor_parallel)
-    return weights if settings.layout.pipeline.ranks == 1 else weights_of_stages(weights, stages_of_rank(settings, rank))
-
-
-def fullest_stage(settings: RunSettings) -> tuple[Weight, ...]:
+def fullest_stage(settings: RunSettings) -> Weights:
     """A tensor-parallel rank's part of the weights of the rank of the pipeline that has most."""
     ranks = range(settings.layout.pipeline.ranks)
     held = (weights_of_rank(settings, rank, settings.layout.tensor_parallel) for rank in ranks)
@@ -225,7 +215,7 @@ def _of_sequences(settings: RunSettings, rank: int) -> Collective:
     return Collective("keys and values between ranks of a sequence", "exchange", sent, each=True)
 
 
-def _of_stages(settings: RunSettings, rank: int, local: tuple[Weight, ...]) -> list[Collective]:
+def _of_stages(settings: RunSettings, rank: int, local: Weights) -> list[Collective]:
     """Activations to the next stage and gradients to the one before; a tied matrix's gradient between first and last rank."""
     layout, model, weight_bytes = settings.layout.pipeline, settings.gpt, settings.weight_bytes
     tokens = settings.sequences * settings.local_length / settings.layout.tensor_parallel
@@ -266,8 +256,7 @@ def communicated_bytes(settings: RunSettings, *, cuda: bool) -> dict[str, float]
     return bytes_of_rank(settings, busiest_rank(settings, cuda=cuda), cuda=cuda)
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     """Seconds of communication of a rank in a step, at full bandwidth.
 
     Attributes:
@@ -289,10 +278,8 @@ class Exchange:
             least: the share of communication behind computation that is exposed, however long computation takes.
             waiting: the share of `self.waiting`.
         """
-        late = sum(
-            max(least * s, s - (share * micro_batch_seconds if share else 0.0)) * times for s, times, share in self.behind
-        )
-        return self.waiting * waiting + late
+        late = (max(least * s, s - (share * micro_batch_seconds if share else 0.0)) * times for s, times, share in self.behind)
+        return self.waiting * waiting + sum(late)
 
 
 def exchange_of(settings: RunSettings, hardware: Hardware) -> Exchange | None:
@@ -302,12 +289,11 @@ def exchange_of(settings: RunSettings, hardware: Hardware) -> Exchange | None:
     if hardware.node_gbps is None or hardware.network_gbps is None:
         return None
     links = Links(hardware.node_gbps, hardware.network_gbps, hardware.devices_per_node)
-    rank, waiting = busiest_rank(settings, cuda=hardware.is_gpu), 0.0
-    behind: dict[tuple[bool, float], float] = defaultdict(float)
-    for each in collectives_of_rank(settings, rank, cuda=hardware.is_gpu):
+    waiting, behind = 0.0, defaultdict[tuple[bool, float], float](float)
+    times = {True: settings.accumulation, False: 1}
+    for each in collectives_of_rank(settings, busiest_rank(settings, cuda=hardware.is_gpu), cuda=hardware.is_gpu):
         if each.overlap is None:
-            waiting += each.seconds(links) * (settings.accumulation if each.each else 1)
+            waiting += each.seconds(links) * times[each.each]
         else:
             behind[each.each, each.overlap] += each.seconds(links)
-    times = {True: settings.accumulation, False: 1}
     return Exchange(waiting, tuple((seconds, times[every], share) for (every, share), seconds in behind.items()))

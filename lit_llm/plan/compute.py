@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 CONVENTION = (
     "6 N_matmul + 12 L H h min(T, window), full attention, recomputation not counted; with lora 4 N_matmul + 6 N_adapters"
 )
-
-
 CUSTOM_CONVENTION = "FLOPs of matrix products, convolutions and attention that kernels execute, recomputation not counted"
 
 
@@ -73,12 +71,9 @@ def cost_usd(seconds: float, devices: int, usd_per_device_hour: float) -> float:
     return seconds / 3600 * devices * usd_per_device_hour
 
 
-CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
-
-
 def chinchilla_multiple(parameters: float, tokens: float) -> float:
     """Tokens relative to the compute-optimal 20 per parameter (Hoffmann et al. 2022): 1 is compute-optimal."""
-    return tokens / (CHINCHILLA_TOKENS_PER_PARAMETER * parameters)
+    return tokens / (20.0 * parameters)
 
 
 def chinchilla_loss(parameters: float, tokens: float) -> float:
@@ -102,8 +97,3 @@ def young_interval_seconds(save_seconds: float, mtbf_seconds: float) -> float:
 def overhead_fraction(save_seconds: float, interval_seconds: float, mtbf_seconds: float) -> float:
     """Fraction of time lost: T_save/interval to saving, plus interval/(2 · MTBF) to redoing work after failures."""
     return save_seconds / interval_seconds + interval_seconds / (2 * mtbf_seconds)
-
-
-def cluster_mtbf_hours(device_mtbf_hours: float, devices: int) -> float:
-    """Mean time between failures of a run that stops when any device fails."""
-    return device_mtbf_hours / devices

@@ -69,10 +69,11 @@ class Hardware:
 def table() -> dict[str, Hardware]:
     """All devices of hardware.yaml, by name."""
     entries = read_yaml_file(TABLE).items()
-    return {name: _device(name, {**entry, "peak_tflops": peaks_of(entry["device_name"])}) for name, entry in entries}
+    return {name: device_of(name, {**entry, "peak_tflops": peaks_of(entry["device_name"])}) for name, entry in entries}
 
 
-def _device(name: str, entry: dict[str, Any]) -> Hardware:
+def device_of(name: str, entry: dict[str, Any]) -> Hardware:
+    """The device with these attributes, as a file has them."""
     price = entry["price_usd_hour"]
     return Hardware(**{"name": name, **entry, "price_usd_hour": None if price is None else (price[0], price[1])})
 
@@ -91,42 +92,35 @@ def from_file(path: Path) -> Hardware:
     wanted = [field.name for field in fields(Hardware) if field.name != "name"]
     if not isinstance(entry, dict):
         raise UserError(f"{path} must have the keys {', '.join(wanted)} {flag}.")
-    unknown, missing = [key for key in entry if key not in wanted], [key for key in wanted if key not in entry]
-    if unknown or missing:
-        lists = [("unknown", unknown), ("missing", missing)]
-        said = " and ".join(f"{what} {', '.join(map(str, keys))}" for what, keys in lists if keys)
+    lists = {"unknown": [key for key in entry if key not in wanted], "missing": [key for key in wanted if key not in entry]}
+    if any(lists.values()):
+        said = " and ".join(f"{what} {', '.join(map(str, keys))}" for what, keys in lists.items() if keys)
         raise UserError(f"{path} has {said}; its keys are {', '.join(wanted)} {flag}.")
     for key, value in entry.items():
-        if not _is_valid(key, value):
-            raise UserError(f"{path}: {key} is {value!r}, but must be {_KINDS.get(key, 'a number above 0, or null')} {flag}.")
-    return _device(path.stem, entry)
+        rule, is_valid = _RULES.get(key, ("a number above 0, or null", lambda x: x is None or _is_number(x)))
+        if not is_valid(value):
+            raise UserError(f"{path}: {key} is {value!r}, but must be {rule} {flag}.")
+    return device_of(path.stem, entry)
 
 
-_KINDS = {
-    "source": "a text",
-    "device_name": "a text, cpu for processors",
-    "compute_capability": "a whole number above 0, or null",
-    "devices_per_node": "a whole number above 0",
-    "peak_tflops": f"numbers above 0, or null, for {', '.join(KINDS)}",
-    "price_usd_hour": "two numbers above 0, the lower one first, or null",
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
+
+
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "source": ("a text", lambda x: isinstance(x, str) and bool(x)),
+    "device_name": ("a text, cpu for processors", lambda x: isinstance(x, str) and bool(x)),
+    "compute_capability": ("a whole number above 0, or null", lambda x: x is None or (isinstance(x, int) and _is_number(x))),
+    "devices_per_node": ("a whole number above 0", lambda x: isinstance(x, int) and _is_number(x)),
+    "peak_tflops": (
+        f"numbers above 0, or null, for {', '.join(KINDS)}",
+        lambda x: isinstance(x, dict) and set(x) == set(KINDS) and all(n is None or _is_number(n) for n in x.values()),
+    ),
+    "price_usd_hour": (
+        "two numbers above 0, the lower one first, or null",
+        lambda x: x is None or (isinstance(x, list) and len(x) == 2 and all(map(_is_number, x)) and x[0] <= x[1]),
+    ),
 }
-
-
-def _is_valid(key: str, value: Any) -> bool:
-    def number(x: Any) -> bool:
-        return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
-
-    if key in ("source", "device_name"):
-        return isinstance(value, str) and bool(value)
-    if key == "peak_tflops":
-        return isinstance(value, dict) and set(value) == set(KINDS) and all(x is None or number(x) for x in value.values())
-    if key == "devices_per_node":
-        return isinstance(value, int) and number(value)
-    if value is None:
-        return True
-    if key == "price_usd_hour":
-        return isinstance(value, list) and len(value) == 2 and all(map(number, value)) and value[0] <= value[1]
-    return number(value) and (key != "compute_capability" or isinstance(value, int))
 
 
 def find(name: str) -> Hardware:
@@ -137,18 +131,15 @@ def find(name: str) -> Hardware:
     """
     if name.endswith((".yaml", ".yml")):
         return from_file(Path(name))
-    known = table()
-    if name in known:
-        return known[name]
+    if found := table().get(name):
+        return found
     wanted = name.lower()
 
     def distance(other: str) -> tuple[bool, float]:
         return not other.startswith(wanted), -difflib.SequenceMatcher(None, wanted, other).ratio()
 
-    near = sorted(known, key=distance)
-    raise UserError(
-        f"Unknown hardware {name!r}. Use --hardware auto to measure this machine, a YAML file, or one of: {', '.join(near)}."
-    )
+    near = ", ".join(sorted(table(), key=distance))
+    raise UserError(f"Unknown hardware {name!r}. Use --hardware auto to measure this machine, a YAML file, or one of: {near}.")
 
 
 # -- this machine -----------------------------------------------------------------------------------------------------
@@ -175,16 +166,16 @@ def this_machine(*, measure: bool, device: Any = None) -> Hardware:
     hardware = replace(known, memory_gb=memory_bytes(device) / 1e9, compute_capability=capability)
     if not measure:
         return hardware
-    peaks = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    measured = {key: matmul_tflops(device, dtype) for key, dtype in peaks.items()}
-    tf32 = None
-    if device.type == "cuda":
-        tf32 = matmul_tflops(device, torch.float32, precision="high")
     return replace(
         hardware,
         name=f"this machine ({platform.machine()})" if device.type == "cpu" else name,
         source="measured: square matrix products and a memory copy",
-        peak_tflops={**measured, "tf32": tf32, "fp8": None},
+        peak_tflops={
+            "bf16": matmul_tflops(device, torch.bfloat16),
+            "fp32": matmul_tflops(device, torch.float32),
+            "tf32": matmul_tflops(device, torch.float32, precision="high") if device.type == "cuda" else None,
+            "fp8": None,
+        },
         memory_gbps=copy_gbps(device),
     )
 
@@ -217,12 +208,11 @@ def fastest(work: Callable[[], Any], device: Any, times: int = 5) -> float:
     """Seconds of the fastest of `times` runs, after one to warm up."""
     import torch
 
-    best = float("inf")
-    for run in range(times + 1):
+    seconds = []
+    for _ in range(times + 1):
         start = time.perf_counter()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if run:
-            best = min(best, time.perf_counter() - start)
-    return best
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])

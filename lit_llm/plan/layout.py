@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,24 +11,21 @@ from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.distributed.keep_rule import KeptWhole, keep
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 
-STRATEGIES = (
-    "single",
-    "ddp",
-    "zero1",
-    "zero2",
-    "fsdp",
-    "fsdp2",
-    "hsdp",
-    "tp",
-    "fsdp2-tp",
-    "cp",
-    "fsdp2-cp",
-    "pp",
-    "fsdp2-pp",
-    "3d",
-    "4d",
-)
-_NO_PIPELINE = PipelineLayout(1)
+_MESHES: dict[str, Callable[[int, int], dict[str, int]]] = {  # of so many devices, so many of them in a node
+    "fsdp": lambda n, node: {},
+    "fsdp2": lambda n, node: {},
+    "hsdp": lambda n, node: {"replicate": n // node, "shard": node},
+    "tp": lambda n, node: {"tensor_parallel": n, "shard": 1},
+    "fsdp2-tp": lambda n, node: {"tensor_parallel": 2},
+    "cp": lambda n, node: {"context": n, "shard": 1},
+    "fsdp2-cp": lambda n, node: {"context": 2},
+    "pp": lambda n, node: {"pipeline": n, "shard": 1},
+    "fsdp2-pp": lambda n, node: {"pipeline": 2},
+    "3d": lambda n, node: {"pipeline": 2, "tensor_parallel": 2},
+    "4d": lambda n, node: {"pipeline": 2, "context": 2, "tensor_parallel": 2},
+}
+STRATEGIES = ("single", "ddp", "zero1", "zero2", *_MESHES)
+NO_PIPELINE = PipelineLayout(1)
 NOTHING_KEPT = KeptWhole(weights=False, gradients=False)
 
 
@@ -59,7 +57,7 @@ class Layout:
     bucket_copies: bool = False
     context: int = 1
     context_attention: Literal["gather", "heads"] = "gather"
-    pipeline: PipelineLayout = _NO_PIPELINE
+    pipeline: PipelineLayout = NO_PIPELINE
 
     @property
     def sizes(self) -> MeshSizes:
@@ -68,16 +66,11 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        return self.stage_ranks * self.pipeline.ranks
-
-    @property
-    def stage_ranks(self) -> int:
-        """Ranks that share a stage of the pipeline; without one, all."""
-        return self.replicate * self.shard * self.context * self.tensor_parallel
+        return self.sizes.world
 
     @property
     def data_parallel(self) -> int:
-        return self.replicate * self.shard
+        return self.sizes.data_parallel
 
     @property
     def fsdp2(self) -> bool:
@@ -134,20 +127,7 @@ def layout_of_name(name: str, devices: int, devices_per_node: int) -> Layout:
         return Layout("ddp", replicate=devices, bucket_copies=True)
     if name in ("zero1", "zero2"):
         return Layout(name, shard=devices, shards="optimizer" if name == "zero1" else "gradients")
-    inside = min(devices, devices_per_node)
-    mesh: dict[str, int] = {
-        "fsdp": {},
-        "fsdp2": {},
-        "hsdp": {"replicate": devices // inside, "shard": inside},
-        "tp": {"tensor_parallel": devices, "shard": 1},
-        "fsdp2-tp": {"tensor_parallel": min(2, devices)},
-        "cp": {"context": devices, "shard": 1},
-        "fsdp2-cp": {"context": 2},
-        "pp": {"pipeline": devices, "shard": 1},
-        "fsdp2-pp": {"pipeline": 2},
-        "3d": {"pipeline": 2, "tensor_parallel": 2},
-        "4d": {"pipeline": 2, "context": 2, "tensor_parallel": 2},
-    }[name]
+    mesh = _MESHES[name](devices, min(devices, devices_per_node))
     sizes = mesh_sizes(devices, **{"replicate": 1, "shard": "auto"} | mesh)  # type: ignore[arg-type]
     resharding: Any = True if name == "fsdp" else "auto"  # as `MeshStrategy.from_fsdp1` translates it
     return replace(mesh_layout(sizes, PipelineLayout(sizes.pipeline), reshard_after_forward=resharding), strategy=name)

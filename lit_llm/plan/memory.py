@@ -1,4 +1,9 @@
-"""Peak memory per rank: weights and optimizer state, plus what a training step adds at its peak. GB = 1e9 bytes."""
+"""Peak memory per rank: weights and optimizer state, plus what a training step adds at its peak. GB = 1e9 bytes.
+
+CUDA's allocator reserves more than tensors take. It keeps a pool of memory for each stream and lends nothing between them.
+FSDP2 gathers weights and reduces gradients on streams of their own. So their buffers take memory also while they are not used,
+and so do the sharded gradients, which are parts of what was reduced.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from lit_llm.distributed.keep_rule import KeptWhole, keep
 from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.layout import Layout
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import (
     expert_shapes,
@@ -17,21 +23,28 @@ from lit_llm.plan.optimizer import (
     state_bytes,
     work_bytes,
 )
-from lit_llm.plan.passes import Step
-from lit_llm.plan.pipeline_order import StageShare, shares, weights_of_stages
-from lit_llm.plan.reserved import CONTEXT_GB, Pools, pools_of, reserved_bytes
+from lit_llm.plan.pipeline_order import weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.segments import Step
 from lit_llm.plan.weights import (
     OwnModel,
-    Weight,
+    Weights,
     average_bytes,
     buffer_bytes,
     gathered_bytes,
+    gathered_groups,
     gradient_bytes,
+    is_tied,
     reduced_bytes,
     stored_bytes,
     weights_of,
 )
+
+CONTEXT_GB = 1.0
+"""GPU memory of the driver's context and of NCCL, beside what torch reserves. An assumption."""
+SLACK = 1.03
+"""Memory that CUDA's allocator reserves over what it allocates at the peak: the median of 25 runs whose logs have both figures,
+1.003 to 1.159 (benchmarks/published_memory.py)."""
 
 
 @dataclass(frozen=True)
@@ -77,59 +90,50 @@ def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
 
 def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
     """Peak memory of each rank of the pipeline, without one of a rank, in the stage of a batch ramp that needs most."""
-    pipeline = settings.layout.pipeline
-    ranks = range(pipeline.ranks)
-    stages = [shares(pipeline, settings.gpt.n_layer, rank) if len(ranks) > 1 else () for rank in ranks]
-    sizes = settings.micro_batches.items()
-    found = ([_memory_of_rank(settings, each, *size, cuda=cuda) for each in stages] for size in sizes)
+    ranks, sizes = range(settings.layout.pipeline.ranks), settings.micro_batches.items()
+    found = ([_memory_of_rank(Step(settings, *size, rank, cuda=cuda)) for rank in ranks] for size in sizes)
     return max(found, key=lambda ranks: max(rank.needed for rank in ranks))
 
 
-def _memory_of_rank(
-    settings: RunSettings, stages: tuple[StageShare, ...], sequences: int, micro_batches: int, *, cuda: bool
-) -> Memory:
-    """Peak memory of a rank.
-
-    Args:
-        stages: of the pipeline, that the rank has; (): the whole model.
-        sequences: per micro-batch and rank.
-        micro_batches: per optimizer step.
-    """
-    layout, weight_bytes, tp = settings.layout, settings.weight_bytes, settings.layout.tensor_parallel
-    weights, whole = (weights_of(settings.model, settings.lora, ranks) for ranks in (tp, 1))
-    if stages:
-        weights, whole = weights_of_stages(weights, stages), weights_of_stages(whole, stages)
+def _memory_of_rank(step: Step) -> Memory:
+    """Peak memory of a rank, for the first micro-batch of a step."""
+    settings, layout, weight_bytes = step.settings, step.settings.layout, step.settings.weight_bytes
+    weights, whole = (weights_of_rank(settings, step.rank, ranks) for ranks in (layout.tensor_parallel, 1))
     resident = _resident(settings, weights, whole)
-    step = Step(settings, sequences, micro_batches, stages, cuda=cuda)
-    moments: list[tuple[str, dict[str, int], int]] = []
+    moments: list[tuple[str, dict[str, int], int]] = []  # what a phase adds, and what else the computing stream holds
     # DDP copies all gradients into its buckets, or makes them views of these in the last micro-batch of a step.
     is_views = layout.strategy == "ddp" and not layout.bucket_copies
     copied = layout.bucket_copies and layout.data_parallel > 1 and not layout.fsdp2
     bucketed = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)}
-    buckets = bucketed if copied or (is_views and micro_batches > 1) else {}
-    later = replace(step, gradients_exist=True)
-    steps = (step,) if stages or micro_batches == 1 else (step, later)
-    if not stages and is_views and micro_batches == 1:  # the buckets of the step before are there, and no other gradients
-        steps = (later,)
+    buckets = bucketed if copied or (is_views and step.micro_batches > 1) else {}
+    steps = [step]
+    if step.pipeline is None:
+        later = replace(step, gradients_exist=True)
+        if step.micro_batches > 1:
+            steps = [step, later]
+        elif is_views:  # the buckets of the step before are there, and no other gradients
+            steps = [later]
     for made in map(micro_batch, steps):
         for moment, peak in made.peaks.items():
-            unusable = _unusable(made.peaks) if moment == "loss head" else 0
-            moments.append((moment, peak | buckets, unusable - made.on_other_streams.get(moment, 0)))
+            # The loss cannot use what blocks freed in the forward pass: its buffers are larger than theirs.
+            freed = made.peaks["forward"]["activations"] - peak["activations"] if moment == "loss head" else 0
+            moments.append((moment, peak | buckets, max(0, freed) - made.on_other_streams.get(moment, 0)))
     last = {"gradients": 0, "optimizer work": 0}
     if not layout.cpu_offload:
-        gradients = gradient_bytes(weights, weight_bytes, 1 if layout.fsdp2 else tp) // layout.divisor("gradients")
-        last = {"gradients": gradients, "optimizer work": _optimizer_work(settings, weights, whole, cuda=cuda)}
+        split = 1 if layout.fsdp2 else layout.tensor_parallel
+        gradients = gradient_bytes(weights, weight_bytes, split) // layout.divisor("gradients")
+        last = {"gradients": gradients, "optimizer work": _optimizer_work(settings, weights, whole, cuda=step.cuda)}
     moments.append(("optimizer step", last | (bucketed if copied else {}), 0))
     every = tuple((moment, {name: size for name, size in (resident | adds).items() if size}) for moment, adds, _ in moments)
     moment, parts = max(every, key=lambda m: sum(m[1].values()))
     reserved = None
-    if cuda:
-        pools = Pools() if layout.divisor("parameters") == 1 else pools_of(weights, layout, settings.sizes)
+    if step.cuda:
+        pools = Pools() if layout.divisor("parameters") == 1 else _pools(weights, layout, settings.sizes)
         reserved = reserved_bytes(sum(resident.values()), [(adds, more) for _, adds, more in moments], pools)
-    return Memory(parts, moment, every, steps, reserved, made.notes, made.is_known)
+    return Memory(parts, moment, every, tuple(steps), reserved, made.notes, made.is_known)
 
 
-def _resident(settings: RunSettings, weights: tuple[Weight, ...], whole: tuple[Weight, ...]) -> dict[str, int]:
+def _resident(settings: RunSettings, weights: Weights, whole: Weights) -> dict[str, int]:
     """Bytes that stay on a rank, by part. `whole`: its weights, not split by tensor parallelism."""
     layout, weight_bytes, optimizer = settings.layout, settings.weight_bytes, settings.optimizer
     found = {}
@@ -144,7 +148,7 @@ def _resident(settings: RunSettings, weights: tuple[Weight, ...], whole: tuple[W
     return found
 
 
-def _optimizer_work(settings: RunSettings, weights: tuple[Weight, ...], whole: tuple[Weight, ...], *, cuda: bool) -> int:
+def _optimizer_work(settings: RunSettings, weights: Weights, whole: Weights, *, cuda: bool) -> int:
     """Temporary bytes of an optimizer step on a rank."""
     layout, optimizer, weight_bytes = settings.layout, settings.optimizer, settings.weight_bytes
     if not optimizer.is_muon:
@@ -158,9 +162,43 @@ def _optimizer_work(settings: RunSettings, weights: tuple[Weight, ...], whole: t
     )
 
 
-def _unusable(peaks: dict[str, dict[str, int]]) -> int:
-    """What blocks freed in the forward pass, and the loss cannot use: its buffers are larger than theirs."""
-    return max(0, peaks["forward"]["activations"] - peaks["loss head"]["activations"])
+@dataclass(frozen=True)
+class Pools:
+    """Bytes that FSDP2's streams reserve at their peaks.
+
+    Attributes:
+        gathers: buffers of all-gathers.
+        gradients: the rank's shard of the gradients. They are parts of what the reductions write.
+        reductions: buffers of reduce-scatters.
+    """
+
+    gathers: int = 0
+    gradients: int = 0
+    reductions: int = 0
+
+
+def _pools(weights: Weights, layout: Layout, sizes: tuple[int, int]) -> Pools:
+    """The largest group of weights is gathered while the next ones are prefetched; one is reduced."""
+    shards = layout.divisor("parameters")
+    *groups, _ = gathered_groups(weights, tied=layout.pipeline.ranks == 1 and is_tied(weights))
+    gathered = [sum(gathered_bytes(group, *sizes)) for group in groups]
+    return Pools(
+        gathers=(max(gathered) + layout.prefetch * gathered[0]) * (shards + 1) // shards,
+        gradients=0 if layout.cpu_offload else stored_bytes(weights, sizes[0], trainable=True) // shards,
+        reductions=max(map(reduced_bytes, groups)),
+    )
+
+
+def reserved_bytes(resident: int, moments: list[tuple[dict[str, int], int]], pools: Pools) -> int:
+    """What CUDA's allocator reserves: the peak of the stream that computes, and the pools of the others.
+
+    Args:
+        resident: bytes of weights and optimizer state.
+        moments: of each phase of the step, what it adds by kind, and what else the computing stream holds.
+    """
+    pooled = "gradients" if pools.gradients else ""
+    computing = max(sum(n for kind, n in added.items() if kind != pooled) + own for added, own in moments)
+    return round(SLACK * (resident + computing + pools.gathers + pools.gradients + pools.reductions))
 
 
 def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
@@ -181,13 +219,9 @@ def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
         gradient_bytes=reduced_bytes(weights),
         memory=memory if hardware.is_gpu else memory / layout.devices,  # ranks of a CPU share its memory
     )
-    choices = dict.fromkeys(
-        KeptWhole(
-            kept.weights and (weights_too or "weights" not in layout.auto),
-            kept.gradients and (gradients_too or "gradients" not in layout.auto),
-        )
-        for weights_too, gradients_too in ((True, True), (False, True), (True, False), (False, False))
-    )
+    # Whole or not; what is given stays. Gradients are given up last.
+    weights_too, gradients_too = ((whole, whole and name not in layout.auto) for name, whole in kept._asdict().items())
+    choices = dict.fromkeys(KeptWhole(first, second) for second in gradients_too for first in weights_too)
     tried = [replace(settings, layout=replace(layout, kept=choice, auto=())) for choice in choices]
     if len(tried) == 1 or not (hardware.is_gpu and memory):
         return tried[0]

@@ -8,21 +8,46 @@ the gradients of both when no operation needs them. In a step, some of them stay
 - With several stages on a rank, torch waits only at the end of the step for what it has sent, and gloo keeps it until then.
   NCCL lets it go when it has been sent.
 - The gradient of an input that is computed before those of weights stays with its input to the end of the step.
+
+Blocks of one kind allocate the same, so one of each kind is traced, besides the first and the last. Sizes are linear in the
+number of sequences, so two numbers are traced, and any other follows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from lit_llm.core.memory import SOFTMAX_NUMEL
+from lit_llm.distributed.pipeline_layers import KINDS as SCHEDULES
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.plan.gathering import Bytes
-from lit_llm.plan.passes import MicroBatch, Passes, Step
-from lit_llm.plan.pipeline_order import StageShare, Task, micro_batches_to_play, orders
+from lit_llm.plan.layout import NO_PIPELINE
+from lit_llm.plan.pipeline_order import StageShare, Task, micro_batches_to_play, orders, weights_of_stages
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.segments import ACTIVATIONS, BUFFERS, GRADIENTS, KINDS, LOSS_HEAD, Run
-from lit_llm.plan.text_cache import cached_by_text
-from lit_llm.plan.weights import OwnModel
+from lit_llm.plan.segments import (
+    ACTIVATIONS,
+    BUFFERS,
+    GRADIENTS,
+    KINDS,
+    LOSS_HEAD,
+    Bytes,
+    Change,
+    GatheredWeights,
+    MicroBatch,
+    Segment,
+    Step,
+    combined,
+    extended,
+)
+from lit_llm.plan.weights import OwnModel, cached_by_text, gradient_bytes, reduced_bytes, weights_of
 
+if TYPE_CHECKING:  # imports torch
+    from lit_llm.plan.trace import Body
+
+_TRACED_SEQUENCES = (2, 3)
+_MOST_BLOCKS = 16
+"""Blocks of the loss's softmax beyond which fewer rows are traced."""
 _RECOMPUTED = (
     "recomputation with schedule {}: torch recomputes a block for each of its weights, which may take twice the memory that is "
     "planned"
@@ -40,29 +65,30 @@ def micro_batch(step: Step) -> MicroBatch:
 
 
 def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
-    """The work of a micro-batch by itself: its FLOPs and what it writes."""
-    return micro_batch(Step(settings, settings.sequences, cuda=cuda, alone=True))
+    """The work of a micro-batch by itself, of eager blocks that are not sharded: its FLOPs and what it writes."""
+    layout = replace(settings.layout, strategy="single", shards="nothing", pipeline=NO_PIPELINE)
+    alone = replace(settings, layout=layout, compute=replace(settings.compute, compile=False))
+    return micro_batch(Step(alone, settings.sequences, cuda=cuda))
 
 
 def _of_whole_model(step: Step) -> MicroBatch:
-    passes, run = Passes(step), Run()
-    run.live[ACTIVATIONS] = step.ids_bytes
-    stage = StageShare(0, step.settings.gpt.n_layer, first=True, last=True)
+    passes, made, (stage,) = Passes(step), MicroBatch(), step.stages
+    made.live[ACTIVATIONS] = step.ids_bytes
     kind, held = passes.gradients((stage,))
     if step.gradients_exist or kind == GRADIENTS:
-        run.live[kind] = held
-    passes.forward_pass(run, stage)
+        made.live[kind] = held
+    passes.forward_pass(made, stage)
     if not step.gradients_exist:  # zero_grad, between forward and backward
-        run.live[GRADIENTS] -= held
-    passes.backward_pass(run, stage)
-    return MicroBatch.of(step, run)
+        made.live[GRADIENTS] -= held
+    passes.backward_pass(made, stage)
+    return made
 
 
 def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
     """The peaks of a rank of a pipeline. A step of many micro-batches repeats its middle, so that fewer are played."""
     stages = {stage.number: stage for stage in step.stages}
     count = micro_batches_to_play(layout, step.micro_batches)
-    order = [task for group in orders(layout, count)[layout.rank_of(step.stages[0].number)] for task in group]
+    order = [task for group in orders(layout, count)[step.rank] for task in group]
     order = [task for task in order if not (task.kind == "gradients of inputs" and stages[task.stage].first)]  # nothing to do
     split = {task[1:] for task in order if task.kind == "gradients of inputs"}
     passes = [Passes(replace(step, gradients_exist=exist)) for exist in (False, True)]
@@ -86,13 +112,13 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         gradient = not stage.first and (task[1:] in split or (kept_by_gloo and not before_is_here))
         return output + gradient
 
-    known: dict[tuple[str, int, bool], Run] = {}
+    known: dict[tuple[str, int, bool], MicroBatch] = {}
 
-    def played(kind: str, number: int, exist: bool) -> Run:
+    def played(kind: str, number: int, exist: bool) -> MicroBatch:
         """An action by itself."""
         key, stage = (kind, number, exist), stages[number]
         if key not in known:
-            run = known[key] = Run()
+            run = known[key] = MicroBatch()
             if kind == "forward":
                 passes[exist].forward_pass(run, stage)
             elif kind == "gradients of inputs":
@@ -111,25 +137,207 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
                 run.on_other_streams = {"backward": 0}
         return known[key]
 
-    run, done = Run(), set[int]()
-    run.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
-    run.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in step.stages)
+    made, done = MicroBatch(), set[int]()
+    made.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
+    made.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in step.stages)
     of_one = sum(buffers_after(task) for task in order if task.micro_batch == 0)
-    run.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
+    made.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
     for task in order:
         kind = "backward" if task.kind == "gradients of weights" and task[1:] not in split else task.kind
         action = played(kind, task.stage, task.stage in done)
         others = sum(whole.values()) - whole[task.stage]
         for phase, peak in action.peaks.items():
-            live = [a + peak[name] for a, name in zip(run.live, KINDS, strict=True)]
+            live = [a + peak[name] for a, name in zip(made.live, KINDS, strict=True)]
             sent = action.on_other_streams[phase]  # a part of `peak`
-            run.compare(phase, live, Bytes(others - sent, sent), sum(action.flops))
-        run.live = [a + b for a, b in zip(run.live, action.live, strict=True)]
-        run.live[ACTIVATIONS] += moved * buffers_after(task)
+            made.compare(phase, live, Bytes(others - sent, sent), action.flops)
+        made.live = [a + b for a, b in zip(made.live, action.live, strict=True)]
+        made.live[ACTIVATIONS] += moved * buffers_after(task)
         if kind in ("backward", "gradients of weights"):
             done.add(task.stage)
-            run.live[GRADIENTS] = run.live[BUFFERS] = 0
+            made.live[GRADIENTS] = made.live[BUFFERS] = 0
             kept, held = passes[1].gradients([stages[number] for number in sorted(done)])
-            run.live[kept] = held
-    notes = (_RECOMPUTED.format(layout.schedule),) if split and settings.compute.activation_checkpointing != "none" else ()
-    return MicroBatch.of(step, run, notes=notes)
+            made.live[kept] = held
+    if split and settings.compute.activation_checkpointing != "none":
+        made.notes = (_RECOMPUTED.format(layout.schedule),)
+    return made
+
+
+# -- passes of a GPT --------------------------------------------------------------------------------------------------
+
+
+class Passes:
+    """What the passes of stages do. `step.gradients_exist`: of an earlier micro-batch."""
+
+    def __init__(self, step: Step) -> None:
+        traced, kinds = representatives(_kinds_of_blocks(step))
+        body = _body(step, traced)
+        self.step, settings, context = step, step.settings, step.settings.layout.context
+
+        def split_gradient(gradient: int) -> tuple[int, int]:
+            kept = 0 if step.gradients_exist else gradient // step.shard_gradients
+            return kept, 0 if step.fsdp is None or step.keeps_gradients else gradient - kept
+
+        def changes(segments: list[Segment]) -> list[Change]:
+            return [Change.of(each, split_gradient, narrow_weights=step.narrow_weights) for each in segments]
+
+        def of_blocks(found: list[Change], more: int) -> list[Change]:
+            return [_with_keys(found[i], more, context) for i in kinds]
+
+        other_keys = _gathered_keys(step)
+        forward, backward = map(changes, body.passes)
+        if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
+            [backward[-1]] = changes([[event for event in body.segments[-1] if event[0] != LOSS_HEAD]])
+        self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:-1], other_keys), forward[-1]
+        self.norm_back, self.embedding_back = backward[0], backward[-1]
+        self.blocks_back = of_blocks(backward[-2:0:-1], -other_keys)
+        self.head = _head(step, body)
+        self.weights = weights_of(settings.model, settings.lora, settings.layout.tensor_parallel)
+        if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
+            split = changes(_body(step, traced, split=True).passes[1])
+            self.norm_inputs, self.blocks_inputs = split[0], of_blocks(split[-2:0:-1], 0)
+            self.head_inputs = _head(step, body, split=True)[1:]
+
+    def gradients(self, stages: Sequence[StageShare]) -> tuple[int, int]:
+        """Gradients between two backward passes: their kind, and their bytes."""
+        step, own = self.step, weights_of_stages(self.weights, stages)
+        if step.keeps_gradients:
+            return BUFFERS, reduced_bytes(own)
+        split = step.settings.layout.tensor_parallel if step.fsdp is None else 1
+        return GRADIENTS, gradient_bytes(own, step.settings.weight_bytes, split) // step.shard_gradients
+
+    def gathered(self, stage: StageShare) -> GatheredWeights:
+        step, in_pipeline = self.step, self.step.pipeline is not None
+        return GatheredWeights(
+            step,
+            weights_of_stages(self.weights, (stage,)),
+            already_gathered=in_pipeline or step.gradients_exist,
+            last=not in_pipeline and (step.gradients_exist or step.micro_batches == 1),
+        )
+
+    def forward_pass(self, run: MicroBatch, stage: StageShare) -> None:
+        count, gathered = stage.stop - stage.start, self.gathered(stage)
+        run.play("forward", [self.embedding] * stage.first, gathered.forward(-1))
+        for i, change in enumerate(self.blocks[stage.start : stage.stop]):
+            run.play("forward", [change], gathered.forward(i))
+        run.play("forward", [self.norm] * stage.last, gathered.forward(count))
+        run.play("loss head", self.head[:1] * stage.last, gathered.forward(count))
+
+    def backward_pass(self, run: MicroBatch, stage: StageShare) -> None:
+        step, count, gathered = self.step, stage.stop - stage.start, self.gathered(stage)
+        run.play("loss head", [*self.head[1:], self.norm_back] * stage.last, gathered.backward(count))
+        for i, change in reversed(list(enumerate(self.blocks_back[stage.start : stage.stop]))):
+            run.play("backward", [change], gathered.backward(i))
+            if gathered.sent:
+                left = gathered.gradients // step.shard_gradients
+                run.compare("backward", run.live, gathered.reduction(i))
+                run.live[GRADIENTS] += left if step.keeps_gradients else 0
+                freed = gathered.gradients - (0 if step.gradients_exist else left)
+                run.live[BUFFERS] -= gathered.sent if step.keeps_gradients else freed
+        run.play("backward", [self.embedding_back] * stage.first, gathered.backward(-1))
+
+    def inputs_pass(self, run: MicroBatch, stage: StageShare) -> None:
+        """The gradients of inputs."""
+        gathered, (head, release) = self.gathered(stage), self.head_inputs
+        run.play("loss head", [head, self.norm_inputs] * stage.last, gathered.forward(0))
+        run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, gathered.forward(0))
+
+
+def _gathered_keys(step: Step) -> int:
+    """Bytes of the keys and values of other ranks that a block keeps for its backward pass."""
+    settings, layout = step.settings, step.settings.layout
+    recomputed = settings.compute.activation_checkpointing in ("full", "attention")
+    if layout.context == 1 or layout.context_attention != "gather" or recomputed:
+        return 0
+    heads = settings.gpt.kv_heads // layout.tensor_parallel
+    others = settings.local_length * (layout.context - 1)
+    return 2 * step.sequences * others * heads * settings.gpt.resolved_head_dim * settings.sizes[1]
+
+
+def _with_keys(change: Change, more: int, context: int) -> Change:
+    """A block's change with gathered keys, whose attention sees `context` times the traced positions."""
+    if context == 1:
+        return change
+    (matmul, attention), end, peak = change.flops, list(change.end), list(change.peak)
+    end[ACTIVATIONS] += more
+    peak[ACTIVATIONS] += max(more, 0)
+    return replace(change, end=tuple(end), peak=tuple(peak), flops=(matmul, attention * context))
+
+
+def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """(layers to trace, for each layer the place in them): the first, the last, and one of each kind in between."""
+    last = len(kinds) - 1
+    between = {kind: i for i, kind in reversed(list(enumerate(kinds))) if 0 < i < last}
+    traced = sorted({0, last, *between.values()})
+    return traced, [traced.index(i if i in (0, last) else between[kind]) for i, kind in enumerate(kinds)]
+
+
+def _kinds_of_blocks(step: Step) -> list[Any]:
+    every, model = step.settings.compute.activation_checkpointing, step.settings.gpt
+    return [
+        (repr(model.layer(i)), isinstance(every, int) and i % every == 0)  # its settings, and whether it is recomputed
+        for i in range(model.n_layer)
+    ]
+
+
+def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
+    """The body's trace, from those of two numbers of sequences if these do the same operations. `split`: see `trace_body`."""
+    from lit_llm.plan.trace import Numerics, trace_body
+
+    settings, compute = step.settings, step.settings.compute
+
+    def at(sequences: int) -> Body:
+        return trace_body(
+            settings.gpt,
+            settings.lora,
+            layers,
+            compute.activation_checkpointing,
+            Numerics(*step.settings.sizes, step.cuda),
+            sequences=sequences,
+            length=step.traced_length,
+            tensor_parallel=settings.layout.tensor_parallel,
+            compiled=compute.compile,
+            split=split,
+        )
+
+    few, more = map(at, _TRACED_SEQUENCES)
+    segments = extended(few.segments, more.segments, step.sequences - _TRACED_SEQUENCES[0])
+    return at(step.sequences) if segments is None else replace(few, segments=segments)
+
+
+def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
+    """Forward and backward of the loss, see `trace_head`. The chunked loss is linear in its rows and in those of a chunk."""
+    from lit_llm.plan.built_model import local_config
+    from lit_llm.plan.trace import Numerics, trace_head
+
+    settings, tp = step.settings, step.settings.layout.tensor_parallel
+    model = local_config(settings.gpt, tp)
+    rows = step.sequences * step.traced_length
+    # A split vocabulary always uses the chunked loss, with one chunk if no size is set.
+    chunk = settings.chunk_size if tp == 1 else settings.chunk_size or rows
+    block = max(1, SOFTMAX_NUMEL // model.padded_vocab_size)  # rows of its softmax
+
+    def at(rows: int, chunk: int | None) -> list[Change]:
+        segments = trace_head(
+            model,
+            Numerics(*step.settings.sizes, step.cuda),
+            rows=rows,
+            chunk_size=chunk,
+            z_loss=settings.z_loss,
+            hidden_dtype=body.hidden_dtype,
+            trainable=body.head_is_trainable,
+            split=split,
+        )
+        # A tied matrix is gathered as the embedding needs it.
+        narrow = step.narrow_weights and not model.tie_embeddings
+        return [Change.of(segment, lambda gradient: (gradient, 0), narrow_weights=narrow) for segment in segments]
+
+    if chunk is None or rows <= _MOST_BLOCKS * block:
+        return at(rows, chunk)
+    chunk = min(chunk, rows)
+    if chunk <= 2 * block:  # many chunks: linear in the whole chunks, besides the rows of the last one
+        rest, times = rows % chunk, rows // chunk - 2
+        pairs = zip(at(2 * chunk + rest, chunk), at(3 * chunk + rest, chunk), strict=True)
+        return [combined((1 - times, few), (times, more)) for few, more in pairs]
+    by_rows, by_chunk = (rows / block - 4) / 2, chunk / block - 2
+    traced = zip(at(4 * block, 2 * block), at(6 * block, 2 * block), at(6 * block, 3 * block), strict=True)
+    return [combined((1 - by_rows, few), (by_rows - by_chunk, more), (by_chunk, wider)) for few, more, wider in traced]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
 from lit_llm.core.memory import MUON_BATCH_NUMEL
-from lit_llm.plan.weights import Weight, parameters_by_group
+from lit_llm.plan.weights import Weight, Weights
 
 STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
 """Number of state tensors of the parameter's size. SGD with momentum has one more; MuonAdamW is counted by group."""
@@ -46,7 +47,7 @@ class Optimizer:
         return {"float32": 4, "bfloat16": 2}[dtype]
 
 
-def state_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_bytes: int) -> float:
+def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) -> float:
     """Bytes of optimizer state for these weights: 8 per fp32 parameter for AdamW. Unknown optimizers count as AdamW.
 
     Without `row_state_bytes`. State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte states, each with
@@ -59,7 +60,7 @@ def state_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_byt
     return sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies for w in trainable)
 
 
-def row_state_bytes(optimizer: Optimizer, whole: tuple[Weight, ...], parameter_bytes: int, shards: int = 1) -> int:
+def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, shards: int = 1) -> int:
     """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split.
 
     Of experts it has those of its own: a part of so many `shards`.
@@ -88,7 +89,7 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
     return copies * elements
 
 
-def matrix_shapes(weights: tuple[Weight, ...]) -> tuple[tuple[int, int], ...]:
+def matrix_shapes(weights: Weights) -> tuple[tuple[int, int], ...]:
     """The trainable hidden matrices without those of experts, block by block."""
     matrices = [weight for weight in weights if _takes_muon(weight) and len(weight.shape) == 2]
     blocks = max((weight.times for weight in matrices), default=0)
@@ -99,38 +100,39 @@ def matrix_shapes(weights: tuple[Weight, ...]) -> tuple[tuple[int, int], ...]:
     )
 
 
-def expert_shapes(weights: tuple[Weight, ...]) -> tuple[tuple[int, int, int], ...]:
+def expert_shapes(weights: Weights) -> tuple[tuple[int, int, int], ...]:
     """(experts, rows, columns) of each trainable parameter of experts, block by block. Ranks share the experts of each."""
     stacked = [weight for weight in weights if _takes_muon(weight) and len(weight.shape) == 3]
     return tuple((w.shape[0], w.shape[1], w.shape[2]) for w in stacked for _ in range(w.copies))
 
 
-def work_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_bytes: int, *, cuda: bool) -> int:
+def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, cuda: bool) -> int:
     """Peak temporary memory of an optimizer step, without parameters, gradients and state. Muon's: `muon_work_bytes`.
 
     Args:
         cuda: on a GPU, torch's unfused optimizers process all tensors at once, and Lion keeps copies until `found_inf` is
             applied.
     """
-    groups = parameters_by_group(weights)
-    trainable = [weight for weight in weights if weight.group is not None]
+    trainable, groups = [weight for weight in weights if weight.group is not None], Counter[str]()
+    for weight in trainable:
+        groups[str(weight.group)] += weight.total
+    largest_group = max(groups.values(), default=0)
     parameter_bytes = max((weight.itemsize(parameter_bytes) for weight in trainable), default=parameter_bytes)
     if optimizer.name == "Lion":
         wide = 8 if parameter_bytes < 4 else 0  # the parameter and its update in fp32
         largest = max((math.prod(weight.shape) for weight in trainable), default=0)
         if not cuda:
-            return largest * (parameter_bytes + wide) if wide else max(groups.values()) * parameter_bytes
-        part = min(max(MUON_BATCH_NUMEL, largest), max(groups.values()))  # it belongs to one group
+            return largest * (parameter_bytes + wide) if wide else largest_group * parameter_bytes
+        part = min(max(MUON_BATCH_NUMEL, largest), largest_group)  # it belongs to one group
         return part * (3 * parameter_bytes + wide)
     if optimizer.fused or optimizer.name == "SGD":
         return 0
     if cuda:
-        return sum(groups.values()) * parameter_bytes
+        return groups.total() * parameter_bytes
     # One tensor at a time: its square root and quotient, while the previous tensor's quotient is still alive.
-    sizes = [
-        0,
-        *(math.prod(w.shape) for group in groups for w in trainable if w.group == group for _ in range(min(w.copies, 2))),
-    ]
+    order = ["matrix", "embedding", "vector", *groups]
+    in_order = sorted(trainable, key=lambda w: order.index(str(w.group)))
+    sizes = [0, *(math.prod(w.shape) for w in in_order for _ in range(min(w.copies, 2)))]
     return max((before + 2 * size for before, size in itertools.pairwise(sizes)), default=0) * parameter_bytes
 
 

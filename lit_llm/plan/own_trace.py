@@ -21,15 +21,27 @@ from lit_llm.core.errors import UserError
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 from lit_llm.plan.built_model import build_own, place, said
-from lit_llm.plan.cuda import CudaKernels
+from lit_llm.plan.kernels import CudaKernels
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.passes import MicroBatch, Step, played_as_a_whole
 from lit_llm.plan.recorder import Recorder, TooManyOperations, Undetermined, sized
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, KINDS, LOSS_HEAD, Operation, Segment, extended
-from lit_llm.plan.text_cache import cached_by_text
+from lit_llm.plan.segments import (
+    ACTIVATIONS,
+    BUFFERS,
+    GRADIENTS,
+    KINDS,
+    LOSS_HEAD,
+    Bytes,
+    Change,
+    GatheredWeights,
+    MicroBatch,
+    Operation,
+    Segment,
+    Step,
+    extended,
+)
 from lit_llm.plan.trace import Numerics, without_data
-from lit_llm.plan.weights import OwnModel, stored_bytes, weights_of
+from lit_llm.plan.weights import OwnModel, cached_by_text, reduced_bytes, stored_bytes, weights_of
 
 PHASES = ("forward", "loss head", "loss head", "backward")
 MOST_OPERATIONS = 25_000
@@ -45,8 +57,9 @@ _ON_GPU = {  # operators whose kernels of a GPU need memory that is not known he
 def micro_batch_of_own(step: Step) -> MicroBatch:
     """Memory and FLOPs of a micro-batch of an `OwnModel`. What cannot be traced is missing, and a note says so."""
     try:
-        made, operators = _played(step)
-        return replace(made, notes=_of_kernels(step, operators))
+        sequences = step.sequences
+        made = _extended(step, sequences, step.settings.sequence_length) if sequences > 3 else None
+        return made or _play(step, (one := trace(step, sequences)).segments, one.operators)
     except TooManyOperations:
         return _from_short_sequences(step)
     except Undetermined as reason:
@@ -72,7 +85,7 @@ def _unknown(step: Step, reason: str) -> MicroBatch:
         f"the memory of activations is unknown, and six FLOPs per parameter and token are assumed: "
         f"{model.architecture.class_path} cannot be traced, because {reason}"
     )
-    return MicroBatch({"backward": {"gradients": gradients}}, 0, 0, 0, notes=(note,), is_known=False)
+    return MicroBatch({"backward": {"gradients": gradients}}, notes=(note,), is_known=False)
 
 
 def _own(step: Step) -> OwnModel:
@@ -80,32 +93,43 @@ def _own(step: Step) -> OwnModel:
     return step.settings.model
 
 
-def _of_kernels(step: Step, operators: Set[str]) -> tuple[str, ...]:
-    return tuple(note for operator, note in _ON_GPU.items() if step.cuda and operator in operators)
-
-
 # -- one trace --------------------------------------------------------------------------------------------------------
 
 
-def _played(step: Step) -> tuple[MicroBatch, Set[str]]:
-    """The micro-batch and the operators that run, from one trace, or from those of two and three sequences."""
-    if step.sequences > 3 and (made := _extended(step, step.sequences, step.settings.sequence_length)) is not None:
-        return made
-    one = trace(step, step.sequences)
-    return _play(step, one.segments), one.operators
-
-
-def _extended(step: Step, sequences: float, length: int) -> tuple[MicroBatch, Set[str]] | None:
+def _extended(step: Step, sequences: float, length: int) -> MicroBatch | None:
     """`sequences` of `length` tokens, from two and three of them; None if these do other operations."""
     step = _of_length(step, length)
     few, more = trace(step, 2), trace(step, 3)
     segments = extended(few.segments, more.segments, sequences - 2)
-    return None if segments is None else (_play(step, segments), few.operators)
+    return None if segments is None else _play(step, segments, few.operators)
 
 
-def _play(step: Step, segments: Sequence[Segment]) -> MicroBatch:
-    kernels = sum(kind < len(KINDS) and kind != GRADIENTS and amount > 0 for each in segments for kind, amount in each)
-    return replace(played_as_a_whole(step, list(zip(PHASES, segments, strict=True))), kernels=kernels)
+def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> MicroBatch:
+    """The micro-batch with these events in its phases.
+
+    FSDP2 has the largest block whole all the time, and its gradients all the time of the backward pass.
+    """
+    settings, weights, exist = step.settings, weights_of(step.settings.model), step.gradients_exist
+    gathered = GatheredWeights(step, weights, already_gathered=exist, last=exist)
+    gradients = gathered.gradients + gathered.root_gradients + gathered.sent
+    beside = {
+        "forward": gathered.forward(0),
+        "loss head": gathered.forward(gathered.blocks),
+        "backward": Bytes(gathered.forward(0).own + gradients, gathered.forward(0).sent),
+    }
+    held = stored_bytes(weights, settings.weight_bytes, trainable=True) // step.shard_gradients
+    made = MicroBatch(notes=tuple(note for operator, note in _ON_GPU.items() if step.cuda and operator in operators))
+    made.live[ACTIVATIONS] = step.ids_bytes
+    made.live[GRADIENTS] = held
+    if step.keeps_gradients:
+        made.live[GRADIENTS], made.live[BUFFERS] = 0, reduced_bytes(weights)
+    for i, (phase, segment) in enumerate(zip(PHASES, segments, strict=True)):
+        if i == len(PHASES) // 2 and not exist:  # zero_grad, between forward and backward
+            made.live[GRADIENTS] -= held
+        change = Change.of(segment, lambda gradient: (0 if exist else gradient // step.shard_gradients, 0))
+        made.play(phase, [change], beside[phase])
+        made.kernels += sum(kind < len(KINDS) and kind != GRADIENTS and amount > 0 for kind, amount in segment)
+    return made
 
 
 def _of_length(step: Step, length: int) -> Step:
@@ -136,7 +160,7 @@ def trace(step: Step, sequences: int) -> Trace:
     """
     settings = step.settings
     mode, length = settings.compute.activation_checkpointing, settings.sequence_length
-    found = cached_trace(_own(step), step.numerics(), mode, sequences, length, z_loss=settings.z_loss)
+    found = cached_trace(_own(step), Numerics(*settings.sizes, step.cuda), mode, sequences, length, z_loss=settings.z_loss)
     if isinstance(found, Exception):
         raise found
     return found
@@ -208,7 +232,7 @@ def _from_short_sequences(step: Step) -> MicroBatch:
         return _unknown(step, f"{many} for a few tokens")
     except Undetermined as reason:
         return _unknown(step, f"{many}, and {reason}")
-    made = [each[0] for each in found if each is not None]
+    made = [each for each in found if each is not None]
     lengths = [unit, 2 * unit, 3 * unit]
     if len(made) < 4 or not _are_near(_at(4 * unit, lengths, made[:3]), made[3]):
         return _unknown(step, f"{many}, and its figures for short sequences do not show those for long ones")
@@ -216,8 +240,7 @@ def _from_short_sequences(step: Step) -> MicroBatch:
         f"memory and FLOPs follow from sequences of {unit} to {3 * unit} tokens, because those of {whole:,} take more than "
         f"{MOST_OPERATIONS:,} operations"
     )
-    operators = found[0][1] if found[0] else frozenset[str]()
-    return replace(_at(whole, lengths, made[:3]), notes=(note, *_of_kernels(step, operators)))
+    return replace(_at(whole, lengths, made[:3]), notes=(note, *made[0].notes))
 
 
 def _are_near(one: MicroBatch, other: MicroBatch) -> bool:
@@ -237,14 +260,12 @@ def _at(length: int, lengths: Sequence[int], known: Sequence[MicroBatch]) -> Mic
     def of_kinds(lives: Sequence[dict[str, int]]) -> dict[str, int]:
         return {kind: max(0, figure([live[kind] for live in lives])) for kind in lives[0]}
 
+    names = ("written", "matmul_flops", "attention_flops", "kernels")
     return MicroBatch(
         {phase: of_kinds([made.peaks[phase] for made in known]) for phase in known[0].peaks},
-        figure([made.written for made in known]),
-        figure([made.matmul_flops for made in known]),
-        figure([made.attention_flops for made in known]),
-        tuple(
+        timeline=[
             Operation(of[0].phase, of_kinds([each.live for each in of]), figure([each.flops for each in of]))
             for of in zip(*(made.timeline for made in known), strict=True)
-        ),
-        kernels=figure([made.kernels for made in known]),
+        ],
+        **{name: figure([getattr(made, name) for made in known]) for name in names},  # type: ignore[arg-type]
     )

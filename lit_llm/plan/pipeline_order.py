@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
-from lit_llm.plan.weights import Weight, block_count
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.weights import Weights, block_count, is_tied, weights_of
 
 _OF_TORCH = {
     "FORWARD": "forward",
@@ -107,21 +108,26 @@ def _of_one_stage(layout: PipelineLayout, rank: int, micro_batches: int) -> list
     return found
 
 
-def weights_of_stages(weights: tuple[Weight, ...], stages: Sequence[StageShare]) -> tuple[Weight, ...]:
+def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
+    """What a rank of the pipeline has; without a pipeline all."""
+    layout, layers = settings.layout.pipeline, settings.gpt.n_layer
+    return (StageShare(0, layers, first=True, last=True),) if layout.ranks == 1 else shares(layout, layers, rank)
+
+
+def weights_of_rank(settings: RunSettings, rank: int, tensor_parallel: int = 1) -> Weights:
+    """The weights of a rank of the pipeline, whole, or a tensor-parallel rank's part of them."""
+    weights = weights_of(settings.model, settings.lora, tensor_parallel)
+    return weights if settings.layout.pipeline.ranks == 1 else weights_of_stages(weights, stages_of_rank(settings, rank))
+
+
+def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights:
     """The weights of a rank's stages. A tied embedding is also on the rank of the last stage."""
     blocks = sum(stage.stop - stage.start for stage in stages)
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-    tied = not any(weight.part == "output head" for weight in weights)
-
-    def is_held(weight: Weight) -> bool:
-        if weight.times:
-            return True
-        if weight.part == "token embedding":
-            return first or (last and tied)
-        return first if weight.part == "position embedding" else last
-
+    held = {"token embedding": first or (last and is_tied(weights)), "position embedding": first}
     alike = blocks != block_count(weights)  # of a part of the blocks, which are then of one kind
-    return tuple(replace(w, times=blocks) if w.times and alike else w for w in weights if is_held(w))
+    kept = (w for w in weights if w.times or held.get(w.part, last))
+    return tuple(replace(w, times=blocks) if w.times and alike else w for w in kept)
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

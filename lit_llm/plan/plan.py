@@ -1,8 +1,9 @@
-"""The plan of a run: all figures as numbers. `json_output` exports them, `lit_llm.reporting.plan_text` prints them."""
+"""The plan of a run: all figures as numbers, for JSON and for a page (`lit_llm.reporting.plan_text`)."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,15 +11,15 @@ from typing import Any
 from lit_llm.core.errors import UserError
 from lit_llm.models.attention_kernel_choice import unsupported_attention
 from lit_llm.plan import compute
+from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
-from lit_llm.plan.rate_phases import Phase, phases
-from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings
-from lit_llm.plan.speed import dense_peak, gpu_of, work_of
-from lit_llm.plan.step_time import Options, Times, step_times
-from lit_llm.plan.weights import OwnModel, average_bytes, parameters, stored_bytes, weights_of
+from lit_llm.plan.pipeline_order import bubble
+from lit_llm.plan.run_settings import CHECKPOINTING, Phase, RunSettings, phases
+from lit_llm.plan.speed import Options, Times, dense_peak, fitted_seconds, step_times
+from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, stored_bytes, weights_of
 
 DEVICE_MTBF_HOURS = 50_000.0
 """Device-hours between failures: 419 unexpected ones in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783, section 3.3.4)."""
@@ -52,10 +53,18 @@ class Plan:
         return self.parameters - (0 if isinstance(model, OwnModel) else model.idle_parameters)
 
     @property
+    def tokens_per_second(self) -> float | None:
+        return self.settings.tokens_per_step / self.times.step if self.times.step else None
+
+    @property
     def run_seconds(self) -> float | None:
         """Training time without validation and saving. A batch ramp is assumed to run at the speed of its final batch."""
         settings, step = self.settings, self.times.step
         return None if step is None else step * settings.tokens / settings.tokens_per_step
+
+    @property
+    def device_hours(self) -> float | None:
+        return None if self.run_seconds is None else self.run_seconds * self.settings.layout.devices / 3600
 
     @property
     def usd(self) -> tuple[float, float] | None:
@@ -81,8 +90,7 @@ class Plan:
         """How the planner knows the speed."""
         if self.options.mfu is not None:
             return "given"
-        is_fitted = gpu_of(self.settings, self.hardware) is not None and work_of(self.settings, cuda=True).body
-        return "fitted to published runs" if is_fitted else "assumed"
+        return "assumed" if fitted_seconds(self.settings, self.hardware) is None else "fitted to published runs"
 
     @property
     def efficiency(self) -> float | None:
@@ -94,24 +102,25 @@ class Plan:
         return None if self.hardware.memory_gb is None else self.hardware.memory_gb * 1e9
 
     @property
+    def _weights(self) -> Weights:
+        return weights_of(self.settings.model, self.settings.lora)
+
+    @property
     def trained_parameters(self) -> int:
         """Those that get gradients."""
-        weights = weights_of(self.settings.model, self.settings.lora)
-        return sum(weight.total for weight in weights if weight.group is not None)
+        return sum(weight.total for weight in self._weights if weight.group is not None)
 
     @property
     def state_bytes(self) -> float:
         """Optimizer state of all ranks, as a checkpoint has it."""
-        weights = weights_of(self.settings.model, self.settings.lora)
-        optimizer, weight_bytes = self.settings.optimizer, self.settings.weight_bytes
-        return state_bytes(optimizer, weights, weight_bytes) + row_state_bytes(optimizer, weights, weight_bytes)
+        arguments = self.settings.optimizer, self._weights, self.settings.weight_bytes
+        return state_bytes(*arguments) + row_state_bytes(*arguments)
 
     @property
     def checkpoint_bytes(self) -> int:
         """Trained weights, their average and optimizer state: of a model with adapters, only these are saved."""
-        weights, weight_bytes = weights_of(self.settings.model, self.settings.lora), self.settings.weight_bytes
-        average = average_bytes(weights) if self.settings.ema else 0
-        return int(stored_bytes(weights, weight_bytes, trainable=True) + average + self.state_bytes)
+        average = average_bytes(self._weights) if self.settings.ema else 0
+        return int(stored_bytes(self._weights, self.settings.weight_bytes, trainable=True) + average + self.state_bytes)
 
     @property
     def copy_bytes(self) -> int:
@@ -128,8 +137,13 @@ class Plan:
 
     @property
     def mtbf_seconds(self) -> float:
-        devices = self.settings.layout.devices
-        return 3600 * (self.options.mtbf_hours or compute.cluster_mtbf_hours(DEVICE_MTBF_HOURS, devices))
+        """Mean time between failures of a run that stops when any device fails."""
+        return 3600 * (self.options.mtbf_hours or DEVICE_MTBF_HOURS / self.settings.layout.devices)
+
+    @property
+    def best_interval_seconds(self) -> float:
+        """Between two checkpoints."""
+        return compute.young_interval_seconds(self.save_seconds, self.mtbf_seconds)
 
     @property
     def validation_seconds(self) -> float | None:
@@ -194,18 +208,13 @@ def largest_micro_batch(settings: RunSettings, hardware: Hardware, capacity_byte
     """The largest micro-batch, in sequences, that fits and divides each rank's share of every batch; 0 if none fits."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
     divisors = (size for size in range(1, share + 1) if share % size == 0)
-    sizes = [
-        size for size in divisors if replace(settings, micro_batch=size).micro_batches.keys() == {size}
-    ]  # a pipeline's, too
-    low, high = 0, len(sizes)  # memory grows with the micro-batch: bisect
-    while low < high:
-        middle = (low + high) // 2
-        tried = replace(settings, micro_batch=sizes[middle])
-        if peak_memory(tried, cuda=hardware.is_gpu).needed <= capacity_bytes:
-            low = middle + 1
-        else:
-            high = middle
-    return sizes[low - 1] if low else 0
+    sizes = [n for n in divisors if replace(settings, micro_batch=n).micro_batches.keys() == {n}]  # a pipeline's, too
+
+    def is_too_large(size: int) -> bool:
+        return peak_memory(replace(settings, micro_batch=size), cuda=hardware.is_gpu).needed > capacity_bytes
+
+    fitting = bisect_left(sizes, True, key=is_too_large)  # memory grows with the micro-batch
+    return sizes[fitting - 1] if fitting else 0
 
 
 def next_steps(
@@ -215,43 +224,44 @@ def next_steps(
 
     If the run does not fit, the list ends with the first flag that makes it fit. Other meshes are listed only if they do.
     """
-    layout, tried = settings.layout, list[tuple[str, RunSettings]]()
+    layout, tried = settings.layout, dict[str, RunSettings]()
+
+    def with_layout(**changes: Any) -> RunSettings:
+        return replace(settings, layout=replace(layout, **changes))
+
     chunk = 8192 if settings.sequences * settings.sequence_length > 8192 else 1024
     if settings.chunk_size is None and settings.model.padded_vocab_size >= 8192:
-        tried.append((f"--loss.chunk_size {chunk}", replace(settings, chunk_size=chunk)))
+        tried[f"--loss.chunk_size {chunk}"] = replace(settings, chunk_size=chunk)
     if settings.precision == "32-true":
-        tried.append(("--trainer.precision bf16-mixed", replace(settings, precision="bf16-mixed")))
+        tried["--trainer.precision bf16-mixed"] = replace(settings, precision="bf16-mixed")
     if layout.bucket_copies:
         view = "trainer.strategy gradient_as_bucket_view (recipes/strategy/ddp.yaml)"
-        tried.append((view, replace(settings, layout=replace(layout, bucket_copies=False))))
+        tried[view] = with_layout(bucket_copies=False)
     if layout.shards != "parameters" and layout.replicate > 1:
-        tried.append((_FSDP2, replace(settings, layout=_sharded(layout))))
+        tried[_FSDP2] = replace(settings, layout=_sharded(layout))
     if layout.shards == "parameters":
-        chosen, flag = resolved(settings, hardware).layout, "--trainer.strategy.{} true"
-        if chosen.kept.weights:
-            freed = replace(chosen, kept=chosen.kept._replace(weights=False))
-            tried.append((flag.format("reshard_after_forward"), replace(settings, layout=freed)))
-        if chosen.kept.gradients and layout.pipeline.ranks == 1:
-            reduced = replace(chosen, kept=chosen.kept._replace(gradients=False))
-            tried.append((flag.format("reduce_each_micro_batch"), replace(settings, layout=reduced)))
+        kept, flag = resolved(settings, hardware).layout.kept, "--trainer.strategy.{} true"
+        if kept.weights:
+            tried[flag.format("reshard_after_forward")] = with_layout(kept=kept._replace(weights=False), auto=())
+        if kept.gradients and layout.pipeline.ranks == 1:
+            tried[flag.format("reduce_each_micro_batch")] = with_layout(kept=kept._replace(gradients=False), auto=())
     half = replace(settings, micro_batch=max(1, settings.sequences // 2))
     if 0 not in half.micro_batches:
-        tried.append((f"--data.micro_batch_size {half.sequences}", half))
+        tried[f"--data.micro_batch_size {half.sequences}"] = half
     order: tuple[str | int, ...] = CHECKPOINTING
     if (now := settings.compute.activation_checkpointing) in order:
         for mode in order[order.index(now) + 1 :]:
-            tried.append((f"--compute.activation_checkpointing {mode}", settings.with_checkpointing(mode)))
+            tried[f"--compute.activation_checkpointing {mode}"] = settings.with_checkpointing(mode)
     if layout.shards == "parameters" and not layout.cpu_offload:
-        offloaded = replace(layout, cpu_offload=True)
-        tried.append(("--trainer.strategy.cpu_offload true", replace(settings, layout=offloaded)))
+        tried["--trainer.strategy.cpu_offload true"] = with_layout(cpu_offload=True)
     found, is_too_large = [], capacity_bytes is not None and memory.needed > capacity_bytes
-    meshes = _meshes(layout, hardware) if is_too_large else ()
-    for flag, changed in (*tried, *((flag, replace(settings, layout=mesh)) for flag, mesh in meshes)):
+    meshes = {flag: replace(settings, layout=mesh) for flag, mesh in _meshes(layout, hardware)} if is_too_large else {}
+    for flag, changed in (tried | meshes).items():
         if changed.problems():
             continue
         needed = peak_memory(resolved(changed, hardware), cuda=hardware.is_gpu).needed
         fits = capacity_bytes is not None and needed <= capacity_bytes
-        if needed < memory.needed * 0.99 and (fits or (flag, changed) in tried):
+        if needed < memory.needed * 0.99 and (fits or flag in tried):
             found.append((flag, memory.needed - needed))
             if is_too_large and fits:
                 break
@@ -279,3 +289,141 @@ def _meshes(layout: Layout, hardware: Hardware) -> Iterator[tuple[str, Layout]]:
             smaller = replace(smaller, shards="parameters" if smaller.shard * smaller.context > 1 else "nothing")
             yield f"{words}{flag}{name} {size * times} {flag}shard auto", smaller
             times *= 2
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """All figures of a plan as nested dicts of numbers, strings and None."""
+    settings, times, memory = plan.settings, plan.times, plan.memory
+    data, layout, interval = settings.data, settings.layout, plan.best_interval_seconds
+    return {
+        "parameters": {
+            "total": plan.parameters,
+            "by_part": plan.parts,
+            "trained": plan.trained_parameters,
+            "active": plan.active_parameters,
+        },
+        "notes": list(plan.memory.notes),
+        "batch": {
+            "global_sequences": settings.global_batch,
+            "micro_sequences": settings.sequences,
+            "accumulation": settings.accumulation,
+            "block_size": settings.sequence_length,
+            "tokens_per_step": settings.tokens_per_step,
+            "steps": settings.steps,
+            "tokens": settings.tokens,
+            "ramp": [{"steps_before": first, "global_sequences": size} for first, size in settings.ramp],
+        },
+        "data": {
+            "train_tokens": data.train_tokens,
+            "val_tokens": data.val_tokens,
+            "origin": data.origin,
+            "packed_sequences": data.sequences,
+            "epochs": settings.tokens / data.train_tokens if data.train_tokens and not data.phases else None,
+            "phases": [
+                {
+                    "end_sequence": phase.end,
+                    "period": phase.period,
+                    "largest_deviation": phase.largest_deviation,
+                    "sources": [
+                        {
+                            "name": source.name,
+                            "sequences": source.sequences,
+                            "tokens": source.sequences * settings.sequence_length,
+                            "epochs_by_its_end": source.epochs,
+                            "max_epochs": source.max_epochs,
+                        }
+                        for source in phase.sources
+                    ],
+                }
+                for phase in data.phases
+            ],
+        },
+        "precision": {
+            "name": settings.precision,
+            "weight_bytes": settings.sizes[0],
+            "compute_bytes": settings.sizes[1],
+        },
+        "layout": {
+            "strategy": layout.strategy,
+            "devices": layout.devices,
+            "replicate": layout.replicate,
+            "shard": layout.shard,
+            "context": layout.context,
+            "tensor_parallel": layout.tensor_parallel,
+            "pipeline": layout.pipeline.ranks,
+            "keeps_whole_weights": layout.kept.weights,
+            "keeps_whole_gradients": layout.kept.gradients,
+            "schedule": layout.pipeline.schedule if layout.pipeline.ranks > 1 else None,
+        },
+        "optimizer": {
+            "name": settings.optimizer.name,
+            "state_bytes": int(plan.state_bytes),
+        },
+        "memory_per_rank": {
+            "bytes_by_part": memory.parts,
+            "total_bytes": memory.total,
+            "reserved_bytes": memory.reserved,
+            "moment": memory.moment,
+            "activations_known": memory.is_known,
+            "capacity_bytes": plan.capacity_bytes,
+            "fits": plan.fits,
+            "largest_micro_batch": plan.largest_micro_batch,
+            "next": [{"switch": flag, "saves_bytes": saved} for flag, saved in plan.next_steps],
+        },
+        "compute": {
+            "convention": compute.convention(settings.model),
+            "flops_per_token": plan.flops.total,
+            "flops_per_token_matmul": plan.flops.matmul,
+            "flops_per_token_attention": plan.flops.attention,
+            "flops_per_token_attention_causal": plan.flops.attention_causal,
+            "flops_per_step": plan.flops.total * settings.tokens_per_step,
+            "flops_per_run": plan.flops.total * settings.tokens,
+            "peak_tflops": plan.peak_tflops,
+            "mfu": plan.mfu,
+            "mfu_origin": plan.mfu_origin,
+            "from_run": None if plan.options.measured is None else plan.options.measured.sentence(plan.hardware),
+        },
+        "time": {
+            "step_seconds": times.step,
+            "compute_seconds": times.compute,
+            "memory_seconds": times.memory,
+            "communication_seconds": times.communication,
+            "exposed_communication_seconds": times.exposed,
+            "data_seconds": times.data,
+            "limit": times.limit,
+            "tokens_per_second": plan.tokens_per_second,
+            "run_seconds": plan.run_seconds,
+            "device_hours": plan.device_hours,
+            "scaling_efficiency": plan.efficiency,
+            "pipeline_bubble": bubble(layout.pipeline, settings.accumulation),
+            "usd": plan.usd,
+        },
+        "communication": {"bytes_per_rank_and_step": communicated_bytes(settings, cuda=plan.hardware.is_gpu)},
+        "loss": {
+            "chinchilla_multiple": compute.chinchilla_multiple(plan.active_parameters, settings.tokens),
+            "chinchilla_fit_nats": compute.chinchilla_loss(plan.active_parameters, settings.tokens)
+            if settings.tokens > 0
+            else None,
+        },
+        "checkpoint": {
+            "bytes": plan.checkpoint_bytes,
+            "copy_bytes_per_machine": plan.copy_bytes,
+            "save_seconds": plan.save_seconds,
+            "mtbf_hours": plan.mtbf_seconds / 3600,
+            "young_interval_seconds": interval,
+            "overhead_fraction": compute.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds),
+            "every_n_steps": settings.save_every,
+        },
+        "validation": {
+            "every_n_steps": settings.validate_every,
+            "passes": plan.validations,
+            "seconds_each": plan.validation_seconds,
+        },
+        "schedule": {
+            "kind": settings.schedule.kind,
+            "phases": [{"name": p.name, "steps": p.steps, "tokens": p.tokens} for p in plan.phases],
+        },
+    }

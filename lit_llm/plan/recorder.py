@@ -27,11 +27,13 @@ from lit_llm.core._torch import (
     LOCAL_SCALAR,
     LOG_SOFTMAX,
     DispatchMode,
+    draws_random_numbers,
     make_wrapper,
     no_torch_function,
+    tensors_in,
+    written_arguments,
 )
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
-from lit_llm.plan.constants import Constants, without_masks
 from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, MATMUL, WEIGHT_COPIES, Event
 
 aten = torch.ops.aten
@@ -75,10 +77,8 @@ FLOPS: dict[Any, Any] = {  # of operators that torch's counter does not know; fu
     CPU_LSTM: _lstm_flop,
     CPU_LSTM_BACKWARD: lambda *args, **__: 2 * _lstm_flop(*args),
 }
-_OF_VALUES: dict[Any, Callable[..., Any]] = {  # what depends on values: a seed is any number
-    LOCAL_SCALAR: lambda x: 0,
-    aten.item: lambda x: 0,
-}
+_OF_VALUES = (LOCAL_SCALAR, aten.item)
+"""What depends on values."""
 _ELEMENTWISE = {aten.add, aten.add_, aten.sub, aten.mul, aten.mul_, aten.div}
 """Operators whose kernel on a CPU first copies inputs of a narrower dtype."""
 
@@ -110,17 +110,11 @@ class Sized(Tensor):
         raise AssertionError(f"{operator} outside a Recorder")
 
 
-def _value_of(tensor: Tensor) -> Tensor | None:
-    return tensor.value if isinstance(tensor, Sized) else tensor
-
-
-def _keep(made: Any, values: Any) -> None:
-    """Keep the values of results."""
-    if isinstance(made, Sized):
-        made.value = values
-    elif isinstance(made, (list, tuple)) and values is not None:
-        for one, value in zip(made, values, strict=True):
-            _keep(one, value)
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A value with each tensor in it changed, also in lists and tuples."""
+    if isinstance(value, Tensor):
+        return change(value)
+    return type(value)(mapped(each, change) for each in value) if isinstance(value, (list, tuple)) else value
 
 
 def sized(*shape: int, dtype: torch.dtype, requires_grad: bool = False) -> Sized:
@@ -134,6 +128,65 @@ class Undetermined(Exception):
 
 class TooManyOperations(Exception):
     """A trace would take long."""
+
+
+MOST_ELEMENTS = 2**18
+"""Of a tensor whose values are kept."""
+
+
+class Constants:
+    """Values of tensors that depend on no data, such as positions and masks: operators run again on known values."""
+
+    def __init__(self) -> None:
+        self._overwritten: set[int] = set()  # addresses of storages that something unknown was written to
+
+    def of(self, tensor: Any) -> Tensor | None:
+        """The values of a tensor, or None."""
+        value = _value_of(tensor) if isinstance(tensor, Tensor) else None
+        return None if value is None or value.untyped_storage().data_ptr() in self._overwritten else value
+
+    def run(self, operator: Any, args: Sequence[Any], options: dict[str, Any], results: Sequence[Any] = ()) -> Any:
+        """What the operator returns for known values; None if some are unknown, or a tensor is large."""
+        made = None
+        try:
+            if not draws_random_numbers(operator):
+                known, named = (mapped(each, self._known) for each in (list(args), list(options.values())))
+                if all(tensor.numel() <= MOST_ELEMENTS for tensor in tensors_in((known, named, results))):
+                    named = dict(zip(options, named, strict=True)) | ({"device": "cpu"} if "device" in options else {})
+                    made = operator(*known, **named)
+        except (_Unknown, RuntimeError, IndexError, ValueError):  # the trace itself reports what is wrong
+            made = None
+        if made is None:
+            for tensor in tensors_in(written_arguments(operator, args, options)):
+                if (value := _value_of(tensor)) is not None:
+                    self._overwritten.add(value.untyped_storage().data_ptr())
+        return made
+
+    def _known(self, tensor: Tensor) -> Tensor:
+        value = self.of(tensor)
+        if value is None:
+            raise _Unknown
+        return value
+
+    def without_masks(self, args: Sequence[Any]) -> list[Any] | None:
+        """The arguments of `aten.index` with positions instead of known masks; None if a mask is unknown."""
+        indices: list[Any] = []
+        for index in args[1]:
+            if not isinstance(index, Tensor) or index.dtype not in (torch.bool, torch.uint8):
+                indices.append(index)
+            elif (mask := self.of(index)) is not None:
+                indices += mask.nonzero(as_tuple=True)
+            else:
+                return None
+        return [args[0], indices, *args[2:]]
+
+
+class _Unknown(Exception):
+    """An input has no known values."""
+
+
+def _value_of(tensor: Tensor) -> Tensor | None:
+    return tensor.value if isinstance(tensor, Sized) else tensor
 
 
 class Recorder(DispatchMode):
@@ -158,7 +211,7 @@ class Recorder(DispatchMode):
         self.cuda = cuda
         self.most = most
         self.operators: set[str] = set()
-        self.constants = Constants(_value_of)
+        self.constants = Constants()
         self.operations = 0
         self.segments: list[list[Event]] = [[]]
         self.kind = ACTIVATIONS
@@ -189,35 +242,41 @@ class Recorder(DispatchMode):
 
     def hand_over(self, tensor: Tensor) -> None:
         """Leave the release of this tensor to another trace."""
-        storage = tensor.meta.untyped_storage()  # type: ignore[attr-defined]
-        self._watched[id(storage)] = weakref.ref(storage, partial(self._forget, id(storage)))
+        self._watch(tensor.meta.untyped_storage(), None)  # type: ignore[attr-defined]
 
-    def _watch(self, storage: Any, kind: int) -> None:
+    def _watch(self, storage: Any, kind: int | None) -> None:
         key = id(storage)
         self._watched[key] = weakref.ref(storage, partial(self._freed, key, kind, storage.nbytes()))
 
-    def _freed(self, key: int, kind: int, size: int, _: Any) -> None:
+    def _freed(self, key: int, kind: int | None, size: int, _: Any) -> None:
         del self._watched[key]
-        self.add(kind, -size)
-
-    def _forget(self, key: int, _: Any) -> None:
-        del self._watched[key]
+        if kind is not None:
+            self.add(kind, -size)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = operator.overloadpacket
         if self.most is not None:
-            self._count(packet)
+            self.operators.add(packet.__name__)
+            self.operations += 1
+            if self.operations > self.most:
+                raise TooManyOperations
         if packet in _OF_VALUES:
-            return self._value(packet, *args)
+            return self._value(*args)
         if packet is aten.index and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1]):
             if self.most is None:
                 return Sized(args[0].meta.new_empty(0))  # ids out of range, of which there are none
-            args = without_masks(args, self.constants)
+            args = self.constants.without_masks(args)
             if args is None:
                 raise Undetermined("it selects elements by a mask, so sizes depend on the data")
         inputs: dict[int, Sized] = {}
-        on_meta = [_unwrapped(a, inputs) for a in args]
-        options = {key: _unwrapped(value, inputs) for key, value in (kwargs or {}).items()}
+
+        def unwrap(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, Sized):
+                inputs[id(tensor.meta)] = tensor
+            return _on_meta(tensor)
+
+        on_meta = [mapped(a, unwrap) for a in args]
+        options = {key: mapped(value, unwrap) for key, value in (kwargs or {}).items()}
         if not inputs and any(isinstance(a, Tensor) for a in args):
             return operator(*args, **(kwargs or {}))  # on tensors with data
         if "device" in options:
@@ -245,23 +304,18 @@ class Recorder(DispatchMode):
             kind = WEIGHT_COPIES
         if known.work:
             self.add(kind, known.work)
-        wrapped = self._wrapped(result, inputs, kind)
+        wrapped = mapped(result, lambda tensor: self._wrapped(tensor, inputs, kind))
         if known.work:
             self.add(kind, -known.work)
         if self.most is not None:
-            _keep(wrapped, self.constants.run(operator, args, kwargs or {}, [wrapped]))
+            values = self.constants.run(operator, args, kwargs or {}, [wrapped])
+            for one, value in zip(tensors_in(wrapped), tensors_in(values), strict=values is not None):
+                one.value = value  # type: ignore[attr-defined]
         return wrapped
 
-    def _count(self, packet: Any) -> None:
-        assert self.most is not None
-        self.operators.add(packet.__name__)
-        self.operations += 1
-        if self.operations > self.most:
-            raise TooManyOperations
-
-    def _value(self, packet: Any, tensor: Tensor) -> Any:
+    def _value(self, tensor: Tensor) -> Any:
         if self.most is None:
-            return _OF_VALUES[packet](tensor)
+            return 0  # of a seed, which may be any number
         value = self.constants.of(tensor)
         if value is None:
             raise Undetermined("it reads a value of a tensor (Tensor.item; bool, int or float of a tensor)")
@@ -272,20 +326,16 @@ class Recorder(DispatchMode):
         known = None if self.most is None else self.constants.run(operator, args, options)
         if known is None:
             raise Undetermined(f"the sizes of what {operator.overloadpacket} returns are not known without data")
-        return _unwrapped(known, {})
+        return mapped(known, _on_meta)
 
-    def _wrapped(self, result: Any, inputs: dict[int, Sized], kind: int) -> Any:
-        if isinstance(result, Tensor):
-            if id(result) in inputs:
-                return inputs[id(result)]
-            storage = result.untyped_storage()
-            if self._counts and id(storage) not in self._watched:
-                self._watch(storage, kind)
-                self.add(kind, storage.nbytes())
-            return Sized(result)
-        if isinstance(result, (list, tuple)):
-            return type(result)(self._wrapped(each, inputs, kind) for each in result)
-        return result
+    def _wrapped(self, tensor: Tensor, inputs: dict[int, Sized], kind: int) -> Sized:
+        if id(tensor) in inputs:
+            return inputs[id(tensor)]
+        storage = tensor.untyped_storage()
+        if self._counts and id(storage) not in self._watched:
+            self._watch(storage, kind)
+            self.add(kind, storage.nbytes())
+        return Sized(tensor)
 
 
 @dataclass(frozen=True)
@@ -380,12 +430,5 @@ def _spec(value: Any) -> Any:
     return type(value), value
 
 
-def _unwrapped(value: Any, inputs: dict[int, Sized]) -> Any:
-    if isinstance(value, Sized):
-        inputs[id(value.meta)] = value
-        return value.meta
-    if isinstance(value, Tensor):
-        return value.to("meta")
-    if isinstance(value, (list, tuple)):
-        return type(value)(_unwrapped(each, inputs) for each in value)
-    return value
+def _on_meta(tensor: Tensor) -> Tensor:
+    return tensor.meta if isinstance(tensor, Sized) else tensor.to("meta")

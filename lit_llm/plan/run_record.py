@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_text import duration, two_digits
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.data_facts import DataFacts
-from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.hardware import Hardware, device_of
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.run_settings import RunSettings, Schedule
+from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule
+from lit_llm.plan.speed import Options, dense_peak, step_times
 from lit_llm.plan.weights import OwnModel, PlannedModel
 from lit_llm.runs.run_folder import CONFIG
 
@@ -30,13 +31,50 @@ _KEPT = 50
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The newest launch of a run that measured its speed."""
+    """The newest launch of a run that measured its speed, as a correction of the planned speed.
+
+    Attributes:
+        rows: logged, of which `step_seconds` is the median.
+        slowness: measured over planned seconds of computing. If the dense peak of the run's hardware is unknown, the planned
+            ones are those of a CPU core, and this holds for the same hardware only.
+    """
 
     run: Path
     settings: RunSettings
     hardware: Hardware
     step_seconds: float
     rows: int
+    slowness: float = 1.0
+
+    @property
+    def has_peak(self) -> bool:
+        """Whether the dense peak of the run's hardware is known."""
+        return dense_peak(self.settings, self.hardware) is not None
+
+    def holds_for(self, hardware: Hardware) -> bool:
+        """Whether the speed says something about this hardware."""
+        return self.hardware.is_gpu and hardware.is_gpu if self.has_peak else hardware == self.hardware
+
+    def sentence(self, hardware: Hardware) -> str:
+        """The measured speed and where it is used, for the page."""
+        name = self.hardware.name
+        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        where = f"{self.settings.layout.devices} x {name}"
+        text = f"{duration(self.step_seconds)} per step on {where}, median of {rows} ({self.run})"
+        if self.holds_for(hardware):
+            return f"{text}: {two_digits(1 / self.slowness)} x the planned MFU" if self.has_peak else text
+        why = "a GPU and a CPU do not compare" if self.has_peak else f"the dense peak of {name} is unknown"
+        return f"{text}. Not carried to {hardware.name}: {why}"
+
+    def origin(self, planned: str, hardware: Hardware) -> str:
+        """Where the corrected MFU comes from.
+
+        Args:
+            planned: where the planned one comes from.
+        """
+        if not self.has_peak or not self.holds_for(hardware):
+            return planned
+        return f"{planned}, x {two_digits(1 / self.slowness)} as in {self.run}"
 
 
 def as_text(launches: list[dict[str, Any]]) -> str:
@@ -54,7 +92,11 @@ def recorded_launches(run_dir: Path) -> list[dict[str, Any]]:
 
 def earlier_launches(run_dir: Path) -> list[dict[str, Any]]:
     """The newest launches in plan.json that measured something."""
-    return [launch for launch in recorded_launches(run_dir) if launch["measured"].get("step_seconds")][-_KEPT + 1 :]
+    return [launch for launch in recorded_launches(run_dir) if _has_measured(launch)][-_KEPT + 1 :]
+
+
+def _has_measured(launch: dict[str, Any]) -> bool:
+    return launch["measured"].get("step_seconds") is not None
 
 
 def measured_run(run: Path) -> MeasuredRun:
@@ -70,8 +112,7 @@ def measured_run(run: Path) -> MeasuredRun:
             f"{run} has no {PLAN}: it ran with an older version or with --plan null, or the planner does not support it; "
             "train it again for a few logged steps (--from_run)"
         )
-    launches = _launches(run)
-    found = next((each for each in reversed(launches) if each["measured"].get("step_seconds") is not None), None)
+    found = next(filter(_has_measured, reversed(_launches(run))), None)
     if found is None:
         raise UserError(
             f"{run} has measured no step: it needs two logged steps with --throughput; train it longer, or set "
@@ -117,8 +158,7 @@ def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredR
         if not (math.isfinite(seconds) and seconds > 0):
             raise ValueError
         hardware = dict(found["hardware"])
-        price = hardware.pop("price_usd_hour")
-        known = Hardware(**hardware, price_usd_hour=None if price is None else (price[0], price[1]))
+        known = device_of(hardware.pop("name"), hardware)
         return MeasuredRun(source, _settings(found["settings"]), known, seconds, rows)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise UserError(problem) from None
@@ -155,14 +195,21 @@ def settings_values(settings: RunSettings) -> dict[str, Any]:
 
 def _settings(values: dict[str, Any]) -> RunSettings:
     """What `settings_values` wrote."""
-    layout, lora = values["layout"], values["lora"]
+    layout, lora, model = values["layout"], values["lora"], values["model"]
+    kept, pipeline = KeptWhole(*layout["kept"]), PipelineLayout(*layout["pipeline"])
     if lora is not None:
         from lit_llm.models.lora import LoRAConfig  # imports torch
 
         lora = LoRAConfig(**lora)
-    kept, pipeline = KeptWhole(*layout["kept"]), PipelineLayout(*layout["pipeline"])
+    own: PlannedModel
+    if "architecture" in model:
+        from lit_llm.models.custom import Architecture  # imports torch
+
+        own = OwnModel(**{**model, "architecture": Architecture(**model["architecture"])})
+    else:
+        own = GPTConfig(**model)
     parts = {
-        "model": _model(values["model"]),
+        "model": own,
         "optimizer": Optimizer(**values["optimizer"]),
         "compute": ComputeConfig(**values["compute"]),
         "layout": Layout(**{**layout, "auto": tuple(layout["auto"]), "kept": kept, "pipeline": pipeline}),
@@ -174,9 +221,41 @@ def _settings(values: dict[str, Any]) -> RunSettings:
     return RunSettings(**{**values, **parts})
 
 
-def _model(values: dict[str, Any]) -> PlannedModel:
-    if "architecture" not in values:
-        return GPTConfig(**values)
-    from lit_llm.models.custom import Architecture  # imports torch
+def with_slowness(source: MeasuredRun) -> MeasuredRun:
+    """The run with the correction of the plan for its own settings and hardware.
 
-    return OwnModel(**{**values, "architecture": Architecture(**values["architecture"])})
+    Raises:
+        UserError: The planned communication alone takes longer than the measured step.
+    """
+
+    def step(slowness: float) -> float:
+        options = Options(measured=replace(source, slowness=slowness))
+        seconds = step_times(source.settings, source.hardware, options).step
+        assert seconds is not None
+        return seconds
+
+    fast, slow = 1e-12, 1e12
+    if step(fast) > source.step_seconds:
+        raise UserError(
+            f"{source.run} took {duration(source.step_seconds)} per step, less than the {duration(step(fast))} planned for its "
+            "communication alone, so its speed cannot be carried; measure a run on one device (--from_run)"
+        )
+    if step(slow) < source.step_seconds:
+        raise UserError(f"the work of a step of {source.run} is unknown, so its speed cannot be carried (--from_run)")
+    for _ in range(64):  # slower computing makes no step shorter
+        middle = math.sqrt(slow * fast)
+        fast, slow = (fast, middle) if step(middle) > source.step_seconds else (middle, slow)
+    return replace(source, slowness=slow)
+
+
+def differences(measured: RunSettings, planned: RunSettings) -> list[str]:
+    """Settings that affect the speed and differ between two runs: `name before → now`."""
+    without_effect = ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
+    names = [field.name for field in fields(measured.model) if field.name not in without_effect]
+    pairs = [(f"model.{name}", getattr(measured.model, name), getattr(planned.model, name, None)) for name in names]
+    for name in ("sequence_length", "sequences", "precision", "chunk_size"):
+        pairs.append((name, getattr(measured, name), getattr(planned, name)))
+    for name in ("activation_checkpointing", "float8", "compile"):
+        pairs.append((name, getattr(measured.compute, name), getattr(planned.compute, name)))
+    pairs.append(("optimizer", measured.optimizer.name, planned.optimizer.name))
+    return [f"{name} {before} → {now}" for name, before, now in pairs if before != now]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.layout_problems import convolution_problems, experts_problems, pipeline_problems
+from lit_llm.distributed.layout_problems import experts_problems, pipeline_problems
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.data_facts import DataFacts, Stages, sequences_before
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.weights import OwnModel, PlannedModel, weights_of
@@ -29,12 +30,129 @@ BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matri
 CHECKPOINTING = ("none", "cheap", "attention", "full")
 
 
+# -- data -------------------------------------------------------------------------------------------------------------
+
+Stages = tuple[tuple[int, int], ...]
+"""Of a batch ramp: (number of the first step, from 0; sequences per step)."""
+
+
+@dataclass(frozen=True)
+class PlannedSource:
+    """A source in a phase."""
+
+    name: str
+    sequences: int
+    epochs: float
+    """Passes over the source from the start of the run to the end of the phase."""
+    max_epochs: float | None
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    """A phase with constant weights."""
+
+    end: int
+    """Sequences of the run at its end."""
+    sources: tuple[PlannedSource, ...]
+    period: int
+    """Sequences after which the shares are exact, again and again."""
+    largest_deviation: float
+    """Sequences that a source can be away from its share in between."""
+
+
+Phases = tuple[PlannedPhase, ...]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
+
+    `phases`: what a mixture draws from its sources. `sequences`: of one epoch of packed documents; None: unknown, or not
+    packed. `packing`: what packing does to the documents.
+    """
+
+    train_tokens: int | None = None
+    val_tokens: int | None = None
+    origin: str = "unknown"
+    bytes_per_token: int = 2
+    phases: Phases = ()
+    sequences: int | None = None
+    packing: str = ""
+
+
+def sequences_before(stages: Stages, step: int) -> int:
+    """Sequences in the first `step` steps."""
+    ends = [first for first, _ in stages[1:]] + [step]
+    return sum(max(0, min(end, step) - first) * size for (first, size), end in zip(stages, ends, strict=True))
+
+
+def steps_for(stages: Stages, sequences: int) -> int:
+    """The fewest steps that consume at least `sequences` sequences."""
+    remaining = sequences
+    for (first, size), (end, _) in pairwise(stages):
+        if remaining <= (end - first) * size:
+            return first - (-remaining // size)
+        remaining -= (end - first) * size
+    first, size = stages[-1]
+    return first - (-remaining // size)
+
+
+# -- the learning rate ------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The learning-rate schedule: its class name, and the rate of a step with a peak of 1 (None: not known)."""
 
     kind: str = "Cosine"
     rate: Callable[[int], float] | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a run: its optimizer steps and tokens."""
+
+    name: str
+    steps: int
+    tokens: int
+
+
+_SAMPLES = 2048
+_MOST_PHASES = 12
+"""Beyond these, a schedule is one that varies."""
+
+
+def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[int], int]) -> list[Phase]:
+    """The phases warmup (the rate rises), stable (at the peak), decay (it falls) and constant (below the peak).
+
+    Their ends are exact in a run of up to _SAMPLES steps. In a longer one, a phase between two samples may be missed.
+
+    Args:
+        rate: of an optimizer step 1, 2, …, with a peak of 1.
+        tokens_before: the number of tokens in the first n steps, as a function of n.
+    """
+
+    def name(step: int) -> str:
+        now = rate(step)
+        before = rate(step - 1) if step > 1 else 1.0
+        if step == 1 and steps > 1 and rate(2) >= now:
+            before = now if rate(2) == now else 0.0
+        return "warmup" if now > before else "decay" if now < before else "stable" if now == 1.0 else "constant"
+
+    ends, step = [0], 1
+    for until in (max(1, steps * sample // _SAMPLES) for sample in range(1, _SAMPLES + 1)):
+        while (now := name(step)) != name(until) and len(ends) <= _MOST_PHASES:
+            step += bisect_left(range(step, until), True, key=lambda other: name(other) != now)
+            ends.append(step - 1)
+        step = until
+    if len(ends) > _MOST_PHASES:
+        return [Phase("varies", steps, tokens_before(steps))]
+    return [
+        Phase(name(last), last - begin, tokens_before(last) - tokens_before(begin)) for begin, last in pairwise([*ends, steps])
+    ]
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -154,14 +272,15 @@ class RunSettings:
             UserError: a custom model cannot be built.
         """
         model, layout, pipeline = self.model, self.layout, self.layout.pipeline
-        own = model if isinstance(model, OwnModel) else None
-        found = _split_problems(self.gpt, layout) if own is None else self._problems_of_own(own)
+        if isinstance(model, OwnModel):
+            found, gpt, architecture = self._problems_of_own(model), None, model.architecture
+        else:
+            found, gpt, architecture = _split_problems(model, layout), model, None
         if pipeline.ranks > 1:
             reshards = not layout.kept.weights and layout.sizes.data_parallel * layout.context > 1
-            gpt, architecture = (self.gpt, None) if own is None else (None, own.architecture)
-            sizes, precision, chunk = layout.sizes, self.precision, self.chunk_size
+            of_loss = self.precision, self.chunk_size
             found += pipeline.problems()
-            found += pipeline_problems(pipeline, sizes, gpt, architecture, None, precision, chunk, reshards)
+            found += pipeline_problems(pipeline, layout.sizes, gpt, architecture, None, *of_loss, reshards)
         length = self.sequence_length
         ramp: dict[int, int | None] = {size * length: length for _, size in self.ramp}
         shared = (
@@ -187,20 +306,11 @@ class RunSettings:
 
 def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
     """What the ranks of the dimensions that split a model cannot split."""
-    tp = layout.tensor_parallel
-    split = {
-        "n_head": model.n_head,
-        "key/value heads": model.kv_heads,
-        "MLP width": model.hidden_width,
-        "block_size": model.block_size,
-        "padded vocabulary": model.padded_vocab_size,
-    }
-    found = [
-        f"tensor_parallel {tp} does not divide {name} {value} of the model (--trainer.strategy, --devices)."
-        for name, value in split.items()
-        if value % tp
-    ]
-    found += convolution_problems(model, {"tensor_parallel": tp}) + experts_problems(model, layout.sizes)
+    found = experts_problems(model, layout.sizes)
+    if layout.tensor_parallel > 1:
+        from lit_llm.distributed.tensor_parallel import tensor_parallel_problem  # imports torch
+
+        found += filter(None, [tensor_parallel_problem(model, layout.tensor_parallel)])
     if layout.context > 1:
         from lit_llm.distributed.context_parallel import context_problems  # imports torch
 

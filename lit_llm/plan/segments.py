@@ -1,12 +1,16 @@
-"""Segments of a micro-batch: the events that a trace records in each, what these add up to, and their replay in order."""
+"""A micro-batch as segments: the events that a trace records in each, what these add up to, and their replay in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lit_llm.plan.gathering import Bytes
+from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.pipeline_order import StageShare, stages_of_rank
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.weights import Weights, gathered_bytes, gathered_groups, is_tied, reduced_bytes, stored_bytes
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
 ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION = range(7)
@@ -73,45 +77,216 @@ def combined(*terms: tuple[float, Change]) -> Change:
     return Change(tuple(sizes[:n]), tuple(sizes[n:]), written, (matmul, attention))
 
 
+class Bytes(NamedTuple):
+    """What FSDP2 holds beside the traced bytes: on a GPU's stream that computes, and on those that gather and reduce."""
+
+    own: int
+    sent: int = 0
+
+
 class Operation(NamedTuple):
-    """Forward or backward of a block, the embedding, the last norm or the loss."""
+    """Forward or backward of a block, the embedding, the last norm or the loss: its phase, bytes by kind at its peak, FLOPs."""
 
     phase: str
     live: dict[str, int]
-    """Bytes by kind at its peak."""
     flops: int
 
 
-class Run:
-    """Plays changes one after the other.
+@dataclass
+class MicroBatch:
+    """Forward and backward of one micro-batch, without weights and optimizer state. `play` adds changes one after the other.
+
+    Earlier gradients are included: those being accumulated, or those of the previous step, which Lightning frees only after
+    the forward pass.
 
     Attributes:
-        live: bytes by kind.
-        peaks: bytes by kind at the peak of each phase.
+        peaks: live bytes by kind at the peak of each phase: "forward"; "loss head", forward and backward, with the
+            backward of the last norm; "backward".
         on_other_streams: part of each peak that a GPU allocates on streams that gather and reduce.
+        live: bytes by kind, now.
+        written: all bytes that operations allocate, which is the write traffic to memory.
+        matmul_flops, attention_flops: that kernels execute, as torch's FlopCounterMode counts them.
         timeline: of each change.
+        notes: what is unknown or assumed, one sentence each.
+        is_known: False: a user's module cannot be traced, so there are only gradients.
+        kernels: that write new memory, in a user's module; 0 for a GPT.
     """
 
-    def __init__(self) -> None:
-        self.live = [0] * len(KINDS)
-        self.peaks: dict[str, dict[str, int]] = {}
-        self.on_other_streams: dict[str, int] = {}
-        self.timeline: list[Operation] = []
-        self.written = 0
-        self.flops = [0, 0]
+    peaks: dict[str, dict[str, int]] = field(default_factory=dict)
+    on_other_streams: dict[str, int] = field(default_factory=dict)
+    live: list[int] = field(default_factory=lambda: [0] * len(KINDS))
+    written: int = 0
+    matmul_flops: int = 0
+    attention_flops: int = 0
+    timeline: list[Operation] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    is_known: bool = True
+    kernels: int = 0
+
+    @property
+    def flops(self) -> int:
+        return self.matmul_flops + self.attention_flops
 
     def play(self, phase: str, changes: Sequence[Change], held: Bytes) -> None:
         """One after the other, beside what FSDP2 has `held`."""
         for change in changes:
-            self.compare(phase, [a + b for a, b in zip(self.live, change.peak, strict=True)], held, sum(change.flops))
-            self.live = [a + b for a, b in zip(self.live, change.end, strict=True)]
+            self.compare(phase, _sum(self.live, change.peak), held, sum(change.flops))
+            self.live = _sum(self.live, change.end)
             self.written += change.written
-            self.flops = [a + b for a, b in zip(self.flops, change.flops, strict=True)]
+            self.matmul_flops += change.flops[0]
+            self.attention_flops += change.flops[1]
 
-    def compare(self, phase: str, live: list[int], held: Bytes, flops: int = 0) -> None:
+    def compare(self, phase: str, live: Sequence[int], held: Bytes, flops: int = 0) -> None:
         """Note a moment, and keep it if it is the phase's peak."""
         found = dict(zip(KINDS, live, strict=True))
         found[KINDS[BUFFERS]] += sum(held)
         self.timeline.append(Operation(phase, found, flops))
         if phase not in self.peaks or sum(found.values()) > sum(self.peaks[phase].values()):
             self.peaks[phase], self.on_other_streams[phase] = found, held.sent
+
+
+def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip(one, other, strict=True)]
+
+
+# -- a step -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """A micro-batch of one rank: what determines its memory and its work.
+
+    Attributes:
+        sequences: of the micro-batch.
+        micro_batches: of an optimizer step.
+        rank: of the pipeline.
+        cuda: use the kernels of a GPU, not of a CPU.
+        gradients_exist: gradients of an earlier micro-batch exist, and this one is accumulated into them.
+    """
+
+    settings: RunSettings
+    sequences: int
+    micro_batches: int = 1
+    rank: int = 0
+    cuda: bool = False
+    gradients_exist: bool = False
+
+    @property
+    def stages(self) -> tuple[StageShare, ...]:
+        """Of the pipeline, that the rank has; the whole model without a pipeline."""
+        return stages_of_rank(self.settings, self.rank)
+
+    @property
+    def pipeline(self) -> PipelineLayout | None:
+        """None: the whole model is on this rank."""
+        layout = self.settings.layout.pipeline
+        return layout if layout.ranks > 1 else None
+
+    @property
+    def shard_gradients(self) -> int:
+        """Ranks that share the gradients."""
+        return self.settings.layout.divisor("gradients")
+
+    @property
+    def fsdp(self) -> Layout | None:
+        """The layout, if FSDP2 holds weights or gradients."""
+        return self.settings.layout if self.settings.layout.fsdp2 else None
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whole gradients of earlier micro-batches wait to be reduced."""
+        return self.gradients_exist and self.fsdp is not None and self.fsdp.kept.gradients
+
+    @property
+    def traced_length(self) -> int:
+        """Tokens of a sequence for which the loss is computed here. The model pads them for tensor parallelism itself."""
+        return self.settings.sequence_length if self.settings.layout.context == 1 else self.settings.local_length
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on this rank."""
+        return self.sequences * self.settings.local_length
+
+    @property
+    def ids_bytes(self) -> int:
+        """Bytes of ids and targets of a micro-batch."""
+        return 2 * self.sequences * self.settings.sequence_length * 8
+
+    @property
+    def narrow_weights(self) -> bool:
+        """FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them."""
+        wide, narrow = self.settings.sizes
+        return self.fsdp is not None and narrow < wide
+
+
+class GatheredWeights:
+    """Bytes that FSDP2 holds of a stage in each part of a micro-batch; without FSDP2 none.
+
+    As `lit_llm.distributed.fsdp` sets it up, after torch 2.13's `_fsdp_param_group.py`:
+
+    - A gather fills a buffer, from which the whole weights are copied. In the forward pass the buffer lives until the next
+      copy, behind the last block through the loss. In the backward pass it is freed after the copy.
+    - The root (norm and head, or a tied embedding) stays whole from its first use to the end of the backward pass, and so do
+      its gradients. The embedding is not gathered again for the backward pass.
+    - Behind the backward pass of a block, its gradients are copied into a buffer, which lives until the next block's.
+
+    Parts of the stage are -1 for the embedding, 0 to L - 1 for its blocks, and L for norm, head and loss.
+
+    Attributes:
+        blocks: number of blocks of the stage.
+        gradients: bytes of the largest block's gradients.
+        root_gradients: bytes of the gradients of norm and head.
+        sent: bytes of the buffer from which a block's gradients are reduced, in fp32. 0: not behind this micro-batch.
+        already: the weights were gathered by an earlier micro-batch, and kept.
+
+    Args:
+        weights: parameters of the stage.
+        last: this micro-batch frees kept weights, and reduces kept gradients.
+    """
+
+    def __init__(self, step: Step, weights: Weights, *, already_gathered: bool, last: bool) -> None:
+        layout, sizes = step.fsdp, step.settings.sizes
+        self.keeps, keeps_gradients = (True, False) if layout is None else layout.kept
+        self.already = already_gathered and self.keeps
+        self.prefetch = 0 if layout is None else layout.prefetch
+        self.frees, reduces = last or not self.keeps, last or not keeps_gradients
+        weights = () if layout is None else weights
+        block, root, embedding, self.blocks = gathered_groups(weights, tied=is_tied(weights))
+        self.gradients = stored_bytes(block, sizes[0], trainable=True)
+        self.root_gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
+        self.sent = reduced_bytes(block) if reduces else 0
+        self._block, self._embedding, self._root = (sum(gathered_bytes(part, *sizes)) for part in (block, embedding, root))
+        self._inside = gathered_bytes(weights, *sizes)[0]
+        is_buffered = layout is not None and layout.divisor("parameters") > 1  # one rank needs no buffers
+        self._block_buffer, self._first_buffer = (self._block, self._embedding or self._root) if is_buffered else (0, 0)
+
+    def forward(self, part: int) -> Bytes:
+        if self.already:
+            return Bytes(self._kept(self.blocks))
+        held = self._kept(part) if self.keeps else self._root
+        if part < 0:
+            return Bytes(held + self._embedding, self._first_buffer)
+        if part == self.blocks:
+            return Bytes(held, self._block_buffer)
+        ahead = min(self.prefetch, self.blocks - 1 - part)
+        return Bytes(held + self._block, (1 + ahead) * self._block_buffer)
+
+    def backward(self, part: int) -> Bytes:
+        sent = self.sent if part < self.blocks - 1 else 0
+        if self.keeps:
+            return Bytes(self._kept(part + 1 if self.frees else self.blocks), sent)
+        if part < 0:
+            return Bytes(self._root, sent)
+        if part == self.blocks:
+            return Bytes(self._root, self._block_buffer)
+        return Bytes(self._root + self._block, min(self.prefetch, part) * self._block_buffer + sent)
+
+    def reduction(self, block: int) -> Bytes:
+        """Behind the backward pass of a block, when its gradients are sent and those of the block behind it have arrived."""
+        own, sent = self.backward(block)
+        return Bytes(own - (self._block if self.frees else 0), sent + (0 if block < self.blocks - 1 else self.sent))
+
+    def _kept(self, blocks: int) -> int:
+        """The whole weights of the stage with this many blocks. -1: the root's only."""
+        held = min(max(blocks, 0), self.blocks) * self._inside // self.blocks
+        return self._root + (self._embedding if blocks >= 0 else 0) + held

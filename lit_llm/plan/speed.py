@@ -1,4 +1,4 @@
-"""Seconds of computation in a step, from the work of a rank and the speeds of its device.
+"""Seconds of an optimizer step: of computation, from the work of a rank and the speeds of its device, and of all else.
 
 On a GPU, with speeds fitted to the runs of `published.yaml` (`python benchmarks/published_speed.py --fit`):
 
@@ -14,18 +14,22 @@ The logits term covers the exponentials and logarithms of the loss, which cost f
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lit_llm.plan.collectives import fullest_stage
+from lit_llm.plan.collectives import exchange_of, fullest_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.optimizer import expert_shapes, matrix_shapes, muon_flops, state_bytes
+from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.weights import OwnModel, Weight, is_tied, stored_bytes, weights_of
+from lit_llm.plan.weights import OwnModel, Weights, is_tied, stored_bytes, weights_of
+
+if TYPE_CHECKING:
+    from lit_llm.plan.run_record import MeasuredRun
 
 UNFITTED_MFU = 0.4
 """MFU of what no run of the file covers: processors, and GPUs of unknown memory bandwidth."""
@@ -33,6 +37,12 @@ KERNELS_PER_BLOCK = 150
 """Kernels of a block, forward and backward, when it is not compiled; a third of them when it is. An assumption."""
 LAUNCH_SECONDS = 5e-6
 """Time in which a processor starts a kernel. An assumption."""
+SAVE_GBPS = 0.65
+"""Speed of writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/evidence/measurements.md)."""
+DISK_GBPS = 1.0
+"""Speed of reading tokens, GB/s. An assumption."""
+WRITES_AND_READS = 3.0
+"""Memory traffic per byte that an operation writes: it is written once and read about twice."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +80,9 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     micro_batches = settings.accumulation / layout.pipeline.ranks
     tokens = settings.sequences * settings.sequence_length / layout.context
     flops = flops_per_token(model, settings.lora, settings.length)
-    head, body = _matrices(weights_of(model, settings.lora, layout.tensor_parallel))
-    head_flops = min(6.0 * tokens * sum(math.prod(shape) for shape in head), made.matmul_flops)
+    weights = weights_of(model, settings.lora, layout.tensor_parallel)
+    (in_head, head_narrowness), (_, narrowness) = (_matrices(weights, head=head) for head in (True, False))
+    head_flops = min(6.0 * tokens * in_head, made.matmul_flops)
     iterations = 0.0
     if settings.optimizer.is_muon:
         owners = math.prod(layout.owners[0]) * layout.owners[1]
@@ -83,9 +94,9 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     kernels = made.kernels or blocks * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
     return Work(
         (made.matmul_flops - head_flops) * micro_batches,
-        _narrowness(body),
+        narrowness,
         head_flops * micro_batches,
-        _narrowness(head),
+        head_narrowness,
         made.attention_flops * micro_batches,
         flops.attention_causal / flops.attention if flops.attention else 1.0,
         made.written * micro_batches,
@@ -110,20 +121,19 @@ def _is_compiled(settings: RunSettings) -> bool:
     return settings.compute.compile and not isinstance(settings.model, OwnModel)
 
 
-def _matrices(weights: tuple[Weight, ...]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Shapes of the head's and of all other matrices. A tied embedding is the head."""
-    shapes: dict[bool, list[tuple[int, ...]]] = {True: [], False: []}
-    for weight in weights:
-        is_head = weight.part == "output head" or (is_tied(weights) and weight.part == "token embedding")
-        if weight.total and len(weight.shape) > 1 and (is_head or "embedding" not in weight.part):
-            shapes[is_head] += [weight.shape] * weight.copies
-    return shapes[True], shapes[False]
+def _matrices(weights: Weights, *, head: bool) -> tuple[float, float]:
+    """Elements of the matrices of the head, or of all others, and the mean of 1 / width, the shorter side, over them.
 
+    A tied embedding is the head.
+    """
+    heads = ("output head", "token embedding") if is_tied(weights) else ("output head",)
 
-def _narrowness(shapes: list[tuple[int, ...]]) -> float:
-    """The mean of 1 / width over the elements of matrices, whose width is their shorter side."""
-    elements = sum(math.prod(shape) for shape in shapes)
-    return sum(math.prod(shape) / min(shape[-2:]) for shape in shapes) / elements if elements else 0.0
+    def is_counted(part: str) -> bool:
+        return part in heads if head else part != "output head" and "embedding" not in part
+
+    found = [weight for weight in weights if len(weight.shape) > 1 and is_counted(weight.part)]
+    elements = float(sum(weight.total for weight in found))
+    return elements, sum(weight.total / min(weight.shape[-2:]) for weight in found if weight.total) / max(1.0, elements)
 
 
 # -- GPUs -------------------------------------------------------------------------------------------------------------
@@ -158,102 +168,160 @@ class Constants:
 FITTED = Constants()
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU as a run uses it.
-
-    Attributes:
-        peak, body_peak: dense FLOP/s, and the same of the blocks' products, which may be in float8.
-        bandwidth: of the memory, bytes/s.
-    """
-
-    peak: float
-    body_peak: float
-    bandwidth: float
-    is_ampere: bool = False
-    is_flash3: bool = False
-    is_compiled: bool = False
-    is_float8: bool = False
-
-    def seconds(self, work: Work, constants: Constants = FITTED) -> float:
-        """The time that the work takes."""
-        matmul = constants.matmul_ampere if self.is_ampere else constants.matmul
-        attention = constants.attention_ampere if self.is_ampere or self.is_flash3 else constants.attention
-        passes = constants.compiled if self.is_compiled else constants.eager
-        if self.is_float8:
-            passes *= constants.float8
-        products = work.body / self.body_peak * (1 + constants.narrow * work.narrowness)
-        products += work.head / self.peak * (1 + constants.narrow * work.head_narrowness)
-        attending = work.attention * work.causal / self.peak / attention
-        kernels = products / matmul + attending + work.written / self.bandwidth * passes
-        updating = work.optimizer / self.bandwidth + work.muon / self.peak
-        return max(kernels, work.kernels * LAUNCH_SECONDS) + updating
-
-
 def dense_peak(settings: RunSettings, hardware: Hardware) -> float | None:
     """The dense peak of the run's matrix products in TFLOP/s, or None if it is unknown."""
     return hardware.peak_for(settings.precision, settings.compute.matmul_precision)
 
 
-def gpu_of(settings: RunSettings, hardware: Hardware) -> Gpu | None:
-    """The GPU that a run uses. None: its peak or its memory bandwidth is unknown, or the hardware is no GPU."""
-    peak = dense_peak(settings, hardware)
-    if peak is None or hardware.memory_gbps is None or not hardware.is_gpu:
+def gpu_seconds(work: Work, settings: RunSettings, hardware: Hardware, constants: Constants = FITTED) -> float | None:
+    """The time that the work takes. None: the peak or the memory bandwidth is unknown, or the hardware is no GPU."""
+    tflops, compute = dense_peak(settings, hardware), settings.compute
+    if tflops is None or hardware.memory_gbps is None or not hardware.is_gpu:
         return None
-    float8 = hardware.peak_tflops["fp8"] if settings.compute.float8 else None
-    return Gpu(
-        peak * 1e12,
-        (float8 or peak) * 1e12,
-        hardware.memory_gbps * 1e9,
-        hardware.compute_capability is not None and hardware.compute_capability < 9,
-        settings.compute.attention in ("flash3", "flash4"),
-        _is_compiled(settings),
-        float8 is not None,
-    )
+    float8 = hardware.peak_tflops["fp8"] if compute.float8 else None  # the blocks' products only
+    peak, body_peak, bandwidth = tflops * 1e12, (float8 or tflops) * 1e12, hardware.memory_gbps * 1e9
+    is_ampere = hardware.compute_capability is not None and hardware.compute_capability < 9
+    matmul = constants.matmul_ampere if is_ampere else constants.matmul
+    is_faster = is_ampere or compute.attention in ("flash3", "flash4")
+    attention = constants.attention_ampere if is_faster else constants.attention
+    passes = constants.compiled if _is_compiled(settings) else constants.eager
+    if float8 is not None:
+        passes *= constants.float8
+    products = work.body / body_peak * (1 + constants.narrow * work.narrowness)
+    products += work.head / peak * (1 + constants.narrow * work.head_narrowness)
+    attending = work.attention * work.causal / peak / attention
+    kernels = products / matmul + attending + work.written / bandwidth * passes
+    updating = work.optimizer / bandwidth + work.muon / peak
+    return max(kernels, work.kernels * LAUNCH_SECONDS) + updating
 
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class CpuSpeeds:
-    """Seconds per FLOP of a product and of attention, byte written, logit, byte of the optimizer, and operation."""
-
-    seconds_per_unit: tuple[float, ...]
-
-    def seconds(self, work: Work) -> float:
-        """The time that the work takes."""
-        return sum(rate * amount for rate, amount in zip(self.seconds_per_unit, _amounts(work), strict=True))
+CPU = (1.06e-11, 7.4e-12, 2.27e-10, 6.8e-9, 5.2e-11, 0.0)
+"""Seconds of one core per unit of `amounts`, fitted to the ten configurations that are timed in docs/evidence/plan-speed.md
+(benchmarks/plan_accuracy.py). On another CPU, only ratios mean something."""
 
 
-def _amounts(work: Work) -> tuple[float, ...]:
+def amounts(work: Work) -> tuple[float, ...]:
+    """FLOPs of products and of attention, bytes written, logits, bytes of the optimizer, and operations."""
     return work.body + work.head + work.muon, work.attention, work.written, work.logits, work.optimizer, work.kernels
 
 
-CPU = CpuSpeeds((1.06e-11, 7.4e-12, 2.27e-10, 6.8e-9, 5.2e-11, 0.0))
-"""Of one core, fitted to the ten configurations that are timed in docs/evidence/plan-speed.md.
-On another CPU, only ratios mean something."""
+def cpu_seconds(work: Work, seconds_per_unit: Sequence[float] = CPU) -> float:
+    """The time that the work takes."""
+    return sum(rate * amount for rate, amount in zip(seconds_per_unit, amounts(work), strict=True))
 
 
-def fit_speeds(works: Sequence[Work], seconds: Sequence[float]) -> CpuSpeeds:
-    """Fit non-negative speeds by least squares of the relative error, trying every subset of non-zero speeds.
+# -- a step -----------------------------------------------------------------------------------------------------------
 
-    Args:
-        works: the work of each measured step.
-        seconds: the measured time of each step.
+
+@dataclass(frozen=True)
+class Options:
+    """Assumptions of a plan that are not settings of the run.
+
+    Attributes:
+        mfu: useful FLOP/s over the dense peak while a rank computes, without recomputation. None: see `computing_seconds`.
+        price_usd_hour: price per device-hour. None: the range in the hardware table.
+        mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
+        save_gbps: speed of writing compute.
+        slowest_rank: step time of the slowest rank over the mean.
+        served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
+        measured: the measured speed of a run (`plan --from_run`).
     """
-    import numpy as np
 
-    rows = np.array([_amounts(work) for work in works]) / np.array(seconds)[:, None]  # (n, 6): each row should sum to 1
-    scale = rows.max(axis=0)
-    done = [i for i in range(len(scale)) if scale[i] > 0]
-    best, best_error = np.zeros(len(scale)), float("inf")
-    for count in range(1, min(len(done), len(works)) + 1):
-        for used in itertools.combinations(done, count):
-            columns = list(used)
-            found, *_ = np.linalg.lstsq(rows[:, columns] / scale[columns], np.ones(len(rows)), rcond=None)
-            error = float(((rows[:, columns] / scale[columns] @ found - 1) ** 2).sum())
-            if (found >= 0).all() and error < best_error - 1e-9:
-                best, best_error = np.zeros(len(scale)), error
-                best[columns] = found / scale[columns]
-    return CpuSpeeds(tuple(float(value) for value in best))
+    mfu: float | None = None
+    price_usd_hour: float | None = None
+    mtbf_hours: float | None = None
+    save_gbps: float = SAVE_GBPS
+    slowest_rank: float = 1.0
+    served_tokens: float | None = None
+    measured: MeasuredRun | None = None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one optimizer step on one rank. None where the figures of the hardware are unknown.
+
+    Attributes:
+        compute: with recomputation and the optimizer.
+        memory: memory traffic at full bandwidth.
+        communication: all communication, overlapped or not.
+        exposed: communication that computation waits for.
+        data: reading the tokens.
+        step: compute plus exposed communication, lengthened by the pipeline bubble and the slowest rank.
+        recomputation: executed FLOPs over those without activation checkpointing.
+    """
+
+    compute: float | None
+    memory: float | None
+    communication: float | None
+    exposed: float
+    data: float
+    step: float | None
+    recomputation: float = 1.0
+
+    @property
+    def limit(self) -> str | None:
+        """The longest of compute, memory, communication and data."""
+        causes = ("compute", "memory", "communication", "data")
+        return max(causes, key=lambda name: getattr(self, name) or 0.0) if self.compute is not None else None
+
+
+def computing_seconds(settings: RunSettings, hardware: Hardware, options: Options) -> float | None:
+    """Seconds of computation in a step, with recomputation and the optimizer. None: unknown.
+
+    By the given MFU, the speeds fitted to published runs on GPUs, or UNFITTED_MFU. Without a dense peak, only from a measured
+    run on the same hardware, by the speeds of a CPU core. A measured run corrects all of these.
+    """
+    measured, peak = options.measured, dense_peak(settings, hardware)
+    if measured is not None and not measured.holds_for(hardware):
+        measured = None
+    if measured is not None and not measured.has_peak:
+        seconds: float | None = cpu_seconds(work_of(settings, cuda=hardware.is_gpu))
+    elif options.mfu is not None or (seconds := fitted_seconds(settings, hardware)) is None:
+        if peak is None:
+            return None
+        layout, tokens = settings.layout, settings.sequences * settings.sequence_length * settings.accumulation
+        flops = flops_per_token(settings.model, settings.lora, settings.length).total * tokens
+        flops /= layout.tensor_parallel * layout.context * layout.pipeline.ranks  # ranks that share samples
+        seconds = flops * _recomputation(settings, hardware) / (peak * 1e12 * (options.mfu or UNFITTED_MFU))
+    return seconds if measured is None or seconds is None else seconds * measured.slowness
+
+
+def fitted_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
+    """Seconds of computation in a step by the speeds fitted to published runs. None: these do not cover the run."""
+    if not hardware.is_gpu or not (work := work_of(settings, cuda=True)).body:
+        return None
+    return gpu_seconds(work, settings, hardware)
+
+
+def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
+    """Executed FLOPs over those without activation checkpointing."""
+    executed, plain = (
+        one_micro_batch(run, cuda=hardware.is_gpu).flops for run in (settings, settings.with_checkpointing("none"))
+    )
+    return executed / plain if plain else 1.0  # unknown of some users' modules
+
+
+def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> Times:
+    """Seconds per step by cause.
+
+    Overlap: DDP communicates during the last backward pass, FSDP during all computation. A share of that, and of other
+    communication, computation waits for (`speed.Constants`).
+    """
+    computing, micro_batches = computing_seconds(settings, hardware, options), settings.accumulation
+    moving = None
+    if hardware.memory_gbps is not None:
+        written = one_micro_batch(settings, cuda=hardware.is_gpu).written * micro_batches / settings.layout.pipeline.ranks
+        moving = (written * WRITES_AND_READS + update_bytes(settings)) / (hardware.memory_gbps * 1e9)
+    exchange = exchange_of(settings, hardware)
+    tokens = settings.sequences * settings.sequence_length * micro_batches
+    reading = tokens * settings.data.bytes_per_token / (DISK_GBPS * 1e9)
+    step, exposed = None, 0.0
+    if exchange is not None:
+        micro_batch_seconds = math.inf if computing is None else computing / micro_batches
+        exposed = exchange.exposed(micro_batch_seconds, FITTED.exposed, FITTED.waiting)
+    if computing is not None:
+        step = (computing + exposed) / (1 - bubble(settings.layout.pipeline, micro_batches)) * options.slowest_rank
+    sending, again = None if exchange is None else exchange.total, _recomputation(settings, hardware)
+    return Times(computing, moving, sending, exposed, reading, step, again)

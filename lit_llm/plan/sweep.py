@@ -104,7 +104,7 @@ def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hour
         if deadline_hours is not None and (plan.run_seconds is None or plan.run_seconds > deadline_hours * 3600):
             continue
         devices = plan.settings.layout.devices
-        cost = plan.usd[0] if plan.usd else (plan.run_seconds or 0.0) * devices
+        cost = plan.usd[0] if plan.usd else plan.device_hours or 0.0
         fitting.append(((cost, devices, plan.memory.needed), variant))
     return min(fitting, key=lambda item: item[0])[1] if fitting else None
 

@@ -27,11 +27,10 @@ from lit_llm.distributed.activation_checkpointing import recompute_block, recomp
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
 from lit_llm.plan.built_model import build_gpt, local_config, split_positions, with_layers
-from lit_llm.plan.compiled import keep_as_compiled
-from lit_llm.plan.cuda import CudaKernels
+from lit_llm.plan.kernels import CudaKernels, keep_as_compiled
 from lit_llm.plan.recorder import Recorder, Sized, sized
 from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment
-from lit_llm.plan.text_cache import cached_by_text
+from lit_llm.plan.weights import cached_by_text
 
 _DTYPES = {4: torch.float32, 2: torch.bfloat16}
 

@@ -5,32 +5,47 @@ They are those of the built model, of which one block of each kind, with and wit
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.text_cache import cached_by_text
 
 if TYPE_CHECKING:  # imports torch
     from lit_llm.models.custom import Architecture, CustomModel
     from lit_llm.models.gpt import GPT
     from lit_llm.models.lora import LoRAConfig
 
+P = ParamSpec("P")
+R = TypeVar("R")
+_MOST_RESULTS = 1024
+
+
+def cached_by_text(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep results of a function of configurations, which are not hashable: arguments are equal if they are written equally."""
+    known: dict[str, R] = {}
+
+    @functools.wraps(function)
+    def cached(*args: P.args, **options: P.kwargs) -> R:
+        key = repr((args, options))
+        if key not in known:
+            found = function(*args, **options)
+            if len(known) >= _MOST_RESULTS:
+                known.pop(next(iter(known)))
+            known[key] = found
+        return known[key]
+
+    cached.cache_clear = known.clear  # type: ignore[attr-defined]
+    return cached
+
+
 PARTS = (
-    "token embedding",
-    "position embedding",
-    "attention",
-    "convolutions",
-    "mlp",
-    "router",
-    "experts",
-    "norms",
-    "biases",
-    "adapters",
-    "output head",
+    *("token embedding", "position embedding", "attention", "convolutions", "mlp", "router", "experts"),
+    *("norms", "biases", "adapters", "output head"),
 )
 
 
@@ -90,17 +105,20 @@ class Weight:
         return self.own_bytes if parameter_bytes == 4 or self.part == "adapters" else parameter_bytes
 
 
+Weights: TypeAlias = tuple[Weight, ...]
+
+
 @cached_by_text
-def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int = 1) -> tuple[Weight, ...]:
+def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int = 1) -> Weights:
     """The parameters on one of `ranks` tensor-parallel ranks, in the model's order. A tied matrix is counted once."""
     from lit_llm.optim import parameter_groups
     from lit_llm.plan.built_model import build_gpt, build_own, local_config, with_layers
 
     if isinstance(model, OwnModel):
-        part_of, in_block, blocks = _child, "network.blocks.", []
         built: GPT | CustomModel = build_own(model.architecture, model.vocab_size)
+        part_of, blocks = _child, list[int]()
     else:
-        part_of, in_block = _part, "blocks."
+        part_of = _part
         have_experts = [model.layer(i).experts for i in range(model.n_layer)]
         kinds = list(dict.fromkeys(have_experts))
         blocks = [have_experts.count(kind) for kind in kinds]
@@ -109,7 +127,7 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
     groups = {id(p): alike.get(name := str(group["name"]), name) for group in parameter_groups(built) for p in group["params"]}
 
     def times(name: str) -> int:
-        if not name.startswith(in_block):
+        if _block(name) is None:
             return 0
         return blocks[int(name.split(".")[1])] if blocks else 1
 
@@ -117,6 +135,12 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
         Weight(name, tuple(p.shape), part_of(name, p.ndim), groups.get(id(p)), times(name), p.element_size())
         for name, p in built.named_parameters()
     )
+
+
+def _block(name: str) -> str | None:
+    """The block that a parameter belongs to."""
+    found = re.match(r"(network\.)?blocks\.\d+", name)
+    return found and found[0]
 
 
 def _child(name: str, dimensions: int) -> str:
@@ -175,12 +199,12 @@ def total_parameters(model: PlannedModel, lora: LoRAConfig | None = None, ranks:
 # -- bytes of many weights --------------------------------------------------------------------------------------------
 
 
-def stored_bytes(weights: tuple[Weight, ...], parameter_bytes: int, *, trainable: bool = False) -> int:
+def stored_bytes(weights: Weights, parameter_bytes: int, *, trainable: bool = False) -> int:
     """Bytes of the weights, or of those that get gradients and optimizer state."""
     return sum(w.total * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable)
 
 
-def average_bytes(weights: tuple[Weight, ...]) -> int:
+def average_bytes(weights: Weights) -> int:
     """Bytes of the average of the trained weights, which is fp32 in every precision."""
     return sum(4 * w.total for w in weights if w.group is not None)
 
@@ -189,12 +213,12 @@ reduced_bytes = average_bytes
 """Bytes of the whole gradients as FSDP2 reduces them: in fp32, too."""
 
 
-def is_tied(weights: tuple[Weight, ...]) -> bool:
+def is_tied(weights: Weights) -> bool:
     """Whether the token embedding is the output head."""
     return not any(weight.part == "output head" for weight in weights)
 
 
-def gradient_bytes(weights: tuple[Weight, ...], parameter_bytes: int, tensor_parallel: int = 1) -> int:
+def gradient_bytes(weights: Weights, parameter_bytes: int, tensor_parallel: int = 1) -> int:
     """Bytes of the gradients of one of `tensor_parallel` ranks. That of an embedding that is not the head is whole."""
     split = tensor_parallel > 1 and not is_tied(weights)
     embedding = tuple(weight for weight in weights if split and weight.part == "token embedding")
@@ -202,7 +226,7 @@ def gradient_bytes(weights: tuple[Weight, ...], parameter_bytes: int, tensor_par
     return stored_bytes(weights, parameter_bytes, trainable=True) + more
 
 
-def gathered_bytes(weights: tuple[Weight, ...], parameter_bytes: int, compute_bytes: int) -> tuple[int, int]:
+def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -> tuple[int, int]:
     """Bytes of the blocks' weights, and of all others, as FSDP2 gathers them: linear layers in the compute dtype."""
 
     def size(weight: Weight) -> int:
@@ -214,39 +238,22 @@ def gathered_bytes(weights: tuple[Weight, ...], parameter_bytes: int, compute_by
     return blocks, others
 
 
-class GatheredGroups(NamedTuple):
-    """What FSDP2 gathers at a time: the largest block, the root (last norm and head, or a tied embedding), an embedding."""
+def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, Weights, int]:
+    """What FSDP2 gathers at a time: the largest block, the root (last norm and head), the embedding; and the number of blocks.
 
-    block: tuple[Weight, ...]
-    root: tuple[Weight, ...]
-    embedding: tuple[Weight, ...]
-    blocks: int
-    """How many there are."""
-
-
-def gathered_groups(weights: tuple[Weight, ...], *, tied: bool) -> GatheredGroups:
-    """The groups of these weights. `tied`: the embedding belongs to the root."""
+    `tied`: the embedding belongs to the root.
+    """
     blocks: dict[str, list[Weight]] = {}
-    outside: dict[bool, list[Weight]] = {True: [], False: []}
     for weight in weights:
-        if block := re.match(r"(network\.)?blocks\.\d+", weight.name):
-            blocks.setdefault(block[0], []).append(replace(weight, times=1))
-        else:
-            outside[tied or weight.part != "token embedding"].append(weight)
+        if block := _block(weight.name):
+            blocks.setdefault(block, []).append(replace(weight, times=1))
+    outside = [weight for weight in weights if not _block(weight.name)]
     largest = max(map(tuple, blocks.values()), key=lambda each: stored_bytes(each, 4), default=())
-    return GatheredGroups(largest, tuple(outside[True]), tuple(outside[False]), max(1, block_count(weights)))
+    embedding = () if tied else tuple(weight for weight in outside if weight.part == "token embedding")
+    root = tuple(weight for weight in outside if weight not in embedding)
+    return largest, root, embedding, max(1, block_count(weights))
 
 
-def block_count(weights: tuple[Weight, ...]) -> int:
+def block_count(weights: Weights) -> int:
     """Blocks that have these weights: those of each kind, by the name of the one that was built."""
-    found = {block[0]: w.times for w in weights if w.times and (block := re.match(r"(network\.)?blocks\.\d+", w.name))}
-    return sum(found.values())
-
-
-def parameters_by_group(weights: tuple[Weight, ...]) -> dict[str, int]:
-    """Trainable parameters by optimizer group: matrix (hidden weights), embedding, vector; with LoRA adapter."""
-    found = {"matrix": 0, "embedding": 0, "vector": 0}
-    for weight in weights:
-        if weight.group is not None:
-            found[weight.group] = found.get(weight.group, 0) + weight.total
-    return found
+    return sum({_block(w.name): w.times for w in weights if w.times}.values())

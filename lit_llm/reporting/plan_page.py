@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
 
 from lit_llm.core import html_page as html
 from lit_llm.core.html_page import Bar
@@ -39,8 +38,8 @@ def _keys(plan: Plan) -> list[tuple[str, str, str]]:
     verdict, kind = {True: ("fits", "good"), False: ("does not fit", "bad"), None: ("capacity unknown", "")}[plan.fits]
     found = [(f"memory per rank: {verdict}", size(plan.memory.needed).partition(" (")[0], kind)]
     if plan.times.step is not None and plan.run_seconds is not None:
-        speed = plan.settings.tokens_per_step / plan.times.step
-        found += [("a step", duration(plan.times.step), ""), ("tokens per second", two_digits(speed), "")]
+        speed = two_digits(plan.tokens_per_second or 0)
+        found += [("a step", duration(plan.times.step), ""), ("tokens per second", speed, "")]
         found.append(("the run", f"about {duration(plan.run_seconds)}", ""))
     if plan.usd:
         found.append(("cost", money_range(*plan.usd), ""))
@@ -62,7 +61,7 @@ def timeline(memory: Memory) -> list[Operation]:
     """The peak of each operation of the step, with all that is in memory beside it."""
     found, moments = [], iter(memory.moments)
     for step in memory.steps:
-        made = micro_batch(replace(step, timeline=True))
+        made = micro_batch(step)
         of_phases = {phase: next(moments)[1] for phase in made.peaks}
         if not made.timeline:  # a custom model that cannot be traced
             found += [Operation(phase, parts, 0) for phase, parts in of_phases.items()]

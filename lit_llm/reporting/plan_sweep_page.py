@@ -49,7 +49,7 @@ def points_of(found: Sequence[Variant]) -> list[Point]:
     points = []
     for variant, plan in timed:
         hours = (plan.run_seconds or 0.0) / 3600
-        cost = plan.usd[0] if priced and plan.usd else hours * plan.settings.layout.devices
+        cost = plan.usd[0] if priced and plan.usd else plan.device_hours or 0.0
         points.append(Point(variant, hours, cost, plan.fits is not False))
     return points
 

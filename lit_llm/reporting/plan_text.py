@@ -1,4 +1,4 @@
-"""A plan as one page: text for a terminal, or Markdown. For JSON, see `json_output`.
+"""A plan as one page: text for a terminal, or Markdown. For JSON, see `lit_llm.plan.as_dict`.
 
 Estimates have two significant digits, counts all of them.
 """
@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from lit_llm.core.number_text import count, duration, money_range, percent, size, two_digits
 from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
-from lit_llm.plan.data_facts import Phases, steps_for
-from lit_llm.plan.memory import usable_bytes
+from lit_llm.plan.memory import CONTEXT_GB, usable_bytes
 from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.plan import Plan
-from lit_llm.plan.reserved import CONTEXT_GB
+from lit_llm.plan.run_settings import Phases, steps_for
 from lit_llm.plan.sweep import Variant
 from lit_llm.plan.weights import OwnModel
 
@@ -115,9 +114,13 @@ def _short(plan: Plan) -> list[tuple[str, str]]:
     if plan.run_seconds is None:
         why = f"no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)"
         return [*rows, ("time", f"unknown: {why}"), ("cost", "unknown, as the time is")]
-    hours = plan.run_seconds * settings.layout.devices / 3600
     speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
-    rows.append(("time", f"about {duration(plan.run_seconds)} on {devices(plan)} = {two_digits(hours)} device-hours{speed}"))
+    rows.append(
+        (
+            "time",
+            f"about {duration(plan.run_seconds)} on {devices(plan)} = {two_digits(plan.device_hours or 0)} device-hours{speed}",
+        )
+    )
     if plan.usd is None:
         return [*rows, ("cost", f"unknown: no price for {plan.hardware.name} (--price)")]
     source = "at the assumed price range of the hardware table" if plan.options.price_usd_hour is None else "at the given price"
@@ -319,7 +322,7 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
         reached = f"MFU {percent(plan.mfu)} ({origin}) of {plan.peak_tflops:g} TFLOP/s dense"
     rows += [
         ("speed", f"{reached}{again}"),
-        ("step", f"{duration(times.step)}, {two_digits(settings.tokens_per_step / times.step)} tokens/s"),
+        ("step", f"{duration(times.step)}, {two_digits(plan.tokens_per_second or 0)} tokens/s"),
     ]
     causes = {"compute": times.compute, "memory": times.memory, "communication": times.communication, "data": times.data}
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
@@ -355,7 +358,7 @@ def _communication(plan: Plan) -> list[tuple[str, str]]:
 
 def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     settings = plan.settings
-    interval = compute.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
+    interval = plan.best_interval_seconds
     between = two_digits(plan.mtbf_seconds / 3600)
     lost = compute.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds)
     steps = f" = {two_digits(max(1.0, interval / plan.times.step), whole=True)} steps" if plan.times.step else ""
@@ -410,19 +413,9 @@ def sweep_row(variant: Variant) -> list[str]:
     cells.append("?" if plan.largest_micro_batch is None else str(plan.largest_micro_batch))
     if plan.run_seconds is None or plan.times.step is None:
         return [*cells, *["?"] * 6]
-    settings = plan.settings
-    hours = plan.run_seconds * settings.layout.devices / 3600
+    times = [duration(plan.times.step), two_digits(plan.tokens_per_second or 0), duration(plan.run_seconds)]
     money = money_range(*plan.usd) if plan.usd else "?"
-    speed = two_digits(settings.tokens_per_step / plan.times.step)
-    return [
-        *cells,
-        duration(plan.times.step),
-        speed,
-        duration(plan.run_seconds),
-        two_digits(hours),
-        money,
-        plan.times.limit or "?",
-    ]
+    return [*cells, *times, two_digits(plan.device_hours or 0), money, plan.times.limit or "?"]
 
 
 def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markdown: bool, width: int | None = None) -> str:

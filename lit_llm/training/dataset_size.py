@@ -11,7 +11,7 @@ from lit_llm.data.pack_plan import planned, report
 from lit_llm.data.packing import Counts
 from lit_llm.data.text import TextDataModule
 from lit_llm.data.token_shards import TokenShards
-from lit_llm.plan.data_facts import DataFacts, Phases, PlannedPhase, PlannedSource
+from lit_llm.plan.run_settings import DataFacts, Phases, PlannedPhase, PlannedSource
 from lit_llm.tokenizers import Bytes, Characters, Learned
 
 BYTES_PER_TOKEN = 3.5

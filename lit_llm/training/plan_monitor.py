@@ -24,13 +24,11 @@ from lit_llm.core.number_domain import Domain, above
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import Hardware, this_machine
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
-from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.speed import dense_peak
-from lit_llm.plan.step_time import Options, step_times
+from lit_llm.plan.run_settings import DataFacts, RunSettings
+from lit_llm.plan.speed import Options, dense_peak, step_times
 from lit_llm.plan.weights import planned_model, total_parameters
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.language_model import LanguageModel

@@ -12,9 +12,8 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, find, make_plan
-from lit_llm.plan.measured_speed import differences, measured_speed
-from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, measured_run, settings_values
-from lit_llm.plan.step_time import step_times
+from lit_llm.plan.run_record import PLAN, as_text, differences, earlier_launches, measured_run, settings_values, with_slowness
+from lit_llm.plan.speed import step_times
 from lit_llm.reporting.plan_text import markdown
 
 MODEL = GPTConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
@@ -77,23 +76,23 @@ def test_the_same_hardware_reproduces_the_measured_step(run, devices, strategy):
         "fsdp2": Layout("mesh", shard=devices, shards="parameters"),
     }[strategy]
     settings = replace(RUN, layout=layout)
-    speed = measured_speed(run(launch(settings)))
+    speed = with_slowness(run(launch(settings)))
     assert seconds(settings, H100, speed) == pytest.approx(0.2, rel=1e-9)
 
 
 def test_other_hardware_gets_the_planned_speed_times_the_measured_correction(run):
-    speed = measured_speed(run(launch()))
+    speed = with_slowness(run(launch()))
     measured_mfu = FLOPS * 64 * 64 / (0.2 * 989e12)
     assert 1 / speed.slowness == pytest.approx(measured_mfu / planned_mfu(RUN, H100, Options()))
     expected = FLOPS * 64 * 64 / (312e12 * planned_mfu(RUN, A100, Options()) / speed.slowness)
     plan = make_plan(RUN, A100, Options(measured=speed))
     assert plan.times.step == pytest.approx(expected)
-    assert "x the planned MFU" in markdown(plan) and f"as in {speed.source.run}" in markdown(plan)
+    assert "x the planned MFU" in markdown(plan) and f"as in {speed.run}" in markdown(plan)
 
 
 def test_a_run_on_a_cpu_says_something_about_that_cpu_and_nothing_else(run):
     settings = replace(RUN, precision="32-true")
-    speed = measured_speed(run(launch(settings, CPU)))
+    speed = with_slowness(run(launch(settings, CPU)))
     assert seconds(settings, CPU, speed) == pytest.approx(0.2)
     once, twice, thrice = (seconds(replace(settings, global_batch=64 * n), CPU, speed) for n in (1, 2, 3))
     assert thrice - twice == pytest.approx(twice - once) and twice < 2 * once, "the optimizer runs once a step"
@@ -105,7 +104,7 @@ def test_a_run_on_a_cpu_says_something_about_that_cpu_and_nothing_else(run):
 def test_a_step_shorter_than_its_planned_communication_is_refused(run):
     settings = replace(RUN, layout=Layout("mesh", tensor_parallel=2))
     with pytest.raises(UserError, match="communication alone"):
-        measured_speed(run(launch(settings, seconds=1e-7)))
+        with_slowness(run(launch(settings, seconds=1e-7)))
 
 
 def test_settings_that_affect_the_speed_and_differ_are_named():

@@ -13,7 +13,7 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
-from lit_llm.plan import Layout, Optimizer, RunSettings, passes
+from lit_llm.plan import Layout, Optimizer, RunSettings
 from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import work_bytes
@@ -194,10 +194,10 @@ def test_a_few_blocks_and_sequences_tell_the_memory_of_many(checkpointing, monke
         for accumulated in (True, False)
     ]
     told = [micro_batch(step) for step in steps]
-    monkeypatch.setattr(passes, "representatives", lambda kinds: (list(range(len(kinds))), list(range(len(kinds)))))
+    monkeypatch.setattr(traces, "representatives", lambda kinds: (list(range(len(kinds))), list(range(len(kinds)))))
     traces.micro_batch.cache_clear()
     for step, few in zip(steps, told, strict=True):
-        monkeypatch.setattr(passes, "_TRACED_SEQUENCES", (step.sequences, step.sequences + 1))
+        monkeypatch.setattr(traces, "_TRACED_SEQUENCES", (step.sequences, step.sequences + 1))
         assert micro_batch(step) == few
     traces.micro_batch.cache_clear()
 

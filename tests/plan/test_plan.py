@@ -21,11 +21,9 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.data_facts import PlannedPhase, PlannedSource
 from lit_llm.plan.layout import devices_of, layout_of_name
-from lit_llm.plan.memory import peak_memory
-from lit_llm.plan.reserved import CONTEXT_GB
-from lit_llm.plan.run_settings import Schedule, canonical_precision
+from lit_llm.plan.memory import CONTEXT_GB, peak_memory
+from lit_llm.plan.run_settings import PlannedPhase, PlannedSource, Schedule, canonical_precision
 from lit_llm.reporting.plan_text import SWEEP, markdown, render, sections, sweep_row, table_rows
 from lit_llm.training.planned_settings import layout_of, run_settings
 

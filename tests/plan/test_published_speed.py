@@ -6,10 +6,11 @@ import pytest
 from planned_steps import planned_mfu
 from published_runs import Run, runs
 
-from lit_llm.plan import Options, find
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan import Hardware, Optimizer, Options, RunSettings, find
 from lit_llm.plan.memory import resolved
-from lit_llm.plan.speed import Constants, Gpu, Work, gpu_of
-from lit_llm.plan.step_time import step_times
+from lit_llm.plan.speed import Constants, Work, fitted_seconds, gpu_seconds, step_times
 
 
 def tokens_per_second(run: Run) -> float:
@@ -29,16 +30,24 @@ def named(group: str, name: str) -> list[Run]:
 def test_work_takes_the_time_of_its_parts():
     constants = Constants(0.5, 0.8, 100.0, 0.2, 0.4, 3.0, 1.0, 2.0, 0.0, 0.0)
     # 10 s of products at width 400 and half the peak, 1 s of attention, 2 s of writing
-    gpu = Gpu(peak=10.0, body_peak=20.0, bandwidth=100.0)
-    work = Work(200.0, 1 / 400, 20.0, 1 / 100, 20.0, 0.5, 200.0, 7.0, 40.0, 1.0, 1.0)
+    peaks = {"bf16": 10e-12, "tf32": None, "fp32": None, "fp8": 20e-12}
+    hopper = replace(find("h100-sxm"), peak_tflops=peaks, memory_gbps=100e-9)
+    work = Work(100.0, 1 / 400, 20.0, 1 / 100, 20.0, 0.5, 200.0, 7.0, 40.0, 1.0, 1.0)
+
+    def seconds(device: Hardware = hopper, work: Work = work, **compute) -> float:
+        model, optimizer = GPTConfig(vocab_size=100), Optimizer("AdamW")
+        settings = RunSettings(model, optimizer, 1, 1, precision="bf16-mixed", compute=ComputeConfig(**compute))
+        return gpu_seconds(work, settings, device, constants)
+
     eager = 10 * 1.25 / 0.5 + 2 * 2 / 0.5 + 1 / 0.2 + 2 * 3 + 0.5
-    assert gpu.seconds(work, constants) == pytest.approx(eager)
-    assert replace(gpu, is_compiled=True).seconds(work, constants) == pytest.approx(eager - 2 * 2)
-    assert replace(gpu, is_compiled=True, is_float8=True).seconds(work, constants) == pytest.approx(eager - 2)
-    assert replace(gpu, is_flash3=True).seconds(work, constants) == pytest.approx(eager - 1 / 0.2 + 1 / 0.4)
+    assert seconds() == pytest.approx(eager)
+    assert seconds(compile=True) == pytest.approx(eager - 2 * 2)
+    float8 = eager - 10 * 1.25 / 0.5 / 2 - 2  # half the time of the blocks' products, two passes instead of three
+    assert seconds(compile=True, float8=True) == pytest.approx(float8)
+    assert seconds(attention="flash3") == pytest.approx(eager - 1 / 0.2 + 1 / 0.4)
     ampere = 10 * 1.25 / 0.8 + 2 * 2 / 0.8 + 1 / 0.4 + 2 * 3 + 0.5
-    assert replace(gpu, is_ampere=True).seconds(work, constants) == pytest.approx(ampere)
-    assert gpu.seconds(replace(work, kernels=2e7), constants) == pytest.approx(100.5)  # kernels are started too late
+    assert seconds(device=replace(hopper, compute_capability=8)) == pytest.approx(ampere)
+    assert seconds(work=replace(work, kernels=2e7)) == pytest.approx(100.5)  # kernels are started too late
 
 
 def test_eager_compiled_and_float8_reach_what_was_published_on_8_and_128_gpus():
@@ -65,9 +74,9 @@ def test_narrow_models_reach_less_of_the_peak():
 
 def test_hardware_without_figures_has_no_fitted_speed():
     run, h100 = runs()[0], find("h100-sxm")
-    assert gpu_of(run.settings, replace(h100, memory_gbps=None)) is None
+    assert fitted_seconds(run.settings, replace(h100, memory_gbps=None)) is None
     assert planned_mfu(run.settings, replace(h100, memory_gbps=None), Options()) == pytest.approx(0.4)
-    assert gpu_of(run.settings, find("t4")) is None  # has no bf16
+    assert fitted_seconds(run.settings, find("t4")) is None  # has no bf16
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan import Layout, Optimizer, RunSettings, make_plan
 from lit_llm.plan.hardware import table
-from lit_llm.plan.reserved import Pools, reserved_bytes
+from lit_llm.plan.memory import Pools, reserved_bytes
 from lit_llm.plan.weights import total_parameters
 
 LLAMA_8B = GPTConfig(

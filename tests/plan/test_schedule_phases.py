@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lit_llm.callbacks import WSD, BatchRamp, Constant, Cosine, InverseSquareRoot, Linear
-from lit_llm.plan.data_facts import sequences_before, steps_for
-from lit_llm.plan.rate_phases import phases
+from lit_llm.plan.run_settings import phases, sequences_before, steps_for
 
 STEPS = 40
 

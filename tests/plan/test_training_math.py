@@ -35,7 +35,7 @@ from lit_llm.plan.collectives import (
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
 from lit_llm.plan.pipeline_order import bubble
-from lit_llm.plan.rate_phases import phases
+from lit_llm.plan.run_settings import phases
 from lit_llm.plan.weights import weights_of
 from lit_llm.reporting.plan_text import sparkline
 from lit_llm.training.planned_settings import planned_optimizer
@@ -264,7 +264,6 @@ def test_youngs_interval():
     assert compute.overhead_fraction(60, interval, 86400) == pytest.approx(0.037268, abs=1e-6)
     for other in (0.8, 1.25):
         assert compute.overhead_fraction(60, interval * other, 86400) > compute.overhead_fraction(60, interval, 86400)
-    assert compute.cluster_mtbf_hours(50_000, 1000) == 50
 
 
 @pytest.mark.parametrize(

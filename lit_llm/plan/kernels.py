@@ -1,0 +1,195 @@
+"""Memory of kernels that a trace on a CPU does not run: a GPU's, and those of compiled blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointPolicy
+
+from lit_llm.core._torch import FLASH_ATTENTION, DispatchMode, tensors_in
+from lit_llm.distributed.activation_checkpointing import keep_expensive
+from lit_llm.plan.recorder import Recorder, Sized
+
+# -- of a GPU ---------------------------------------------------------------------------------------------------------
+
+
+class CudaKernels(TorchFunctionMode):
+    """Replaces functions of torch by ones that allocate and keep what the GPU's do.
+
+    A CPU build of torch cannot run autograd on tensors that say they are on a GPU. So the trace runs the CPU's kernels, and
+    these functions are replaced, after torch 2.13's source:
+
+    - rms_norm, layer_norm: one kernel that keeps its input and the statistics of each row (`_fused_rms_norm`,
+      `native_layer_norm`); fp32 under autocast, as are pow and square (AT_FORALL_FP32 in `ATen/autocast_mode.h`).
+    - attention without dropout: the operator of FlashAttention. Its output is laid out as the queries, and it keeps logsumexp.
+    - float8 keeps what bf16 does: torchao saves inputs and weights for the backward pass in their own precision
+      (`matmul_with_hp_or_float8_args` in `torchao/float8/float8_linear.py`).
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replacement = _REPLACED.get(function)
+        if replacement is None:
+            return function(*args, **(kwargs or {}))
+        return replacement(function, *args, **(kwargs or {}))
+
+    @staticmethod
+    def around(module: nn.Module) -> None:
+        """Run the module under this mode also when it is recomputed: the backward pass leaves all modes."""
+        forward = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with CudaKernels():
+                return forward(*args, **kwargs)
+
+        module.forward = run
+
+
+def _fp32(x: Tensor) -> Tensor:
+    return x.float() if torch.is_autocast_enabled("cpu") and x.is_floating_point() else x
+
+
+def _pow(function: Any, x: Tensor, *args: Any) -> Tensor:
+    return function(_fp32(x), *args)
+
+
+def _rms_norm(function: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: Any = None) -> Tensor:
+    return _Norm.apply(_fp32(x), weight, None, len(shape), 1)
+
+
+def _layer_norm(
+    function: Any,
+    x: Tensor,
+    shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    return _Norm.apply(_fp32(x), weight, bias, len(shape), 2)
+
+
+def _attention(function: Any, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    return FLASH_ATTENTION(q, k, v)[0]
+
+
+_REPLACED: dict[Any, Any] = {
+    F.rms_norm: _rms_norm,
+    F.layer_norm: _layer_norm,
+    F.scaled_dot_product_attention: _attention,
+    torch.square: _pow,
+    Tensor.square: _pow,
+    torch.pow: _pow,
+    Tensor.pow: _pow,
+}
+
+
+class _Norm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, ndim: int, statistics: int) -> Tensor:
+        y = torch.empty_like(x)
+        rows = torch.empty(statistics, *x.shape[:-ndim], dtype=torch.float32, device=x.device)
+        ctx.save_for_backward(x, weight, bias, rows)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return *(None if x is None else torch.empty_like(x) for x in ctx.saved_tensors[:3]), None, None
+
+
+# -- of compiled blocks -----------------------------------------------------------------------------------------------
+
+
+def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> None:
+    """Let the trace of a block keep what its compiled form does, in place.
+
+    As torch's min-cut partitioner decides (torch/_functorch/partitioners.py): a matrix product or attention is never computed
+    twice, so its result is kept if the backward pass needs it. Their inputs are kept too, because the gradients of weights
+    read them from memory. All else (elementwise operators, casts, norms) is computed again from these, within the kernels of
+    the backward pass. With recomputation of mode cheap, inputs are computed again as well. The partitioner also keeps the
+    statistics of norms. tests/plan/test_compiled_blocks.py compares with it.
+
+    Args:
+        inputs: also keep inputs of matrix products and attention.
+    """
+    forward = block.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        kept = _Kept(recorder, inputs=inputs)
+        with saved_tensors_hooks(kept.pack, kept.unpack), kept:
+            result = forward(*args, **kwargs)
+        kept.settle()
+        return result
+
+    block.forward = run
+
+
+class _Saved:
+    """A tensor that autograd keeps: itself, or if it is computed again, what it is computed from."""
+
+    def __init__(self, tensor: Sized) -> None:
+        self.tensor: Sized | None = tensor
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.origins: list[Tensor] = []
+
+
+class _Kept(DispatchMode):
+    """Notes from which tensors each result can be computed again.
+
+    Attributes:
+        origins: for the storage of each result, the tensors on the meta device it is computed from: results of products and
+            attention, and inputs of the block.
+        in_memory: storages that products and attention write, or read.
+    """
+
+    def __init__(self, recorder: Recorder, *, inputs: bool) -> None:
+        super().__init__()
+        self.recorder, self.inputs = recorder, inputs
+        self.origins: dict[int, list[Tensor]] = {}
+        self.in_memory: set[int] = set()
+        self.saved: list[_Saved] = []
+
+    def pack(self, tensor: Tensor) -> Any:
+        if not isinstance(tensor, Sized):
+            return tensor
+        self.saved.append(_Saved(tensor.detach()))  # type: ignore[arg-type]
+        return self.saved[-1]
+
+    def unpack(self, saved: Any) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        if saved.tensor is not None:
+            return saved.tensor
+        again = self.recorder.receive(saved.shape, saved.dtype, None)
+        self.recorder.exclude((again,))  # within a kernel
+        return again
+
+    def settle(self) -> None:
+        """Let go of what is computed again."""
+        for saved in self.saved:
+            assert saved.tensor is not None
+            key = _storage(saved.tensor)
+            if key in self.origins and key not in self.in_memory:
+                saved.tensor, saved.origins = None, self.origins[key]
+        self.saved, self.origins = [], {}
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        inputs = [x for x in tensors_in(args) if isinstance(x, Sized)]
+        outputs = [x for x in tensors_in(result) if isinstance(x, Sized) and _storage(x) not in {_storage(y) for y in inputs}]
+        expensive = keep_expensive(None, operator) is CheckpointPolicy.MUST_SAVE
+        from_ = {id(origin): origin for x in inputs for origin in self.origins.get(_storage(x), [x.meta])}
+        for x in outputs:
+            self.in_memory.discard(_storage(x))  # of a storage that was freed
+            self.origins[_storage(x)] = [x.meta] if expensive else list(from_.values())
+        if expensive:
+            self.in_memory |= {_storage(x) for x in (outputs + inputs if self.inputs else outputs)}
+        return result
+
+
+def _storage(x: Sized) -> int:
+    return id(x.meta.untyped_storage())
