@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ._lightning import accumulates, validation_follows
-from .contracts import offered
+from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
 from .errors import UserError
 from .ranges import STEPS, above, check_ranges, whole
 
@@ -145,8 +145,8 @@ class StepCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saving, self.last_save_failed = None, False
-        known = (getattr(callback, "stable_until", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        self._stable_step = next(filter(None, known), 0)
+        known = (offered(callback, KnowsStableStep) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        self._stable_step = next((schedule.stable_until for schedule in known if schedule), 0)
         leaving = self._files.leaving
         # Broadcast: on a network file system, other ranks may see the folder later.
         self._files = trainer.strategy.broadcast(self._present())
@@ -169,7 +169,8 @@ class StepCheckpoint(Checkpoint):
         if step == self._seen_step:
             return
         self._seen_step = step
-        at_once = any(getattr(callback, "save_now", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        asking = (offered(callback, AsksToSave) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        at_once = any(callback.save_now for callback in asking if callback)
         if at_once or step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step):
             # If an immediate save is followed by validation, the step is saved again, which replaces the first file.
             self._due = validation_follows(trainer)
@@ -291,7 +292,7 @@ class StepCheckpoint(Checkpoint):
         """If the save in progress has ended, update links and files. Called on rank 0."""
         if self._saving is None:
             return
-        background = offered(trainer.strategy.checkpoint_io, "finished")
+        background = offered(trainer.strategy.checkpoint_io, SavesInBackground)
         saved = True if background is None else background.finished(self._folder / self._saving.kept[-1], wait=wait)
         if saved is None:
             return

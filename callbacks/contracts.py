@@ -1,68 +1,37 @@
-"""What callbacks ask of a module, its data, a strategy or each other: attributes that they use where they exist."""
+"""What callbacks ask of a LightningModule, a data module, a strategy or each other: attributes that they use where they exist.
+
+Each Protocol is optional. `offered` says whether a thing has all of its attributes, and none of them is None.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-ASKED = {
-    # of a LightningModule
-    "step_loss": "0-d Tensor: loss of an optimizer step, a mean over the counted targets of the global batch, NaN without any; "
-    "for SpikeGuard and TrainingProgress. The mean of the micro-batches' means is another number where their counts differ",
-    "step_count": "0-d Tensor: number of these targets. Both are the same on all ranks, and known in on_before_optimizer_step",
-    "every_target_counts": "bool: no target is ignored, so micro-batches have equal weight: HealthSignals asks",
-    "first_gradient_scale": "() -> Tensor | float, after the first micro-batch of a step: what makes its gradient that of the "
-    "mean over its targets; for GradientNoise, of a module that weights micro-batches by their targets",
-    "holds_all_logits": "bool: training has the logits of a whole micro-batch in memory, so HealthSignals' probe may have them",
-    "flops_per_token": "float: training FLOPs per token, for Throughput, instead of six per parameter",
-    "generate_text": "(prompt, *, max_new_tokens, temperature, top_k, top_p, seed) -> str: the prompt and its continuation, or "
-    "the latter, without the global random generators; needed by TextSamples",
-    "tokenizer": "has encode and decode, and may have bos_id, eos_id and prefix_token_ids; needed by TaskScores, to which "
-    "`forward` gives the logits (B, T, V) of ids (B, T)",
-    "context_length": "int: most tokens of a text that the model reads at once; needed by TaskScores",
-    "greedy_ids": "(ids, *, max_new_tokens) -> Iterator[int]: the likeliest ids after `ids`; for tasks that generate",
-    "micro_batch_tokens": "int, or a function of the optimizer steps before it: tokens of one micro-batch on one rank; needed "
-    "by BatchRamp, of the data module or else of the LightningModule",
-    "expert_counts": "(L, E) Tensor, of L mixtures of E experts: tokens of the step's global batch that each has computed, the "
-    "same on all ranks and known in on_before_optimizer_step, counted once also under recomputation; for ExpertBalance",
-    "expert_biases": "Sequence[Tensor]: L buffers (E,), added to the scores by which a token's experts are chosen. There may "
-    "also be expert_entropy, (L,): the mean entropy of the router's probabilities, in nats",
-    # of a data module
-    "step_samples": "range: global numbers of the samples in the next optimizer step, for SpikeGuard's reports",
-    "vocab_size": "int: for HealthSignals, of a model without an embedding",
-    "train_tokens": "int: length of the training text, for HealthSignals",
-    "source_names": "Sequence[str]: sources of a mixture, which have losses of their own, for TensorBoardPage",
-    # of a strategy or its plugins
-    "pipeline_mesh": "DeviceMesh: the ranks that hold one model together, each with other parameters",
-    "repeated_parameters": "Collection[Tensor]: this rank's parameters that an earlier rank of that mesh has, too",
-    "scaler": "torch's GradScaler, of a precision plugin with fp16 loss scaling",
-    "finished": "(path, *, wait=False) -> bool | None: whether a save has succeeded, None while it is in progress; of a "
-    "checkpoint plugin, for StepCheckpoint. Any other plugin has saved a file when it returns",
-    # of another callback
-    "latest_norm": "Tensor | None: gradient norm of the step before clipping, None: not computed; GradientNorm has it",
-    "latest_skip": "0-d Tensor: 1 if the step is skipped, 0 if it is made; None: not judged; SpikeGuard has it",
-    "save_now": "bool: save at this step, set in on_train_batch_end; StopOnSignal has it",
-    "stable_until": "int: the last step before a schedule's decay, whose checkpoint StepCheckpoint keeps",
-    "on_validation_interrupted": "(trainer, pl_module): called instead of on_validation_end where StopOnSignal interrupts",
-}
-"""Each attribute, what it is, and who uses it."""
+P = TypeVar("P")
 
 
-def offered(thing: object, *names: str) -> Any:
-    """`thing` if it has these attributes of `ASKED` and none of them is None, otherwise None."""
-    return thing if all(getattr(thing, name, None) is not None for name in names) else None
+def offered(thing: object, protocol: type[P]) -> P | None:
+    """`thing` if it offers what the protocol names, otherwise None."""
+    named = [*getattr(protocol, "__annotations__", {}), *vars(protocol)]
+    names = [name for name in named if not name.startswith("_")]
+    return thing if all(getattr(thing, name, None) is not None for name in names) else None  # type: ignore[return-value]
 
 
-def offered_step_loss(module: LightningModule) -> Any:
+def offered_step_loss(module: LightningModule) -> SaysStepLoss | None:
     """`offered`, of the loss of a step. Warns once if a module has `step_loss` alone, which is then not used."""
-    if getattr(module, "step_loss", None) is not None and getattr(module, "step_count", None) is None:
+    says = offered(module, SaysStepLoss)
+    if says is None and getattr(module, "step_loss", None) is not None:
         _say_half(type(module).__name__)
-    return offered(module, "step_loss", "step_count")
+    return says
 
 
 @cache
@@ -70,6 +39,197 @@ def _say_half(name: str) -> None:
     rank_zero_warn(
         f"{name}.step_loss is not used, because {name} has no step_count, the number of counted targets of the step: set both."
     )
+
+
+def offered_by_data(trainer: Trainer, protocol: type[P]) -> P | None:
+    """The same of the trainer's data module."""
+    return offered(getattr(trainer, "datamodule", None), protocol)
+
+
+# -- of a LightningModule -----------------------------------------------------------------------------------------------
+
+
+class SaysStepLoss(Protocol):
+    """Says the loss of an optimizer step, for callbacks that judge it: `SpikeGuard`, `TrainingProgress`.
+
+    The mean of the micro-batches' means is not the loss of the step where they have different numbers of counted targets. Both
+    are 0-d tensors, the same on all ranks, and known before callbacks' `on_before_optimizer_step`.
+    """
+
+    step_loss: Tensor
+    """The mean over the counted targets of the global batch; NaN without any."""
+    step_count: Tensor
+    """Their number."""
+
+
+class SaysWhetherTargetsCount(Protocol):
+    """Without it, `HealthSignals` takes the mean of the micro-batches' losses for the loss of a step."""
+
+    every_target_counts: bool
+    """Whether no target is ignored, so that all micro-batches have equal weight."""
+
+
+class ScalesFirstGradient(Protocol):
+    """For `GradientNoise`, of a module that weights micro-batches by their targets."""
+
+    def first_gradient_scale(self) -> Tensor | float:
+        """After the first micro-batch of a step: what makes its gradient that of the mean over its targets."""
+
+
+class HoldsAllLogits(Protocol):
+    """Without it, the probe of `HealthSignals` bounds the logits that it computes."""
+
+    holds_all_logits: bool
+    """Whether training has the logits of a whole micro-batch in memory."""
+
+
+class SaysFlops(Protocol):
+    """For `Throughput`, instead of six FLOPs per parameter."""
+
+    flops_per_token: float
+    """Training FLOPs per token."""
+
+
+class WritesText(Protocol):
+    """Needed by `TextSamples`."""
+
+    def generate_text(
+        self, prompt: str, *, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int
+    ) -> str:
+        """The prompt and its continuation, or the latter. It does not use the global random generators."""
+
+
+class ScoresText(Protocol):
+    """Needed by `TaskScores`; `forward` gives the logits (B, T, V) of ids (B, T)."""
+
+    tokenizer: Any
+    """Has `encode` and `decode`, and may have `bos_id`, `eos_id` and `prefix_token_ids`."""
+    context_length: int
+    """Most tokens of a text that the model reads at once."""
+
+
+class ContinuesText(Protocol):
+    """Needed by tasks of lm_eval that generate."""
+
+    def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
+        """The likeliest ids after `ids`, one by one."""
+
+
+class HasMicroBatches(Protocol):
+    """Needed by `BatchRamp`, of the data module or else of the LightningModule."""
+
+    micro_batch_tokens: int | Callable[[int], int]
+    """Tokens of one micro-batch on one rank, or a function of the optimizer steps before it."""
+
+
+class CountsExperts(Protocol):
+    """Needed by `ExpertBalance`, of a module with L mixtures of E experts.
+
+    It may also have `expert_entropy`, (L,): the mean entropy of the router's probabilities, in nats.
+    """
+
+    expert_counts: Tensor
+    """(L, E), the same on all ranks: the tokens of the step's global batch that each expert has computed. Known before
+    callbacks' `on_before_optimizer_step`, and counted once if activations are computed again."""
+    expert_biases: Sequence[Tensor]
+    """Buffers, (E,) each, that are added to the scores by which a token's experts are chosen."""
+
+
+# -- of a data module ---------------------------------------------------------------------------------------------------
+
+
+class NumbersSamples(Protocol):
+    """For the reports of `SpikeGuard`."""
+
+    step_samples: range
+    """Global numbers of the samples in the next optimizer step."""
+
+
+class HasVocabulary(Protocol):
+    """For `HealthSignals`, of a model without an embedding."""
+
+    vocab_size: int
+
+
+class CountsTokens(Protocol):
+    """For `HealthSignals`."""
+
+    train_tokens: int
+    """Length of the training text."""
+
+
+class HasSources(Protocol):
+    """For the charts of `TensorBoardPage`."""
+
+    source_names: Sequence[str]
+    """Sources of a mixture, which have losses of their own."""
+
+
+# -- of a strategy or its plugins -----------------------------------------------------------------------------------------
+
+
+class SplitsLayers(Protocol):
+    """A strategy with pipeline stages: its ranks hold different parameters."""
+
+    pipeline_mesh: DeviceMesh
+    """The ranks that hold one model together."""
+    repeated_parameters: Collection[Tensor]
+    """This rank's parameters that an earlier rank has, too."""
+
+
+class ScalesLoss(Protocol):
+    """A precision plugin with fp16 loss scaling."""
+
+    scaler: Any
+    """torch's GradScaler."""
+
+
+class SavesInBackground(Protocol):
+    """A checkpoint plugin for `StepCheckpoint`. Any other has saved a file when it returns."""
+
+    def finished(self, path: Path, *, wait: bool = False) -> bool | None:
+        """Whether a save has succeeded. None: it is in progress."""
+
+
+# -- of another callback ------------------------------------------------------------------------------------------------
+
+
+class KnowsNorm(Protocol):
+    """`GradientNorm`, for callbacks after it."""
+
+    latest_norm: Tensor | None
+    """Gradient norm of the current step before clipping. None: not computed."""
+
+
+class KnowsSkip(Protocol):
+    """`SpikeGuard`, for callbacks after it."""
+
+    latest_skip: Tensor | None
+    """0-d: 1 if the current step is skipped, 0 if it is made. None: not judged."""
+
+
+class AsksToSave(Protocol):
+    """`StopOnSignal`, for callbacks that save."""
+
+    save_now: bool
+    """Set in `on_train_batch_end`: save at this step."""
+
+
+class KnowsStableStep(Protocol):
+    """A schedule with a decay, for `StepCheckpoint`."""
+
+    stable_until: int
+    """The last step before the decay, whose checkpoint is kept."""
+
+
+class HearsOfInterruption(Protocol):
+    """A callback that begins something at a validation, which `StopOnSignal` may interrupt."""
+
+    def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Called instead of `on_validation_end`."""
+
+
+# -- where nothing is offered ---------------------------------------------------------------------------------------------
 
 
 class MeanOfMicroBatches:
@@ -82,7 +242,7 @@ class MeanOfMicroBatches:
     def add(self, trainer: Trainer, loss: Tensor) -> None:
         """Add the loss of a backward pass, as Lightning gives it: divided by the number of micro-batches of a whole step."""
         loss = loss.detach().float().reshape(())
-        if scaling := offered(trainer.precision_plugin, "scaler"):
+        if (scaling := offered(trainer.precision_plugin, ScalesLoss)) is not None:
             loss = loss / scaling.scaler.scale(torch.ones((), device=loss.device))
         self._sum, self._number = loss if self._sum is None else self._sum + loss, self._number + 1
 

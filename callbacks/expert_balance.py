@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ._lightning import is_logged, write_row
-from .contracts import offered
+from .contracts import CountsExperts, KnowsNorm, KnowsSkip, offered
 from .errors import UserError
 from .ranges import at_least, check_ranges
 
@@ -58,7 +58,7 @@ class ExpertBalance(Callback):
 
     @torch.no_grad()
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        module = offered(pl_module, "expert_counts", "expert_biases")
+        module = offered(pl_module, CountsExperts)
         if module is None:
             return
         counts, biases = module.expert_counts.double(), module.expert_biases  # (L, E)
@@ -84,8 +84,8 @@ def _skipped(trainer: Trainer) -> Tensor | None:
     """0-d bool: whether the step changes no weight, as far as other callbacks know. None: none knows."""
     skips: list[Tensor] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if guard := offered(callback, "latest_skip"):
+        if (guard := offered(callback, KnowsSkip)) is not None and guard.latest_skip is not None:
             skips.append(guard.latest_skip > 0)
-        if norm := offered(callback, "latest_norm"):
+        if (norm := offered(callback, KnowsNorm)) is not None and norm.latest_norm is not None:
             skips.append(~norm.latest_norm.isfinite())
     return torch.stack([each.reshape(()).to(skips[0].device) for each in skips]).any() if skips else None

@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 
 from ._lightning import is_logged, write_row
 from ._torch import local_part, multiply_, unscales_by_itself
-from .contracts import offered
+from .contracts import ScalesLoss, SplitsLayers, offered
 from .errors import UserError
 from .ranges import Domain, check_ranges
 
@@ -52,7 +52,7 @@ def gradient_norm(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
     With pipeline stages (`SplitsLayers`), ranks hold different parameters: their squares are added. A parameter that an earlier
     rank has, too, counts there.
     """
-    pipeline = offered(trainer.strategy, "pipeline_mesh", "repeated_parameters")
+    pipeline = offered(trainer.strategy, SplitsLayers)
     repeated = () if pipeline is None else pipeline.repeated_parameters
     norm = total_norm(
         p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None and p not in repeated
@@ -119,7 +119,7 @@ class GradientNorm(Callback):
                 f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) and GradientNorm(clip={self.clip}) would both"
                 " clip: remove --trainer.gradient_clip_val."
             )
-        if offered(trainer.precision_plugin, "scaler"):
+        if offered(trainer.precision_plugin, ScalesLoss):
             for optimizer in trainer.optimizers:
                 if unscales_by_itself(optimizer):
                     raise UserError(

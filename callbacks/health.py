@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ._lightning import is_logged, write_row
 from ._torch import gathered, process_count
-from .contracts import MeanOfMicroBatches, offered
+from .contracts import HasVocabulary, MeanOfMicroBatches, SaysWhetherTargetsCount, SplitsLayers, offered, offered_by_data
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
 from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
 from .health_probe import Probe
@@ -118,7 +118,7 @@ class HealthSignals(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not later: FSDP2 may have gathered weights by then, and named_parameters would give those.
         self._step, self._readings, self._update = 0, None, None
-        pipeline = offered(trainer.strategy, "pipeline_mesh")
+        pipeline = offered(trainer.strategy, SplitsLayers)
         path, blocks = find_blocks(pl_module)
         base = path.rpartition(".")[2]
         named = {f"{base}.{number}": block for number, block in blocks.items()}
@@ -172,9 +172,10 @@ class HealthSignals(Callback):
             self._probe.run(trainer, pl_module, ids, targets, self._rows, self._readings)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self._readings is None or offered(trainer.strategy, "pipeline_mesh"):
+        if self._readings is None or offered(trainer.strategy, SplitsLayers) is not None:
             return
-        if getattr(pl_module, "every_target_counts", None) in (None, True):
+        says = offered(pl_module, SaysWhetherTargetsCount)
+        if says is None or says.every_target_counts:
             self._losses.add(trainer, loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
@@ -207,7 +208,8 @@ class HealthSignals(Callback):
             self._sequences.add_to(readings)
         if self._tokens is not None:
             probed = None if self._probe is None else self._probe.vocabulary
-            self._tokens.add_to(readings, probed or getattr(getattr(trainer, "datamodule", None), "vocab_size", None))
+            data = offered_by_data(trainer, HasVocabulary)
+            self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
         if (loss := self._losses.take(trainer)) is not None:

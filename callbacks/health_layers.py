@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from ._torch import local_part
-from .contracts import offered
+from .contracts import SplitsLayers, offered
 from .health_readings import Readings
 
 SAMPLED = 2**14
@@ -24,7 +24,7 @@ def trained_parameters(trainer: Trainer, pl_module: LightningModule) -> tuple[li
 
     Of a pipeline, those of this stage, without what counts on another rank.
     """
-    pipeline = offered(trainer.strategy, "pipeline_mesh", "repeated_parameters")
+    pipeline = offered(trainer.strategy, SplitsLayers)
     ranks, repeated = (1, ()) if pipeline is None else (pipeline.pipeline_mesh.size(), pipeline.repeated_parameters)
     trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
     return [(name, p) for name, p in pl_module.named_parameters() if p in trained], trainer.world_size // ranks

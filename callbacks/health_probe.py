@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ._lightning import data_parallel, evaluation_mode
 from ._torch import local_part, tensors_in
+from .contracts import HoldsAllLogits, offered
 from .health_batch import IGNORED
 from .health_readings import Readings
 
@@ -96,7 +97,8 @@ class Probe:
         """Sequences and positions to probe: both passes together have at most half of the micro-batch's tokens."""
         sharing = trainer.world_size // data_parallel(trainer)[1]  # ranks that share a batch: each holds parts in training
         most = min(ids.numel() // 2 // sharing, MOST_TOKENS)
-        if not getattr(pl_module, "holds_all_logits", False):
+        own = offered(pl_module, HoldsAllLogits)
+        if own is None or not own.holds_all_logits:
             most = min(most, MOST_LOGITS // max(rows, 1))
         length = min(ids.size(1), most // 2)
         return (max(1, min(most // 2 // length, ids.size(0))), length) if length >= 4 else None

@@ -7,6 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from ._torch import local_part
+from .contracts import CountsTokens, HasVocabulary, offered_by_data
 
 SETUP_DESCRIPTIONS = {
     "setup/decayed_vectors": "parameters of one dimension (norm weights, biases) in a parameter group with weight decay",
@@ -34,11 +35,11 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         "setup/unoptimized": sum(p.numel() for p in pl_module.parameters() if p.requires_grad and p not in owned),
         "setup/frozen": sum(p.numel() for p in pl_module.parameters() if not p.requires_grad),
     }
-    data = getattr(trainer, "datamodule", None)
-    if vocabulary := rows or getattr(data, "vocab_size", None):
+    data = offered_by_data(trainer, HasVocabulary)
+    if vocabulary := rows or (data and data.vocab_size):
         facts["setup/vocab_size"] = vocabulary
-    if (tokens := getattr(data, "train_tokens", None)) is not None:
-        facts["setup/train_tokens"] = tokens
+    if text := offered_by_data(trainer, CountsTokens):
+        facts["setup/train_tokens"] = text.train_tokens
     if trainer.global_step == 0:
         linears = [module for module in pl_module.modules() if isinstance(module, nn.Linear)]
         gains = [_gain(each) for each in linears if isinstance(getattr(each, "weight", None), Tensor)]  # FSDP1 removes them

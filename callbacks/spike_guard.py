@@ -15,7 +15,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ._lightning import _PutsBack, is_logged, wrap, write_row
 from ._torch import process_count, unscales_by_itself
-from .contracts import MeanOfMicroBatches, offered_step_loss
+from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, ScalesLoss, offered, offered_by_data, offered_step_loss
 from .errors import UserError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
 from .ranges import STEPS, above, check_ranges, whole
@@ -92,7 +92,7 @@ class SpikeGuard(_PutsBack):
         self._skipped = 0  # since the last row
         self._consecutive = 0
         self._scaler: Any = None
-        self._norm_source: Any = None
+        self._norm_source: KnowsNorm | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
@@ -103,7 +103,8 @@ class SpikeGuard(_PutsBack):
         optimizer = trainer.optimizers[0]
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UserError("SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard.")
-        self._scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaling = offered(trainer.precision_plugin, ScalesLoss)
+        self._scaler = None if scaling is None else scaling.scaler
         if self._scaler is not None and unscales_by_itself(optimizer):
             raise UserError(
                 f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after SpikeGuard reads them:"
@@ -148,7 +149,7 @@ class SpikeGuard(_PutsBack):
             norm = None if self._norm_source is None else self._norm_source.latest_norm
             if norm is None:
                 norm = gradient_norm(trainer, optimizer)
-            says, data = offered_step_loss(pl_module), getattr(trainer, "datamodule", None)
+            says, data = offered_step_loss(pl_module), offered_by_data(trainer, NumbersSamples)
             values = torch.stack(
                 [each.to(self._good.device, torch.float32) for each in (mean if says is None else says.step_loss, norm)]
             )

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ._lightning import _PutsBack, accumulates, is_logged, write_row
 from ._torch import after_gradients, tensors_in
-from .contracts import offered
+from .contracts import SplitsLayers, offered
 from .time_breakdown import clock_of
 
 
@@ -65,7 +65,7 @@ class Stragglers(_PutsBack):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._put_back()
         self._several = trainer.world_size > 1
-        if offered(trainer.strategy, "pipeline_mesh"):
+        if offered(trainer.strategy, SplitsLayers):
             rank_zero_info("rank/straggler: not logged, because pipeline stages wait for each other in the middle of a step.")
             self._several = False
         self._first = trainer.global_step + 3  # in the second step DDP rebuilds its buckets, an unmeasured wait

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from ._lightning import TASKS, _AfterSteps, callback_of, evaluation_mode, write_row
-from .contracts import offered
+from .contracts import ScoresText, offered
 from .ema import EMA
 from .errors import UserError
 from .log_likelihoods import LogLikelihoods
@@ -118,7 +118,7 @@ class TaskScores(_AfterSteps):
         self._check(pl_module)
 
     def _check(self, pl_module: LightningModule) -> None:
-        if offered(pl_module, "tokenizer", "context_length") is None:
+        if offered(pl_module, ScoresText) is None:
             raise UserError(
                 f"TaskScores needs a tokenizer and a context_length of the module, which {type(pl_module).__name__} does not"
                 " have: remove the callback (`tasks: null`)."

@@ -147,7 +147,7 @@ class Throughput(_PutsBack):
                     " (set --throughput.peak_tflops)."
                 )
             return
-        own = getattr(pl_module, "flops_per_token", None)  # read once: it may be traced
+        own = getattr(pl_module, "flops_per_token", None)  # `SaysFlops`, read once: it may be traced
         parameters = sum(p.numel() for p in pl_module.parameters())
         self._flops_per_token = 6.0 * parameters if own is None else float(own)
         self._peak = tflops * 1e12 * trainer.world_size

@@ -54,7 +54,7 @@ class LanguageModel(TextGeneration):
     data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. A step, or
     a source in a step, without a counted target has no loss, and no such row.
 
-    Says the loss of the step to callbacks (`lit_llm.callbacks.contracts`): the nats, without z-loss.
+    Says the loss of the step to callbacks (`lit_llm.callbacks.contracts.SaysStepLoss`): the nats, without z-loss.
 
     Args:
         architecture: built instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
@@ -230,7 +230,7 @@ class LanguageModel(TextGeneration):
             equal=self.every_target_counts,
             loss_ranks=self._mesh("loss_ranks", self.trainer.world_size),
         )
-        if callback_of(self.trainer, Schedule) is None:  # type: ignore[type-abstract]
+        if callback_of(self.trainer, Schedule) is None:
             for group, rate in zip(self.trainer.optimizers[0].param_groups, self._configured_rates, strict=True):
                 group["lr"] = rate
 
