@@ -64,7 +64,7 @@ svg .strong { fill: var(--text); paint-order: stroke;
 svg .limit { stroke: var(--bad); stroke-dasharray: 5 4; stroke-width: 1.5; } svg .box { stroke: var(--page); stroke-width: .6; }
 svg .idle { fill: var(--panel); } svg .front { stroke: var(--text); stroke-dasharray: 2 3; fill: none; }
 svg .curve { fill: none; stroke-width: 1.6; vector-effect: non-scaling-stroke; } svg .dashed { stroke-dasharray: 5 4; }
-svg .number { font-size: 10px; fill: #fff; } svg .out { fill: none; stroke: var(--c8); opacity: .7; }
+svg .number { font-size: 10px; fill: #fff; }
 """
 
 

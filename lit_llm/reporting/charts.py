@@ -59,7 +59,7 @@ def chart(
     place_text = text_of_x if columns else _place_text
     if logarithmic:
         lines = [line._replace(points=[(x, math.log10(y)) for x, y in line.points if y > 0]) for line in lines]
-    text_of_y = (lambda exponent: f"{10**exponent:.2g}") if logarithmic else _short
+    text_of_y = (lambda exponent: number(float(f"{10**exponent:.2g}"))) if logarithmic else _short
     finite = [line._replace(points=[p for p in line.points if math.isfinite(p[0]) and math.isfinite(p[1])]) for line in lines]
     missing = sum(len(line.points) for line in lines) - sum(len(line.points) for line in finite)
     drawn = [line for line in finite if line.points]
@@ -104,7 +104,8 @@ def chart(
     curves = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">' + "".join(paths) + "</svg>"
     kinds = ["dots" if line.kind in _DOTTED else line.kind or "line" for line in drawn]
     entries = {
-        (line.color, line.group or line.name): "line" if line.group else kind for line, kind in zip(drawn, kinds, strict=True)
+        (line.color, line.group or line.name): "line" if line.group and line.kind != "points" else kind
+        for line, kind in zip(drawn, kinds, strict=True)
     }
     key = html.legend(list(entries), list(entries.values())) if keyed and len(drawn) > 1 else ""
     picture = html.plot(f"{label} over {x_name}", _HEIGHT, [*axes, curves, *dots])

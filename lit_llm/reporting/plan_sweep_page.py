@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lit_llm.core import html_page as html
 from lit_llm.core.number_text import duration, money, two_digits
 from lit_llm.plan.sweep import Variant
+from lit_llm.reporting.charts import Line, chart
 from lit_llm.reporting.plan_page import top
 from lit_llm.reporting.plan_text import SWEEP, sweep_row
 
@@ -77,63 +76,35 @@ def sweep_figure(found: Sequence[Variant], best: Variant | None) -> str:
     numbers: dict[tuple[float, float], int] = {}
     for point in front:
         numbers.setdefault((point.hours, point.cost), len(numbers) + 1)
-    x, y = log_scale([p.hours for p in points]), log_scale([p.cost for p in points], down=True)
-    shapes = _grid(x, y, priced=priced)
-    shapes += [html.line(x(a.hours), y(a.cost), x(b.hours), y(b.cost), "front") for a, b in itertools.pairwise(front)]
+    lines = [Line("Pareto front", 7, [(p.hours, p.cost) for p in front], "dashed")]
     for point in sorted(points, key=lambda p: (p.variant is best, p.fits, p in front)):  # the last is on top
-        style = 'fill="var(--c7)" r="5"' if point in front else 'fill="var(--c0)" r="4"' if point.fits else 'class="out" r="4"'
-        style += ' stroke="var(--text)" stroke-width="2"' if point.variant is best else ""
-        said = f"{_settings(point.variant)}: {duration(3600 * point.hours)}{'' if point.fits else ', does not fit'}"
-        where = f'cx="{x(point.hours):.2f}%" cy="{y(point.cost):.2f}%"'
-        shapes.append(f"<circle {style} {where}><title>{html.escape(said)}</title></circle>")
-    shapes += _labels([(x(hours), y(cost), str(number)) for (hours, cost), number in numbers.items()])
+        place = numbers.get((point.hours, point.cost)) if point in front else None
+        kind, color = ("Pareto front", 7) if place else ("fits", 0) if point.fits else ("does not fit", 8)
+        kind, color = ("chosen", 2) if point.variant is best else (kind, color)
+        name = f"{place}: {_settings(point.variant)}" if place else _settings(point.variant)
+        lines.append(Line(name, color, [(point.hours, point.cost)], "points", kind))
+    hours = [point.hours for point in points]
+    picture = chart(
+        lines,
+        label="cost" if priced else "device-hours",
+        x_name="time of the run",
+        text_of_x=lambda at: next((name for name, mark in _TIMES.items() if mark == at), duration(3600 * at)),
+        unit="USD" if priced else "device-hours",
+        columns=html.few([mark for mark in _TIMES.values() if min(hours) <= mark <= max(hours)], 6),
+        logarithmic=True,
+        logarithmic_x=True,
+    )
     caption = f"Time of the run against {'its cost at the lower price' if priced else 'device-hours'}, on logarithmic axes. "
-    caption += "Numbered: the Pareto front, than which nothing that fits is both faster and cheaper. Rings do not fit."
+    caption += "Of the Pareto front, nothing that fits is both faster and cheaper; a point names its settings."
     missing = len(found) - len(points)
-    caption += " Circled: the cheapest within the limits." if best is not None else ""
+    caption += " Chosen: the cheapest within the limits." if best is not None else ""
     caption += f" {missing} combinations have no time and are not drawn." if missing else ""
     listed = []
     for point in [*front, *(p for p in points if p.variant is best and p not in front)]:
-        number = str(numbers.get((point.hours, point.cost), "")) + " circled" * (point.variant is best)
+        number = str(numbers.get((point.hours, point.cost), "")) + " chosen" * (point.variant is best)
         cost = money(point.cost) if priced else f"{two_digits(point.cost)} device-hours"
         listed.append([number, duration(point.hours * 3600), cost, _settings(point.variant)])
-    below = html.legend([(0, "fits"), (7, "Pareto front"), (8, "does not fit")])
-    below += html.table(["front", "time", "cost", "settings"], listed)
-    return html.figure(caption, html.plot("Time against cost", 320, shapes, below=42), below + every + problems)
-
-
-def log_scale(values: Sequence[float], *, down: bool = False) -> Callable[[float], float]:
-    """From values to percentages of the picture, logarithmic, at least a factor of four wide. `down`: from the top."""
-    low, high = min(values), max(values)
-    spare = max(1.15, 2 * math.sqrt(low / high))
-    low, high = math.log(low / spare), math.log(high * spare)
-    low, high = (high, low) if down else (low, high)
-    return lambda value: 100 * (math.log(value) - low) / (high - low)
-
-
-def _grid(x: Callable[[float], float], y: Callable[[float], float], *, priced: bool) -> list[str]:
-    shapes = []
-    for name, hours in html.few([(name, hours) for name, hours in _TIMES.items() if 0 <= x(hours) <= 100], 4):
-        shapes += [html.line(x(hours), 0, x(hours), 100, "grid"), html.text(x(hours), 100.0, name, anchor="middle", dy=16)]
-    costs = (factor * 10.0**power for power in range(-6, 12) for factor in (1, 1.5, 2, 3, 5, 7))
-    for value in html.few([value for value in costs if 0 <= y(value) <= 100], 6):
-        said = money(value) if priced else two_digits(value)
-        shapes += [html.line(0, y(value), 100, y(value), "grid"), html.text("-6", y(value), said, anchor="end", dy=4)]
-    shapes.append(html.text(100.0, 100.0, "time of the run", anchor="end", dy=34))
-    return [*shapes, html.text("-50", 0.0, "cost" if priced else "device-hours", dy=-8)]
-
-
-def _labels(spots: Sequence[tuple[float, float, str]]) -> list[str]:
-    """Above each spot or below it, where there is room."""
-    shapes: list[str] = []
-    written: list[tuple[float, float]] = []
-    for x, y, said in spots:
-        for dy in (-9, 19):
-            if all(abs(x - a) > 6 or abs(y + dy / 3.2 - b) > 4 for a, b in written):
-                shapes.append(html.text(x, y, said, anchor="middle", kind="strong", dy=dy))
-                written.append((x, y + dy / 3.2))
-                break
-    return shapes
+    return html.figure(caption, picture, html.table(["front", "time", "cost", "settings"], listed) + every + problems)
 
 
 def _settings(variant: Variant) -> str:

@@ -16,7 +16,7 @@ from lit_llm.plan.layout import layout_of_name
 from lit_llm.plan.pipeline_order import DURATION, idle_share, timetable
 from lit_llm.plan.run_settings import Schedule
 from lit_llm.reporting.plan_page import parts_of_step, plan_page, timeline
-from lit_llm.reporting.plan_sweep_page import Point, log_scale, pareto_front, sweep_page
+from lit_llm.reporting.plan_sweep_page import Point, pareto_front, points_of, sweep_page
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)
 ADAMW = Optimizer("AdamW", fused=True)
@@ -155,8 +155,12 @@ def test_the_pareto_front_is_that_of_all_pairs():
         assert [(p.hours, p.cost) for p in pareto_front(points)] == expected
 
 
-def test_a_logarithmic_axis_keeps_order_and_ratios():
-    right, up = log_scale([1.0, 100.0]), log_scale([1.0, 100.0], down=True)
-    assert 0 < right(1) < right(10) < right(100) < 100 and right(10) - right(1) == pytest.approx(right(100) - right(10))
-    assert [up(value) for value in (0.01, 1, 10, 1e4)] == [pytest.approx(100 - right(value)) for value in (0.01, 1, 10, 1e4)]
-    assert right(0.01) < 0 and right(1e4) > 100 and log_scale([5.0])(5.0) == pytest.approx(50)
+def test_the_picture_of_a_sweep_has_each_variant_with_its_settings():
+    axes = sweep.parse(["devices=1,2,8"])
+    found = list(sweep.variants(axes, run(), partial(layout_of_name, "ddp"), find("a100-40gb"), Options()))
+    page = Page(sweep_page(found, found[1], COMMAND))
+    assert [tag for tag, _ in page.tags].count("circle") == len(points_of(found)) == 3
+    front = pareto_front(points_of(found))
+    titles = [text for text in page.texts if " at " in text and "devices" in text]
+    assert sum(text[0].isdigit() for text in titles) == len(front) and len(titles) == 3
+    assert "chosen" in page.texts

@@ -24,7 +24,7 @@ def places(picture):
 def rows(picture):
     """Value → height of its grid line in percent."""
     heights = [float(y) for y in re.findall(r'<line class="grid"[^>]* y1="([\d.]+)%"', picture)]
-    values = [float(v) for v in re.findall(r'x="-6"[^>]*>([^<]+)<', picture)]
+    values = [float(v.replace(",", "")) for v in re.findall(r'x="-6"[^>]*>([^<]+)<', picture)]
     return dict(zip(values, heights, strict=True))
 
 
