@@ -114,7 +114,7 @@ class VariantBlock(nn.Module):
             y = y + self.mix.chunk(2)[1] * (before(y) - y)
         if block.mlp_convolution is not None:
             y = block.mlp_convolution(y)
-        y = block.mlp(y) if self.conv_d is None else block.mlp.project(block.mlp._activate(self.conv_d(block.mlp.up(y))))
+        y = block.mlp(y) if self.conv_d is None else block.mlp.project(block.mlp.activate(self.conv_d(block.mlp.up(y))))
         return x + (y if self.gains is None else y * self.gains.chunk(2)[1])
 
     def attention(self, x: Tensor, ids: Tensor, rotation: Any, see: Any) -> Tensor:

@@ -165,7 +165,7 @@ def main() -> None:
 
     rows = {"targets": targets[:12].view(3, 4), "hidden": hidden[:12].view(3, 4, -1)}
     results["by_row"] = [
-        f(rows["hidden"], shard, rows["targets"], by_row=True, **options)[2:] for f in (cross_entropy, chunked_cross_entropy)
+        f(rows["hidden"], shard, rows["targets"], by_row=True, **options)[2:5] for f in (cross_entropy, chunked_cross_entropy)
     ]
 
     mesh = init_device_mesh("cpu", (ranks,))
