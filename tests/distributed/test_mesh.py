@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from lit_llm.checkpoint.sharded import Part, TensorOnDisk, split
+from lit_llm.checkpoint.sharded import TensorOnDisk, split
 from lit_llm.core.dtensor import draw_, fill_, holds_first_copy, local_box
 
 dist.init_process_group("gloo")
@@ -50,7 +50,7 @@ everyone = [None] * 4
 dist.all_gather_object(everyone, pieces["parts"])
 for name, whole in before.items():
     key = f"state_dict.{name}"
-    parts = [Part(tuple(parts[key]["offset"]), parts[key]["part"]) for parts in everyone if key in parts]
+    parts = [(parts[key]["offset"], parts[key]["part"]) for parts in everyone if key in parts]
     on_disk = TensorOnDisk(key, whole.shape, whole.dtype, parts)
     if not torch.equal(on_disk[...], whole):
         wrong.append(f"parts of {name}")

@@ -143,7 +143,7 @@ def test_finished_jobs_are_not_read_again(corpus, expected, tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_pipeline, "merge", stop)  # everything is tokenised by then
+        patch.setattr(shard_pipeline, "read_part", stop)  # everything is tokenised by then
         with pytest.raises(KeyboardInterrupt):
             run(folder / "files", tmp_path / "out", 0)
     monkeypatch.setattr(shard_pipeline.JobRunner, "run", stop)
