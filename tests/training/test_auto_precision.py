@@ -56,7 +56,7 @@ def test_a_resume_and_an_evaluation_keep_the_precision_of_the_run(folder, capsys
     processor(False)
     resumed = built("--resume", "auto")
     assert resumed.trainer.precision == "bf16-mixed"
-    assert [change for change in resumed.start.announced if "precision" in change] == []
+    assert [change for change in resumed.run.start.announced if "precision" in change] == []
     said = capsys.readouterr().err
     assert "trainer.precision auto is bf16-mixed: the precision of runs/tiny/checkpoints/step-" in said
     assert "(a new run would take 32-true)" in said
@@ -64,7 +64,7 @@ def test_a_resume_and_an_evaluation_keep_the_precision_of_the_run(folder, capsys
     assert "trainer.precision" not in capsys.readouterr().err, "only a run that trains says it"
     assert PlannedRecipe([*AUTO, "--resume", "auto"]).settings().precision == "bf16-mixed"
     given = built("--resume", "auto", "--trainer.precision", "32-true")
-    assert "trainer.precision bf16-mixed → 32-true" in given.start.announced, "a value that is given counts"
+    assert "trainer.precision bf16-mixed → 32-true" in given.run.start.announced, "a value that is given counts"
 
 
 @pytest.mark.slow
