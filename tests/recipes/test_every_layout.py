@@ -66,4 +66,4 @@ def test_every_layout_starts_or_says_why_the_model_or_the_batch_does_not_allow_i
                     assert size == max(most), where
             assert all(p in refused or "model" in p or "n_layer" in p for p in found), (where, found)
             started += not found
-    assert started >= 20, recipe
+    assert started >= (16 if recipe == "moe" else 20), recipe  # experts need tensor, context and pipeline parallelism of 1
