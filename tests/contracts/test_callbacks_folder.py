@@ -26,6 +26,7 @@ class Module(LightningModule):
     def __init__(self):
         super().__init__()
         self.table = torch.nn.Embedding(7, 7)
+        self.expert_counts, self.expert_biases = torch.tensor([[3, 1]]), [torch.zeros(2)]
     def training_step(self, batch, batch_idx):
         loss = torch.nn.functional.cross_entropy(self.table(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         self.log("train_loss", loss)
@@ -99,6 +100,7 @@ def test_a_copy_under_any_name_trains_with_every_callback(tmp_path, name):
         "time/other_fraction",
         "val/loss",
         "task/quiz/acc",
+        "experts/load",
     }
     assert expected <= set(line.split())
     assert "step 8/8  loss " in done.stdout  # of train_loss
