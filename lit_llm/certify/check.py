@@ -81,12 +81,12 @@ def run_checks(
     only: tuple[str, ...],
     accelerator: str,
     seconds: float,
-    said: Callable[[list[Outcome]], None] = lambda found: None,
+    on_outcomes: Callable[[list[Outcome]], None] = lambda outcomes: None,
 ) -> tuple[list[Outcome], str | None]:
     """The outcomes of all checks, or of those that `only` names, and why it ended early (None: it did not).
 
     Args:
-        said: is told the outcomes of each group when they are known.
+        on_outcomes: called with the outcomes of each group as soon as they are known.
 
     Raises:
         UserError: `only` has a word that no check has, or there was no time for a single check.
@@ -108,7 +108,7 @@ def run_checks(
             raise UserError(f"the budget of {seconds / 60:g} minutes is too small for one check: raise it (--budget)")
         if not ended:
             outcomes = [_needed(each) for each in outcomes]
-        said(outcomes)
+        on_outcomes(outcomes)
         found += outcomes
     return found, ended or None
 

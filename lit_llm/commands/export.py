@@ -22,7 +22,7 @@ from lit_llm.hf.peft import write_adapter
 from lit_llm.hf.read import CONFIG
 from lit_llm.hf.tokenizer_files import imported_family, write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
-from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.gpt import weights_on_meta
 from lit_llm.models.lora import MergedTensor, merged_weights
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded, run_of
@@ -96,7 +96,7 @@ def export_folder(
         content, notes = write_config(config, _family(saved, run))
         state = {}
         weights = saved_weights(saved, checkpoint, base=base, verify=True, average="--ema" if average else None)
-        if problem := mismatch(_on_meta(config), weights, f"{checkpoint} (--run)"):
+        if problem := mismatch(weights_on_meta(config), weights, f"{checkpoint} (--run)"):
             raise UserError(problem)
         for name, tensor in weights.items():
             state[name] = tensor[...].to(dtype or tensor.dtype) if isinstance(tensor, MergedTensor) else tensor[...]
@@ -132,18 +132,12 @@ def export_adapter(
             raise UserError(f"{checkpoint} holds a whole model and no adapter: leave out --adapter")
         config = saved_model_config(saved, checkpoint, "--ckpt_path")
         content, _ = write_config(config, _family(saved, run))
-        base = _on_meta(config)
+        base = weights_on_meta(config)
         state = averaged(saved, checkpoint, "--ema") if average else saved["state_dict"]
         adapters = {name.removeprefix("model."): tensor[...] for name, tensor in state.items()}
         merged_weights(base, adapters, lora)  # they fit
         shapes = {name: tensor.shape for name, tensor in base.items()}
         return write_adapter(adapters, lora, links(content), shapes, partial, dtype)
-
-
-def _on_meta(config: GPTConfig) -> dict[str, torch.Tensor]:
-    """The model's weights by name, without values."""
-    with torch.device("meta"):
-        return GPT(config).state_dict()
 
 
 def export_dcp(checkpoint: Path, out: Path, *, replace: bool = False) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-import torch
 
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.adapters import BASE, LORA, base_record
@@ -28,7 +27,7 @@ from lit_llm.hf.peft import is_adapter_folder, read_adapter
 from lit_llm.hf.read import CONFIG, WeightFiles, read_weights, text_config
 from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
 from lit_llm.hf.write import write_json
-from lit_llm.models.gpt import GPT
+from lit_llm.models.gpt import weights_on_meta
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import CHECKPOINTS, run_of
@@ -95,9 +94,7 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path |
         raise UserError(
             f"{folder / CONFIG} has {config.n_layer:,} layers, but the weights are {len(weight_files.files):,} tensors"
         )
-    with torch.device("meta"):
-        model = GPT(config)
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in weights_on_meta(config).items()}
     assert config.vocab_size is not None
     weights = read_weights(weight_files, links(content), shapes, config.vocab_size)
     settings = asdict(config)
@@ -202,8 +199,7 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
         raise UserError(damage)
     home = run_of(base.checkpoint)
     content, _ = write_config(base.model, imported_family(home))
-    with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in GPT(base.model).state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in weights_on_meta(base.model).items()}
     lora, adapters = read_adapter(folder, links(content), shapes)
     with _new_run(run, replace=replace, sources=[folder, home]) as partial:
         recipe: dict[str, Any] = {"init_from": str(base.checkpoint), "model": asdict(base.model), "lora": asdict(lora)}

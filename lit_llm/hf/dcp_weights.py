@@ -7,13 +7,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lit_llm.checkpoint.dcp_folder import DcpFolder
 from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.core.errors import UserError
-from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.gpt import GPTConfig, weights_on_meta
 
 # What programs put before the names of a model: nothing, their key of the weights, and the attribute that holds the model.
 _PREFIXES = [f"{key}{attribute}" for key in ("", "model.", "state_dict.") for attribute in ("", "model.")]
@@ -95,8 +94,7 @@ def own_weights(source: DcpFolder, config: GPTConfig) -> dict[str, Tensor]:
     Raises:
         UserError: they are not those of a model with these settings.
     """
-    with torch.device("meta"):
-        own: dict[str, Any] = GPT(config).state_dict()
+    own: dict[str, Any] = weights_on_meta(config)
     prefix = next((each for each in _PREFIXES if all(f"{each}{name}" in source.files for name in own)), None)
     if prefix is None:
         raise UserError(

@@ -326,3 +326,9 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """Number of parameters. A tied matrix counts once."""
         return sum(p.numel() for p in self.parameters())
+
+
+def weights_on_meta(config: GPTConfig) -> dict[str, Tensor]:
+    """The weights of a model with these settings by name: names, shapes and dtypes, without values."""
+    with torch.device("meta"):
+        return GPT(config).state_dict()
