@@ -68,6 +68,7 @@ class StepCheckpoint(Checkpoint):
         on_validation_interrupted (called by StopOnSignal): saves the step, unless it is already saved.
         on_train_end: saves the last step, unless it is already saved, and waits until it is on disk.
         on_exception: waits for a save in progress.
+        on_fit_end: the repairs of on_train_start, if the resumed run had no step left.
         State: score and file name of the best, names of the files kept and of those to be deleted; plain types.
     All ranks take part in every save. Rank 0 determines the best and the time, and makes links and deletions. `fast_dev_run`
     saves nothing.
@@ -122,6 +123,7 @@ class StepCheckpoint(Checkpoint):
         self._look_at_clock = 0  # the next step at which the ranks compare the time with every_n_minutes
         self._due = False  # a save waits for the validation that follows
         self._stop_at_boundary = False
+        self._repaired = False  # whether this fit has repaired the folder
         self._warned = self._told = self._told_of_links = False
 
     @property
@@ -142,16 +144,14 @@ class StepCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Absolute, so that a later chdir does not move it.
         self._folder = Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints").absolute()
+        self._repaired = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saving, self.last_save_failed = None, False
         known = (offered(callback, KnowsStableStep) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         self._stable_step = next((schedule.stable_until for schedule in known if schedule), 0)
-        leaving = self._files.leaving
-        # Broadcast: on a network file system, other ranks may see the folder later.
-        self._files = trainer.strategy.broadcast(self._present())
-        if trainer.is_global_zero:
-            self._link_and_remove(trainer, self._files._replace(leaving=leaving))
+        self._repair(trainer)
+        self._files = trainer.strategy.broadcast(self._files)  # on a network file system, other ranks may see the folder later
         self._seen_step = self._saved_step = trainer.global_step
         self._saved_at, self._look_at_clock = time.monotonic(), 0
         self._due = self._stop_at_boundary = False
@@ -216,6 +216,11 @@ class StepCheckpoint(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if trainer.is_global_zero:  # no collective: other ranks may not reach it
             self._settle(trainer, wait=True)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._repaired:  # resumed at the last step: no step is left, so Lightning has not called on_train_start
+            self._repair(trainer)
+            trainer.strategy.checkpoint_io.teardown()  # the strategy's own teardown is over; waits for a deletion in a thread
 
     def _is_permanent(self, step: int) -> bool:
         return step == self._stable_step or (self.keep_every_n_steps is not None and step % self.keep_every_n_steps == 0)
@@ -312,6 +317,12 @@ class StepCheckpoint(Checkpoint):
         for name in files.leaving:
             if (self._folder / name).exists():
                 trainer.strategy.remove_checkpoint(self._folder / name)  # a file or a folder, depending on the strategy
+
+    def _repair(self, trainer: Trainer) -> None:
+        """Make the links and deletions that a killed process left, on rank 0, and forget files that are not in the folder."""
+        self._repaired, leaving, self._files = True, self._files.leaving, self._present()
+        if trainer.is_global_zero:
+            self._link_and_remove(trainer, self._files._replace(leaving=leaving))
 
     def _settle_together(self, trainer: Trainer) -> None:
         """Wait for the save in progress and broadcast its outcome. Called on all ranks."""

@@ -184,28 +184,34 @@ def test_an_exception_right_after_a_save_leaves_it_linked(tmp_path, io):
     assert files(tmp_path) == [4] and link(tmp_path, "last") == 4
 
 
-@pytest.mark.parametrize("io", IOS)
-def test_links_and_deletions_that_a_kill_prevented_are_made_when_the_run_goes_on(tmp_path, io):
-    """Killed after step 6, the last before a decay, was published, and before last, best and stable pointed to it."""
+def callbacks(sort, *more):
+    return [*more, ValidateEvery(2), sort(2, keep_last=1)]
+
+
+def module(*losses):
+    return Foreign(steps=8, val_losses=losses or (3.0, 2.0, 1.0, 4.0))
+
+
+def fit_and_kill(tmp_path, io, step, module, *more):
+    """Killed after this step was published, and before last, best and stable pointed to it."""
 
     class Killed(StepCheckpoint):
         state_key = "StepCheckpoint"
 
         def _link_and_remove(self, trainer, files):
-            if files.kept and files.kept[-1] == "step-00000006.ckpt":
+            if files.kept and files.kept[-1] == f"step-{step:08d}.ckpt":
                 os._exit(9)
             super()._link_and_remove(trainer, files)
 
-    def callbacks(sort):
-        return [WSD(decay_steps=2), ValidateEvery(2), sort(2, keep_last=1)]
-
-    def module():
-        return Foreign(steps=8, val_losses=[3.0, 2.0, 1.0, 4.0])
-
     child = os.fork()
     if child == 0:
-        fit(callbacks(Killed), tmp_path, module=module(), plugins=[io()], **VAL)
+        fit(callbacks(Killed, *more), tmp_path, module=module, plugins=[io()], **VAL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_links_and_deletions_that_a_kill_prevented_are_made_when_the_run_goes_on(tmp_path, io):
+    fit_and_kill(tmp_path, io, 6, module(), WSD(decay_steps=2))
     assert files(tmp_path) == [4, 6] and link(tmp_path, "last") == 4
     resume = tmp_path / "checkpoints" / "step-00000006.ckpt"
     looks = []
@@ -214,11 +220,21 @@ def test_links_and_deletions_that_a_kill_prevented_are_made_when_the_run_goes_on
         def on_train_batch_start(self, trainer, *args):
             looks.append((files(tmp_path), [link(tmp_path, name) for name in ("last", "best", "stable")]))
 
-    fit([Look(), *callbacks(StepCheckpoint)], tmp_path, module=module(), resume=resume, plugins=[io()], **VAL)
+    fit(callbacks(StepCheckpoint, Look(), WSD(decay_steps=2)), tmp_path, module=module(), resume=resume, plugins=[io()], **VAL)
     assert looks[-1][1] == [6, 6, 6]
     if io is FolderCheckpointIO:  # the other one deletes on a thread, which may still run
         assert looks[-1][0] == [6]
     assert files(tmp_path) == [6, 8] and [link(tmp_path, name) for name in ("last", "best", "stable")] == [8, 6, 6]
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_they_are_made_too_when_no_step_is_left(tmp_path, io):
+    """Killed after the last save, a resumed run trains no step, and Lightning calls no hook of training."""
+    fit_and_kill(tmp_path, io, 8, module(1.0, 2.0, 3.0, 4.0))
+    assert files(tmp_path) == [2, 6, 8] and link(tmp_path, "last") == 6
+    resume = tmp_path / "checkpoints" / "step-00000008.ckpt"
+    fit(callbacks(StepCheckpoint), tmp_path, module=module(), resume=resume, plugins=[io()], **VAL)
+    assert files(tmp_path) == [2, 8] and [link(tmp_path, name) for name in ("last", "best")] == [8, 2]
 
 
 def test_code_in_the_state_is_refused_at_the_first_save_and_not_at_the_resume(tmp_path):
