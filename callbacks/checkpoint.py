@@ -339,7 +339,7 @@ class StepCheckpoint(Checkpoint):
         return _Files(*best, *(tuple(name for name in names if name in there) for names in (old.kept, old.permanent)))
 
     def _link(self, link: str, target: str) -> None:
-        """Point `link` at `target` atomically: a reader finds the old file or the new one.
+        """Point `link` at `target` atomically: a reader finds the old file or the new one. A link that does already is left.
 
         A link that cannot be made is a warning, once: the file system has none, no inode is left, or a folder has the name.
         Training continues without: no resume needs a link.
@@ -347,6 +347,8 @@ class StepCheckpoint(Checkpoint):
         temporary = self._folder / f"{link}.tmp"
         try:
             temporary.unlink(missing_ok=True)  # left by a killed process
+            if (self._folder / link).is_symlink() and os.readlink(self._folder / link) == target:
+                return
             temporary.symlink_to(target)
             os.replace(temporary, self._folder / link)
         except OSError as error:
