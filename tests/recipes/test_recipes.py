@@ -193,7 +193,7 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
         "model": small,
         "data": {"init_args": batch},
         "schedule": {"init_args": {"warmup_steps": 2} | ({"total_steps": 8} if schedule.get("total_steps") else {})},
-        "optimizer": {"init_args": {"lr": 0.05}},
+        "optimizer": {"init_args": {"lr": 0.02}},  # at 0.05 AdamW is so unstable that rounding decides
         "compute": {"compile": False},  # tested in tests/config/test_layouts.py
         "trainer": {"max_steps": 10, "limit_val_batches": 4},
         "samples": None,
