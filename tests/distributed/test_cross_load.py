@@ -79,7 +79,14 @@ def test_one_process_continues_from_each(folder, saved, straight):
         continued(result, straight, f"{name} → single")
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_each_layout_continues_from_whole_tensors_and_from_parts(folder, saved, straight):
+    """All whole checkpoints hold the same, as the test above shows. Parts are cut by one dimension, by layers, or by two."""
+    sources = {name: saved[name] for name in ("single", "tp, shards", "pp, shards", "fsdp2-tp, shards")}
+    continue_on(folder, sources, straight, 2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_each_layout_continues_from_each(folder, saved, straight, ranks):
     continue_on(folder, saved, straight, ranks)
 

@@ -33,7 +33,7 @@ JOBS = {
 
 
 @pytest.mark.slow  # two to four processes and two more for each job: 90 s on an idle machine
-@pytest.mark.parametrize("jobs", JOBS)
+@pytest.mark.parametrize("jobs", ["2", "4", pytest.param("4 again", marks=pytest.mark.soak)])
 def test_a_dry_run_finds_what_real_processes_do(jobs, tmp_path):
     (tmp_path / "jobs.json").write_text(json.dumps(JOBS[jobs]))
     reports = run_ranks(SCRIPT, int(jobs[0]), tmp_path, "jobs.json", timeout=600)
