@@ -38,6 +38,8 @@ BF16 = {"precision": "bf16-mixed"}
 MUON = {"optimizer": MuonAdamW}
 FREED = {"reshard_after_forward": True, "reduce_each_micro_batch": True}
 KEPT = {"reshard_after_forward": False, "reduce_each_micro_batch": False}
+# Each token goes to all experts, so that ranks have equally many rows, as the plan assumes.
+EXPERTS = {"model": {"mlp": "swiglu", "moe": {"experts": 4, "top_k": 4, "expert_width": 128, "shared_experts": 1}}}
 TIED = {"model": {"tie_embeddings": True}}
 
 
@@ -81,6 +83,14 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "cp, heads": mesh({**FREED, "context": 2, "context_attention": "heads"}),
         "cp, keys gathered, bf16-mixed, weights kept": mesh({**KEPT, "context": 2}, **BF16),
         "cp, heads, full recomputation": mesh({**FREED, "context": 2, "context_attention": "heads"}, checkpointing="full"),
+        "ep": mesh({**FREED, "expert": 2}, **EXPERTS),
+        "ep, weights and gradients kept, 3 micro-batches": mesh({**KEPT, "expert": 2}, micro_batches=3, **EXPERTS),
+        "ep, bf16-mixed, full recomputation": mesh({**FREED, "expert": 2}, checkpointing="full", **BF16, **EXPERTS),
+        "ep, Muon": mesh({**FREED, "expert": 2}, **MUON, **EXPERTS),
+        "tp with experts": mesh({"tensor_parallel": 2}, **EXPERTS),
+        "ep × tp": mesh({"tensor_parallel": 2, "expert": 2}, **EXPERTS),
+        "cp with experts": mesh({**FREED, "context": 2}, **EXPERTS),
+        "pp with experts": pipe("1f1b", **EXPERTS),
         "pp, 1f1b": pipe("1f1b"),
         "pp, 1f1b, tied, bf16-mixed": pipe("1f1b", **TIED, **BF16),
         "pp, gpipe": pipe("gpipe"),

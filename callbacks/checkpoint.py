@@ -339,7 +339,7 @@ class StepCheckpoint(Checkpoint):
         return _Files(*best, *(tuple(name for name in names if name in there) for names in (old.kept, old.permanent)))
 
     def _link(self, link: str, target: str) -> None:
-        """Point `link` at `target` atomically: a reader finds the old file or the new one. A link that does already is left.
+        """Point `link` at `target` atomically: a reader finds the old file or the new one. One that already points there stays.
 
         A link that cannot be made is a warning, once: the file system has none, no inode is left, or a folder has the name.
         Training continues without: no resume needs a link.

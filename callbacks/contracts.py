@@ -131,8 +131,8 @@ class CountsExperts(Protocol):
     expert_counts: Tensor
     """(L, E), the same on all ranks: the tokens of the step's global batch that each expert has computed. Known before
     callbacks' `on_before_optimizer_step`, and counted once if activations are computed again."""
-    expert_biases: Sequence[Tensor]
-    """Buffers, (E,) each, that are added to the scores by which a token's experts are chosen."""
+    expert_biases: Sequence[Tensor | None]
+    """Buffers, (E,) each, that are added to the scores by which experts are chosen; None for a layer of another rank."""
 
 
 # -- of a data module ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ._lightning import is_logged, write_row
-from .contracts import CountsExperts, KnowsNorm, KnowsSkip, offered
+from ._torch import gathered
+from .contracts import CountsExperts, KnowsNorm, KnowsSkip, SplitsLayers, offered
 from .errors import UserError
 from .ranges import at_least, check_ranges
 
@@ -67,12 +68,15 @@ class ExpertBalance(Callback):
         skipped = _skipped(trainer)
         if skipped is not None:
             moves = moves.where(~skipped.to(moves.device), 0)
-        for bias, move in zip(biases, moves, strict=True):
+        own = [(bias, move) for bias, move in zip(biases, moves, strict=True) if bias is not None]
+        for bias, move in own:
             bias.add_(move)
         step = trainer.global_step + 1
         if is_logged(trainer, step):
             load = (counts / mean.clamp(min=1e-9)).amax()
-            largest = torch.stack([bias.detach().double().abs().amax() for bias in biases]).amax()
+            largest = torch.stack([counts.new_zeros(()), *(bias.detach().double().abs().amax() for bias, _ in own)]).amax()
+            if offered(trainer.strategy, SplitsLayers) is not None:  # other ranks have other layers
+                largest = largest.new_tensor(max(gathered(float(largest))))
             values = {"experts/load": load, "experts/dead": (counts == 0).sum().double(), "experts/bias": largest}
             entropy = getattr(pl_module, "expert_entropy", None)
             if entropy is not None:

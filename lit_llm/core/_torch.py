@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._C import _distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, ShardingStrategy
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.pipelining._backward import stage_backward_input
 from torch.distributed.tensor import Placement
@@ -155,8 +156,19 @@ def whole_parameters(unit: FSDPModule) -> list[nn.Parameter]:
 
 
 def _parameters_of(unit: FSDPModule) -> list[FSDPParam]:
-    group = unit._get_fsdp_state()._fsdp_param_group
-    return [] if group is None else group.fsdp_params
+    return [parameter for group in unit._get_fsdp_state()._fsdp_param_groups for parameter in group.fsdp_params]
+
+
+def placement_on(mesh: DeviceMesh, parameters: set[nn.Parameter]) -> Callable[[nn.Parameter], ShardPlacementResult | None]:
+    """`shard_placement_fn` of `fully_shard` for a unit in which these parameters are sharded over another mesh.
+
+    Args:
+        mesh: of shards, or of replicas × shards.
+    """
+    info = (
+        FSDPMeshInfo(mesh, shard_mesh_dim=0) if mesh.ndim == 1 else HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+    )
+    return lambda parameter: ShardPlacementResult(None, info) if parameter in parameters else None
 
 
 def _init_with_own_dtype(parameter: FSDPParam, policy: MixedPrecisionPolicy) -> None:
@@ -171,7 +183,17 @@ def all_gather_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
 def exchange_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
     """(ranks · r, …) → the same shape: rows i · r to (i + 1) · r go to rank i, and those of the result come from rank i."""
     sizes = [rows.size(0) // ranks] * ranks
-    return COLLECTIVES.wait_tensor(COLLECTIVES.all_to_all_single(rows.contiguous(), sizes, sizes, group))
+    return send_rows(rows, sizes, sizes, group)
+
+
+def send_rows(rows: Tensor, sent: list[int], received: list[int], group: str) -> Tensor:
+    """(Σ sent, …) → (Σ received, …): the first sent[0] rows go to rank 0, and the first received[0] of the result are its."""
+    return COLLECTIVES.wait_tensor(COLLECTIVES.all_to_all_single(rows.contiguous(), received, sent, group))
+
+
+def sum_over_ranks(tensor: Tensor, group: str) -> Tensor:
+    """The sum over the ranks of a group, of integers or without a gradient."""
+    return COLLECTIVES.wait_tensor(COLLECTIVES.all_reduce(tensor, "sum", group))
 
 
 # NCCL's flight recorder where torch is built with it; otherwise that of the other backends.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from lit_llm.callbacks._torch import local_box as local_box
 from lit_llm.callbacks._torch import local_part as local_part
@@ -18,6 +18,13 @@ def holds_first_copy(tensor: DTensor) -> bool:
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     return all(c == 0 for c, placement in zip(coordinate, tensor.placements, strict=True) if isinstance(placement, Replicate))
+
+
+def differentiable_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a distributed tensor, for plain operators. What is replicated gets the sum of the gradients."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.to_local(grad_placements=[Partial() if isinstance(p, Replicate) else p for p in tensor.placements])
 
 
 @torch.no_grad()

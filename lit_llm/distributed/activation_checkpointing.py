@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from lit_llm.models.block import Block
 from lit_llm.models.custom import CustomModel
+from lit_llm.models.experts import Experts
 from lit_llm.models.gpt import GPT
 
 
@@ -32,6 +34,8 @@ def recompute_block(block: nn.Module, mode: str | int, *, preserve_rng_state: bo
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
     if mode == "cheap":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_expensive)
+    elif mode != "attention" and isinstance(block, Block) and isinstance(block.mlp, Experts) and block.mlp.is_shared:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_row_numbers)
     forward = module.forward
 
     def recomputed(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +53,7 @@ _EXPENSIVE_NAMES = {
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_attention_math_for_mps",
-    *("lit_llm::attention", "flex_attention", "lit_llm::grouped_linear"),
+    *("lit_llm::attention", "flex_attention", "lit_llm::grouped_linear", "lit_llm::row_numbers"),
     # Results of communication: recomputing them would communicate twice.
     *("_c10d_functional::all_gather_into_tensor", "_c10d_functional::reduce_scatter_tensor", "_c10d_functional::all_reduce"),
     "_c10d_functional::all_to_all_single",
@@ -59,4 +63,10 @@ _EXPENSIVE_NAMES = {
 def keep_expensive(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """The policy of mode cheap: keep the results of matrix products, attention and communication."""
     kept = operator.name().split(".")[0] in _EXPENSIVE_NAMES
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def keep_row_numbers(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Recompute all but how many rows experts exchange: the host waits for a GPU once, and not again."""
+    kept = operator.name().split(".")[0] == "lit_llm::row_numbers"
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from lit_llm.core._torch import gather_in_own_dtype, whole_parameters
+from lit_llm.core._torch import gather_in_own_dtype, placement_on, whole_parameters
 from lit_llm.core.dtensor import local_part
 from lit_llm.core.memory import memory_bytes
 from lit_llm.distributed.keep_rule import KeptWhole, keep
@@ -26,23 +27,28 @@ if TYPE_CHECKING:
     from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 
-def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy) -> None:
-    """Shard a model, or a stage of a pipeline, over `strategy.data_mesh`.
+def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_mesh: DeviceMesh | None = None) -> None:
+    """Shard a model, or a stage of a pipeline, over `strategy.shard_mesh`, and its experts over `expert_mesh` if given.
 
     Blocks and embedding are gathered when needed; other parameters stay gathered during a step. With a two-dimensional mesh
     (replicas × shards) this is hybrid sharding (HSDP).
 
     Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of the bytes, and
     the same bits, because autocast rounds them to it anyway. All other parameters are gathered in their own dtype, in the same
-    collective. Gradients are summed over micro-batches and reduced in fp32. `strategy.kept` says what is kept whole.
+    collective. Gradients are summed over micro-batches and reduced in fp32 (of float64 weights in that).
+    `strategy.kept` says what is kept whole.
     """
     on_accelerator = strategy.root_device.type != "cpu"
     narrow = narrow_dtype(model, strategy)
+    wide = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     options: dict[str, Any] = {
-        "mesh": strategy.data_mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False),
+        "mesh": strategy.shard_mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=wide, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy(pin_memory=on_accelerator) if strategy.cpu_offload else OffloadPolicy(),
     }
+    if expert_mesh is not None:
+        stacked = {p for module in model.modules() if isinstance(module, StackedLinear) for p in module.parameters()}
+        options["shard_placement_fn"] = placement_on(expert_mesh, stacked)
     units: list[nn.Module] = list(model.blocks)
     if isinstance(model, GPT | Stage) and model.embedding is not None and not model.ties_head:
         units.insert(0, model.embedding)

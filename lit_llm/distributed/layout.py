@@ -10,7 +10,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.context_parallel import context_problems
-from lit_llm.distributed.layout_problems import compile_problem, experts_problems, pipeline_problems
+from lit_llm.distributed.layout_problems import compile_problem, expert_problems, pipeline_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
@@ -48,8 +48,9 @@ def layout(
     elif model is not None and not model.problems() and tensor_parallel > 1:
         problem = tensor_parallel_problem(model, tensor_parallel)
         found += [problem] if problem else []
-    if architecture is None and model is not None and not model.problems():
-        found += experts_problems(model, sizes)
+    if model is not None and not model.problems():
+        compiled = compute is not None and compute.compile
+        found += expert_problems(None if architecture is not None else model, sizes, strategy.expert, compiled=compiled)
     if compute is not None and (problem := compile_problem(tensor_parallel, compute)):
         found.append(problem)
     found += pipeline_problems(
@@ -61,6 +62,7 @@ def layout(
         precision,
         loss.chunk_size if loss else None,
         reshards=strategy.reshard_after_forward is True,
+        expert=strategy.expert,
     )
     if architecture is None and model is not None and not model.problems() and sizes.context > 1:
         found += context_problems(model, sizes, strategy.context_attention)

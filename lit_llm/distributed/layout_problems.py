@@ -27,6 +27,7 @@ def pipeline_problems(
     precision: str,
     chunk_size: int | None,
     reshards: bool,
+    expert: int = 1,
 ) -> list[str]:
     """Every reason why the settings do not work with a pipeline.
 
@@ -35,6 +36,7 @@ def pipeline_problems(
         architecture: of a custom model.
         chunk_size: of the loss.
         reshards: whether FSDP2 frees gathered weights after each forward pass.
+        expert: ranks that share the experts of a layer.
     """
     if layout.ranks == 1:
         return []
@@ -61,6 +63,11 @@ def pipeline_problems(
     wrong = (  # torch looks for whole weights before the backward pass gathers them
         (compute is not None and compute.compile, "compiled blocks compute both at once", "compute.compile false"),
         (checkpointing == "cheap", cheap, "compute.activation_checkpointing full"),
+        (
+            expert > 1 and checkpointing not in (None, "none", "attention"),
+            f"compute.activation_checkpointing {checkpointing} keeps what expert={expert} ranks exchange for one gradient only",
+            "compute.activation_checkpointing none",
+        ),
         (chunk_size is not None, "a loss in chunks computes both at once", "loss.chunk_size null"),
         (sizes.tensor_parallel > 1, ranks, "trainer.strategy.tensor_parallel 1"),
         (reshards, "reshard_after_forward true frees the weights before", "trainer.strategy.reshard_after_forward false"),
@@ -98,17 +105,40 @@ def loss_scale_problem(pipeline: int) -> str:
     )
 
 
-def experts_problems(config: GPTConfig, sizes: MeshSizes) -> list[str]:
-    """Why a mixture of experts cannot be laid out so, one sentence for each size: data parallelism works."""
-    if config.moe is None:
+def expert_problems(config: GPTConfig | None, sizes: MeshSizes, expert: int, *, compiled: bool) -> list[str]:
+    """Every reason why a model's experts cannot be shared by `expert` ranks, one sentence each.
+
+    Args:
+        config: None: a model of another architecture.
+        compiled: blocks are compiled.
+    """
+    flag = "--trainer.strategy.expert"
+    if expert == 1:
         return []
-    asked = {name: size for name, size in sizes._asdict().items() if name in ("context", "tensor_parallel", "pipeline")}
-    return [
-        f"{name}={size} does not work with model.moe yet, but replicas and shards do (--trainer.strategy.{name} 1, "
-        "--config recipes/strategy/fsdp2.yaml or ddp.yaml)"
-        for name, size in asked.items()
-        if size > 1
-    ]
+    if config is None or config.moe is None:
+        return [
+            f"expert={expert} shares the experts of a layer among ranks, but the model has none ({flag} 1, or "
+            "--model.moe.experts)"
+        ]
+    among = sizes.shard * sizes.context * sizes.tensor_parallel
+    fitting = max(n for n in range(1, expert + 1) if among % n == 0 and config.moe.experts % n == 0)
+    found = []
+    if among % expert:
+        found.append(
+            f"expert={expert} does not divide the {among} ranks along shard, context and tensor_parallel: use {fitting} "
+            f"({flag} {fitting})"
+        )
+    if config.moe.experts % expert:
+        found.append(
+            f"expert={expert} does not divide model.moe.experts={config.moe.experts}: use {fitting} ({flag} {fitting}, or "
+            "--model.moe.experts)"
+        )
+    if compiled:
+        found.append(
+            f"compute.compile is true, but the rows that expert={expert} ranks exchange have other sizes in every step "
+            f"(--compute.compile false, or {flag} 1)"
+        )
+    return found
 
 
 SHARED = {

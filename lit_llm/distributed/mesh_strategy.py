@@ -81,6 +81,8 @@ class MeshStrategy(ModelParallelStrategy):
             `context` must divide.
         tensor_parallel: number of ranks that share each matrix.
         pipeline: number of ranks that share the layers.
+        expert: number of ranks, of those along shard, context and tensor_parallel, that share the experts of a layer
+            (`model.moe`). Each sends the rows of its tokens to the ranks that have their experts. The other ranks shard these.
         reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for backward.
             False: keep them, also for the next micro-batches of the step, which saves gathers and needs more memory. "auto":
             keep them in a pipeline, and if they take at most an eighth of the device's memory; on a GPU, if the run then fits.
@@ -106,6 +108,7 @@ class MeshStrategy(ModelParallelStrategy):
         context: Annotated[int, whole(1, 1_000_000)] = 1,
         tensor_parallel: Annotated[int, whole(1, 1_000_000)] = 1,
         pipeline: Annotated[int, whole(1, 1_000_000)] = 1,
+        expert: Annotated[int, whole(1, 1_000_000)] = 1,
         reshard_after_forward: bool | Literal["auto"] = "auto",
         reduce_each_micro_batch: bool | Literal["auto"] = "auto",
         context_attention: ContextAttention = "gather",
@@ -136,6 +139,7 @@ class MeshStrategy(ModelParallelStrategy):
         super().__init__(save_distributed_checkpoint=False, timeout=timedelta(seconds=timeout_seconds))
         self.replicate, self.shard, self.tensor_parallel = replicate, shard, tensor_parallel
         self.context, self.pipeline, self.context_attention = context, pipeline, context_attention
+        self.expert = expert
         self.reshard_after_forward, self.prefetch, self.cpu_offload = reshard_after_forward, prefetch, cpu_offload
         self.reduce_each_micro_batch = reduce_each_micro_batch
         # Decided by `parallelize` if a setting is auto, and freed by default for a model that is sharded otherwise.
@@ -220,12 +224,30 @@ class MeshStrategy(ModelParallelStrategy):
             mesh = unflatten_mesh(shards, "shard", {"shard": sizes.shard, "context": sizes.context})
         set_device_mesh(self, mesh)
         if sizes.replicate == 1:
-            self._shard_mesh, self._data_parallel_mesh = shards["shard"], mesh["shard"]
+            self.shard_mesh, self._data_parallel_mesh = shards["shard"], mesh["shard"]
         else:
-            self._shard_mesh = shards["replicate", "shard"]
+            self.shard_mesh = shards["replicate", "shard"]
             self._data_parallel_mesh = flatten_mesh(mesh["replicate", "shard"], "data_parallel")
         if sizes.tensor_parallel > 1 and sizes.data_parallel * sizes.context > 1:
             flatten_mesh(shards["shard", "tensor_parallel"])  # so that a norm over both needs one all-reduce
+
+    def expert_meshes(self) -> tuple[DeviceMesh, DeviceMesh | None]:
+        """(the ranks of FSDP2 that have the same experts, those that share the experts of a layer; None if each has all).
+
+        A mesh of its own, of the same ranks: neighbours share experts. Call it on all ranks, once.
+        """
+        sizes = self.sizes(self.world_size)
+        among = sizes.shard * sizes.context * sizes.tensor_parallel
+        dims = {
+            "pipeline": sizes.pipeline,
+            "replicate": sizes.replicate,
+            "expert_shard": among // self.expert,
+            "expert": self.expert,
+        }
+        used = {name: size for name, size in dims.items() if size > 1 or name == "expert_shard"}
+        mesh = init_device_mesh(self.root_device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+        holders = mesh["replicate", "expert_shard"] if sizes.replicate > 1 else mesh["expert_shard"]
+        return holders, mesh["expert"] if self.expert > 1 else None
 
     @property
     def tensor_mesh(self) -> DeviceMesh | None:
@@ -247,7 +269,7 @@ class MeshStrategy(ModelParallelStrategy):
         """The ranks of FSDP2: shards (× context), or replicas × those. None if there is only one rank and no offload."""
         if self._data_parallel_mesh.size() * self.context == 1 and not self.cpu_offload:
             return None
-        return self._shard_mesh
+        return self.shard_mesh
 
     @property
     def loss_ranks(self) -> int:

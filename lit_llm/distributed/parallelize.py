@@ -1,8 +1,8 @@
 """Prepare a model for training.
 
-The order is: kernel of attention, float8, activation checkpointing, tensor and context parallelism, stages of a pipeline,
-FSDP2, compile. Each step changes modules and their `forward` in place, so that parameter names and checkpoints stay the same.
-Stages of a pipeline are cut out of the whole model, so everything before and after applies to them too.
+The order is: kernel of attention, float8, expert parallelism, activation checkpointing, tensor and context parallelism, stages
+of a pipeline, FSDP2, compile. Each step changes modules and their `forward` in place, so that parameter names and checkpoints
+stay the same. Stages of a pipeline are cut out of the whole model, so everything before and after applies to them too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from lit_llm.distributed.activation_checkpointing import apply_activation_checkp
 from lit_llm.distributed.block_kernels import compile_blocks, convert_to_float8, float8_problem
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.context_parallel import apply_context_parallel
+from lit_llm.distributed.expert_parallel import apply_expert_parallel
 from lit_llm.distributed.fsdp import apply_fsdp, gathered_bytes, kept_whole, narrow_dtype
-from lit_llm.distributed.layout_problems import experts_problems
+from lit_llm.distributed.layout_problems import expert_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
@@ -45,13 +46,11 @@ def parallelize(
         if names := [f"compute.{name}" for name, wanted in asked.items() if wanted]:
             assert isinstance(model, CustomModel)  # a GPT has at least one block
             raise UserError(blocks_problem(model.architecture.class_path, names))
-    if isinstance(model, GPT):
-        if (
-            model.config.moe is not None
-            and strategy is not None
-            and (problems := experts_problems(model.config, strategy.sizes(strategy.world_size)))
-        ):
+    if strategy is not None:
+        config, sizes = model.config if isinstance(model, GPT) else None, strategy.sizes(strategy.world_size)
+        if problems := expert_problems(config, sizes, strategy.expert, compiled=compute.compile):
             raise UserError("\n".join(problems))
+    if isinstance(model, GPT):
         if problem := attention_problem(model.config, compute.attention, device):
             raise UserError(problem)
         model.attention_kernel = compute.attention
@@ -61,6 +60,9 @@ def parallelize(
         if problem := float8_problem(device):
             raise UserError(problem)
         convert_to_float8(model)
+    expert_mesh = None
+    if strategy is not None and isinstance(model, GPT) and model.config.moe is not None:
+        expert_mesh = apply_expert_parallel(model, strategy)
     apply_activation_checkpointing(model, compute.activation_checkpointing)
     if strategy is not None and strategy.tensor_mesh is not None:
         assert isinstance(model, GPT)  # `preflight.layout` refuses custom models here
@@ -72,10 +74,10 @@ def parallelize(
     if strategy is not None and strategy.pipeline_mesh is not None:
         assert isinstance(model, GPT)  # `preflight.layout` refuses custom models here
         prepared = PipelinedGPT(model, strategy.pipeline_layout, strategy.pipeline_mesh)
-    if strategy is not None and strategy.data_mesh is not None:
+    if strategy is not None and (strategy.data_mesh is not None or expert_mesh is not None):
         strategy.kept = kept_whole(prepared, strategy, gathered_bytes(prepared, narrow_dtype(prepared, strategy)))
         for part in prepared.stages if isinstance(prepared, PipelinedGPT) else [model]:
-            apply_fsdp(part, strategy)
+            apply_fsdp(part, strategy, expert_mesh)
     if compute.compile:
         compile_blocks(model, device)
     return prepared

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -25,9 +27,13 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.pipeline_schedule import Objective, ScheduleRunner
 from lit_llm.distributed.pipeline_transfer import Transfer
 from lit_llm.models.dropout import new_seed
-from lit_llm.models.gpt import GPT, LossFunction
+from lit_llm.models.gpt import GPT, LossFunction, View
 from lit_llm.models.lora import reset_adapters
-from lit_llm.models.loss import LossSums, cross_entropy
+from lit_llm.models.loss import LossSums, cross_entropy, with_routers
+from lit_llm.models.router import RouterSums
+
+StageObjective = Callable[..., Tensor]
+"""`Objective` with the further argument `last`."""
 
 
 class Stage(nn.Module):
@@ -55,7 +61,7 @@ class Stage(nn.Module):
         documents: Tensor | None = None,
         targets: Tensor | None = None,
         loss: LossFunction = cross_entropy,
-        objective: Objective | None = None,
+        objective: StageObjective | None = None,
         seed: Tensor | None = None,
     ) -> Tensor | LossSums:
         """The input of the next stage, or of the last stage what `GPT.forward` returns.
@@ -63,21 +69,56 @@ class Stage(nn.Module):
         Args:
             x: (B, T, d) from the stage before, of the positions that this rank holds. None: the first stage.
             input_ids, documents, targets, loss, seed: as for `GPT.forward`. Every stage gets the whole batch.
-            objective: of the last stage in training: from the sums of the loss to the scalar that is differentiated.
+            objective: in training, from the sums of the loss, and whether this is the last stage, to the scalar that is
+                differentiated. Of other stages the loss is that of their routers, whose gradient starts there.
         """
         whole = self._whole[0]
         view = whole.view(input_ids, documents, seed=seed, shard=None if targets is None else whole.sequence_shard)
+        if objective is not None:
+            assert targets is not None
+            view = whole.counting(view, targets)
         if self.first:
             x = whole.embed(view)
         assert x is not None
         x = whole.run_blocks(x, view, layers=self.layers)
         if not self.last:
-            return x
+            if view.counted is None:
+                return x
+            assert objective is not None and targets is not None
+            zero, count = torch.zeros((), device=x.device), (targets != -100).sum()  # as the last stage counts
+            return _WithLoss.apply(x, objective(self._with_routers(LossSums(zero, zero, count), view), last=False))
         result = whole.finish(x, view, targets, loss)
         if objective is None:
             return result
         assert isinstance(result, LossSums)
-        return objective(result)
+        return objective(result if view.counted is None else self._with_routers(result, view), last=True)
+
+    def _with_routers(self, sums: LossSums, view: View) -> LossSums:
+        """The sums with those of all routers of the whole model: zeros for other stages'."""
+        whole, own = self._whole[0], iter(view.router_sums)
+        moe = whole.config.moe
+        assert moe is not None
+        zero, zeros = (
+            torch.zeros((), device=sums.nll.device),
+            torch.zeros(moe.experts, dtype=torch.int64, device=sums.nll.device),
+        )
+        with_experts = [i for i, layer in enumerate(whole.layers) if layer.experts]
+        return with_routers(sums, [next(own) if i in self.layers else RouterSums(zero, zeros, zero) for i in with_experts])
+
+
+class _WithLoss(Function):
+    """The identity, whose backward pass also differentiates a loss: (B, T, d), scalar → (B, T, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(loss)
+        return x.detach()  # not a view: schedules that split the backward pass detach outputs in place
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (loss,) = ctx.saved_tensors
+        return gradient, torch.ones_like(loss)
 
 
 class PipelinedGPT(nn.Module):
@@ -175,14 +216,16 @@ class PipelinedGPT(nn.Module):
             forward_context: entered around each forward pass, for autocast.
 
         Returns:
-            Each micro-batch with its detached sums, on the rank with the last stage; elsewhere nothing.
+            Each micro-batch with its detached sums, on the rank with the last stage. Elsewhere nothing, but with experts zeros
+            and what the stage's routers count.
         """
         window, self.window = self.window, []
         self.whole.training = self.training  # not a submodule
         found: list[tuple[dict[str, Tensor], LossSums]] = []
 
-        def collect(batch: dict[str, Tensor], sums: LossSums) -> Tensor:
-            found.append((batch, sums._replace(loss=sums.loss.detach())))
+        def collect(batch: dict[str, Tensor], sums: LossSums, *, last: bool) -> Tensor:
+            kept = sums if last else _no_sums(batch["targets"])._replace(router=sums.router)  # targets are counted once
+            found.append((batch, kept._replace(loss=sums.loss.detach())))
             return objective(sums)
 
         arguments = [

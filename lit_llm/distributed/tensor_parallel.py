@@ -19,8 +19,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from lit_llm.core.dtensor import differentiable_part
 from lit_llm.distributed.layout_problems import convolution_problems
 from lit_llm.models.dropout import Drops
+from lit_llm.models.experts import Experts
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRALinear
 from lit_llm.models.loss import VocabularyShards
@@ -44,23 +46,30 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
         plan["positions"] = _Replicated(Replicate(), Shard(1))  # (B, T) → (B, T / ranks, d), or B is 1
     parallelize_module(model, mesh, plan)
     if model.head is not None:
-        distribute_module(model.head, mesh, partial(_distribute, Shard(0)))
+        distribute_module(model.head, mesh, partial(distribute_parameters, Shard(0)))
     for block in model.blocks:
         attention: Attention = block.attention  # type: ignore[assignment]
         norms = {name: SequenceParallel() for name in ("attention_norm", "mlp_norm")}
         # What is added to the residual stream is a plain tensor, as the stream is.
         norms |= {name: SequenceParallel(use_local_output=True) for name in ("attention_output_norm", "mlp_output_norm")}
         block_plan: dict[str, ParallelStyle] = {
-            **{name: style for name, style in norms.items() if getattr(block, name) is not None},
             "attention": PrepareModuleInput(
                 input_layouts=(Shard(1), *(None,) * 4), desired_input_layouts=(Replicate(), *(None,) * 4)
             ),
             **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
             "attention.project": RowwiseParallel(output_layouts=Shard(1)),
-            "mlp": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
-            **{f"mlp.{name}": ColwiseParallel() for name in ("up", "gate") if getattr(block.mlp, name) is not None},
-            "mlp.project": RowwiseParallel(output_layouts=Shard(1)),
         }
+        mlp, name = (block.mlp.shared, "mlp.shared") if isinstance(block.mlp, Experts) else (block.mlp, "mlp")
+        if isinstance(block.mlp, Experts):  # each rank's experts get its part of the sequence
+            distribute_parameters(Replicate(), "", block.mlp.router, mesh)
+            norms |= {"mlp_norm": SequenceParallel(use_local_output=True)}
+        if mlp is not None:
+            block_plan |= {
+                name: PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+                **{f"{name}.{each}": ColwiseParallel() for each in ("up", "gate") if getattr(mlp, each) is not None},
+                f"{name}.project": RowwiseParallel(output_layouts=Shard(1)),
+            }
+        block_plan |= {name: style for name, style in norms.items() if getattr(block, name) is not None}
         if attention.query_norm is not None:
             # The input of a head's norm is (B, T, H / ranks, h): the norm's weight is replicated, and its gradient is summed
             # over the ranks, as for a norm on a part of the sequence.
@@ -76,7 +85,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
             attention.sinks = nn.Parameter(distribute_tensor(attention.sinks, mesh, [Shard(0)], src_data_rank=None))
         for module in attention.children():
             if isinstance(module, ShortConvolution):
-                distribute_module(module, mesh, partial(_distribute, Shard(0)))
+                distribute_module(module, mesh, partial(distribute_parameters, Shard(0)))
     for name in frozen:  # torch's styles for norms make new parameters, which are trained
         model.get_parameter(name).requires_grad_(False)
     rows = model.config.padded_vocab_size // mesh.size()
@@ -104,15 +113,11 @@ def _split_adapters(block: nn.Module, mesh: DeviceMesh) -> None:
 def _update_of_parts(
     update: Callable[[Tensor, Tensor, Tensor, Drops | None], Tensor], x: DTensor, a: DTensor, b: DTensor, drops: Drops | None
 ) -> DTensor:
-    """`LoRALinear.update` of parts. The gradient of what is replicated is a sum over the ranks."""
-
-    def local(tensor: DTensor) -> Tensor:
-        return tensor.to_local(grad_placements=[Partial() if isinstance(p, Replicate) else p for p in tensor.placements])
-
+    """`LoRALinear.update` of parts."""
     # The redistributions do nothing forward. Backward they sum the gradients of the small factors; x's is summed later, once
     # for all layers that share it.
     a, b = (factor.redistribute(placements=factor.placements) for factor in (a, b))
-    part = update(local(x), local(a), local(b), drops)
+    part = update(differentiable_part(x), differentiable_part(a), differentiable_part(b), drops)
     by_columns = isinstance(x.placements[0], Replicate)
     return DTensor.from_local(part, x.device_mesh, [Shard(part.ndim - 1) if by_columns else Partial()], run_check=False)
 
@@ -150,7 +155,7 @@ class _Replicated(ParallelStyle):
         def split(module: nn.Module, output: Any, mesh: DeviceMesh) -> Tensor:
             return output.redistribute(placements=[self.gives]).to_local()
 
-        return distribute_module(module, device_mesh, partial(_distribute, Replicate()), gather, split)  # type: ignore[arg-type]
+        return distribute_module(module, device_mesh, partial(distribute_parameters, Replicate()), gather, split)  # type: ignore[arg-type]
 
 
 class _GatheredNorm(SequenceParallel):
@@ -164,7 +169,8 @@ class _GatheredNorm(SequenceParallel):
         return outputs.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
 
-def _distribute(placement: Replicate | Shard, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+def distribute_parameters(placement: Replicate | Shard, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    """Put a module's own parameters, but no buffers, on a mesh: `distribute_module` calls it."""
     for key, parameter in list(module.named_parameters(recurse=False)):
         distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(key, nn.Parameter(distributed, requires_grad=parameter.requires_grad))
@@ -177,7 +183,10 @@ def tensor_parallel_problem(config: GPTConfig, ranks: int) -> str | None:
     sizes = [("model.n_head", config.n_head, "n_head")]
     if config.kv_heads != config.n_head:
         sizes.append(("model.n_kv_head", config.kv_heads, "n_kv_head"))
-    sizes.append(("the MLP's hidden width", config.hidden_width, "mlp_width"))
+    if config.experts_layers < config.n_layer:
+        sizes.append(("the MLP's hidden width", config.hidden_width, "mlp_width"))
+    if config.moe is not None and (shared := config.moe.width_of_shared(config.hidden_width)):
+        sizes.append(("the width of the shared experts", shared, "moe.shared_width"))
     sizes.append(("model.block_size", config.block_size, "block_size"))
     if config.vocab_size is not None:
         sizes.append(("the padded vocabulary", config.padded_vocab_size, "pad_vocab_to"))

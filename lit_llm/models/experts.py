@@ -18,8 +18,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
+from lit_llm.core.dtensor import differentiable_part
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import Drops
+from lit_llm.models.expert_shard import Dispatch, ExpertShard, Reordered
 from lit_llm.models.mlp import MLP, Activation
 from lit_llm.models.router import Router, RouterSums
 
@@ -41,8 +43,8 @@ class StackedLinear(nn.Module):
         Args:
             ends: (E,) int32, the last one is M.
         """
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
+        weight = differentiable_part(self.weight)
+        bias = None if self.bias is None else differentiable_part(self.bias)
         if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -67,6 +69,17 @@ class Experts(nn.Module):
         self.gate = StackedLinear(moe.experts, config.n_embd, width, bias=bias) if config.gated else None
         self.project = StackedLinear(moe.experts, width, config.n_embd, bias=bias)
         self.shared = MLP(config, shared) if (shared := moe.width_of_shared(config.hidden_width)) else None
+        self.shard: ExpertShard | None = None  # set if experts have a mesh of their own
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks share the experts, and so exchange rows."""
+        return self.shard is not None and self.shard.ranks > 1
+
+    @property
+    def stacks(self) -> list[StackedLinear]:
+        """The parameters of the routed experts, in the order of their use."""
+        return [stack for stack in (self.up, self.gate, self.project) if stack is not None]
 
     def forward(self, x: Tensor, drops: Drops | None, counted: Tensor | None) -> tuple[Tensor, RouterSums | None]:
         """(B, T, d) → (B, T, d), and the router's sums.
@@ -82,13 +95,22 @@ class Experts(nn.Module):
         numbers = torch.arange(self.router.config.experts, device=x.device)
         ends = torch.searchsorted(experts[order], numbers, right=True, out_int32=True)  # (E,)
         sent = _Send.apply(rows, order, back, k)  # (M, d)
-        up = self.up(sent, ends)  # (M, f)
-        hidden = self.activate(up) if self.gate is None else self.activate(self.gate(sent, ends)) * up
-        y = _Return.apply(self.project(hidden, ends), order, back).unflatten(0, (-1, k))  # (N, k, d)
+        if self.shard is None:
+            made = self._compute(sent, ends)
+        else:
+            dispatch = Dispatch(self.shard, ends, sent.size(0))
+            made = dispatch.to_tokens(self._compute(dispatch.to_experts(sent), dispatch.ends))
+        y = Reordered.apply(made, back, order).unflatten(0, (-1, k))  # (N, k, d)
         out = (y * routing.weights.to(y.dtype)[..., None]).sum(dim=1).view_as(x)
         if self.shared is not None:
             out = out + self.shared(x, drops)
         return out, None if counted is None else self.router.sums(routing, counted)
+
+    def _compute(self, x: Tensor, ends: Tensor) -> Tensor:
+        """(M, d) sorted by expert → (M, d)."""
+        up = self.up(x, ends)  # (M, f)
+        hidden = self.activate(up) if self.gate is None else self.activate(self.gate(x, ends)) * up
+        return self.project(hidden, ends)
 
 
 class _Send(Function):
@@ -107,21 +129,6 @@ class _Send(Function):
         return gradient.index_select(0, back).unflatten(0, (-1, ctx.k)).sum(dim=1), None, None, None
 
 
-class _Return(Function):
-    """Rows sorted by expert back in the order of tokens: (M, d) → (M, d)."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, order: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(order)
-        return y.index_select(0, back)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (order,) = ctx.saved_tensors
-        return gradient.index_select(0, order), None, None
-
-
 # -- products of each expert's rows ----------------------------------------------------------------------------------------
 
 # Operators of their own, so that compiled graphs, recomputation and traced memory see one call, whose sizes do not depend on
@@ -129,7 +136,7 @@ class _Return(Function):
 
 
 def _linear_of_each(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    if _can_be_grouped(x, weight):
+    if len(x) and _can_be_grouped(x, weight):
         return F.grouped_mm(x, weight.mT, offs=ends)
     y = x.new_empty(x.size(0), weight.size(1))
     for rows, matrix in zip(_slices(ends), weight.unbind(), strict=True):
@@ -138,7 +145,7 @@ def _linear_of_each(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def _outer_of_each(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    if _can_be_grouped(gradient, x):
+    if len(x) and _can_be_grouped(gradient, x):
         return F.grouped_mm(gradient.mT, x, offs=ends)
     made = x.new_empty(ends.numel(), gradient.size(1), x.size(1))
     for rows, out in zip(_slices(ends), made.unbind(), strict=True):

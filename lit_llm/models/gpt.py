@@ -192,8 +192,8 @@ class GPT(nn.Module):
             of this rank's positions. Without targets, every rank computes the whole sequence.
         """
         view = self.view(input_ids, documents, cache, seed, shard=None if targets is None else self.sequence_shard)
-        if targets is not None and self.config.moe is not None:
-            view = replace(view, counted=targets != -100)
+        if targets is not None:
+            view = self.counting(view, targets)
         x = self.run_blocks(self.embed(view), view, cache)
         result = self.finish(x, view, targets, loss)
         return with_routers(result, view.router_sums) if isinstance(result, LossSums) and view.router_sums else result
@@ -241,6 +241,21 @@ class GPT(nn.Module):
             input_ids, positions = shard.take(input_ids), shard.take(positions)
             rotations = [(shard.take(cos, dim=-2), shard.take(sin, dim=-2)) for cos, sin in rotations]
         return View(input_ids, length, positions, rotations, sees, drops, shard)
+
+    def counting(self, view: View, targets: Tensor) -> View:
+        """The view with the positions that routers count, of those that blocks compute on this rank. Without routers the same.
+
+        Args:
+            targets: (B, T) of the whole sequence.
+        """
+        if self.config.moe is None:
+            return view
+        counted = F.pad(targets != -100, (0, self._padding(view.length, view.shard)))
+        if view.shard is not None:
+            counted = view.shard.take(counted)
+        if (shards := self.vocabulary_shards) is not None:
+            counted = counted.chunk(shards.group.size(), dim=1)[shards.group.rank()]
+        return replace(view, counted=counted)
 
     def _padding(self, length: int, shard: SequenceShard | None) -> int:
         """Positions to add to a sequence, so that ranks have equal parts of it."""

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_llm.core._torch import sum_over_ranks
+from lit_llm.core.dtensor import differentiable_part
 from lit_llm.models.experts_config import MoEConfig
 
 
@@ -61,6 +63,8 @@ class Router(nn.Module):
     def __init__(self, config: MoEConfig, width: int) -> None:
         super().__init__()
         self.config = config
+        self.sequence_groups: tuple[str, ...] = ()
+        """Names of the process groups whose ranks share each sequence."""
         self.weight = nn.Parameter(torch.empty(config.experts, width))
         self.bias = nn.Parameter(torch.empty(config.experts)) if config.router_bias else None
         self.register_buffer("choice_bias", torch.empty(config.experts, dtype=torch.float32))
@@ -87,7 +91,8 @@ class Router(nn.Module):
         """Route N tokens: (N, d)."""
         with torch.autocast(x.device.type, enabled=False):
             dtype = torch.promote_types(x.dtype, torch.float32)
-            logits = F.linear(x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+            weight, bias = differentiable_part(self.weight), None if self.bias is None else differentiable_part(self.bias)
+            logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
             if self.config.router == "softmax":
                 scores = probabilities = logits.softmax(dim=-1)
             else:
@@ -128,7 +133,10 @@ class Router(nn.Module):
             by_sequence = chosen.new_zeros(batch, config.experts).scatter_add(1, numbers, chosen)  # (B, E)
             if config.sequence_balance:
                 mean = p.unflatten(0, (batch, length)).where(counted[..., None], 0).sum(dim=1)  # (B, E), times the targets
-                own = by_sequence.to(p.dtype)
+                whole = by_sequence
+                for group in self.sequence_groups:
+                    whole = sum_over_ranks(whole, group)
+                own = whole.to(p.dtype)
                 own = own / own.sum(dim=1, keepdim=True).clamp(min=1)
                 loss = loss + config.sequence_balance * config.experts * (own * mean).sum()
             entropy = torch.special.entr(p.detach()).sum(dim=-1).where(where, 0).sum()

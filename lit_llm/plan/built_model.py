@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 import lit_llm
@@ -25,6 +25,8 @@ from lit_llm.core._torch import COLLECTIVES
 from lit_llm.core.errors import UserError
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import Architecture, CustomModel
+from lit_llm.models.expert_shard import ExpertShard
+from lit_llm.models.experts import Experts
 from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import VocabularyShards
 
@@ -85,8 +87,14 @@ def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
     """The model of one of `ranks` ranks. `GPTConfig.block_size` stays: each rank sees all positions."""
     if ranks == 1:
         return config
+    moe = config.moe
+    if moe is not None:  # experts stay whole
+        shared = moe.width_of_shared(config.hidden_width)
+        more = {"shared_experts": 1, "shared_width": shared // ranks} if shared else {}
+        moe = replace(moe, expert_width=moe.width(config.hidden_width), **more)  # type: ignore[arg-type]
     return replace(
         config,
+        moe=moe,
         n_head=config.n_head // ranks,
         n_kv_head=config.kv_heads // ranks,
         head_dim=config.resolved_head_dim,
@@ -95,6 +103,18 @@ def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
         pad_vocab_to=1,
         eos_id=None if config.eos_id is None else 0,
     )
+
+
+def share_experts(model: GPT, expert: int, tensor_parallel: int) -> None:
+    """Give a rank its part of the experts, and the exchange of rows between ranks; without either of these ranks nothing."""
+    if expert == tensor_parallel == 1:
+        return
+    for block in model.blocks:
+        if isinstance(block.mlp, Experts):
+            block.mlp.shard = ExpertShard("", expert, tensor_parallel / expert)
+            for stack in block.mlp.stacks:
+                for name, whole in list(stack.named_parameters()):
+                    setattr(stack, name, nn.Parameter(whole.detach()[: len(whole) // expert].clone()))
 
 
 def split_positions(model: GPT, ranks: int) -> None:
@@ -115,9 +135,10 @@ def split_positions(model: GPT, ranks: int) -> None:
     if model.positions is not None:
         model.positions.register_forward_hook(scatter)
     for block in model.blocks:
-        for module in (block.attention, block.mlp):
-            module.register_forward_pre_hook(gather)  # type: ignore[union-attr]
-            module.register_forward_hook(scatter)  # type: ignore[union-attr]
+        for module in (block.attention, block.mlp.shared if isinstance(block.mlp, Experts) else block.mlp):
+            if module is not None:
+                module.register_forward_pre_hook(gather)  # type: ignore[union-attr]
+                module.register_forward_hook(scatter)  # type: ignore[union-attr]
     model.norm.register_forward_hook(lambda module, inputs, output: _Moved.apply(output, ranks, True))
 
 

@@ -14,7 +14,7 @@ from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.optimizer import matrix_shapes
 from lit_llm.plan.pipeline_order import StageShare, stages_of_rank, weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.weights import Weights, gathered_bytes, reduced_bytes, stored_bytes
+from lit_llm.plan.weights import Weights, average_bytes, gathered_bytes, reduced_bytes, stored_bytes
 
 LATENCY_SECONDS = 10e-6
 """Latency of one message. An assumption: NCCL takes 5 to 10 microseconds over NVLink, 10 to 20 over InfiniBand."""
@@ -100,8 +100,8 @@ class Collective(NamedTuple):
 def fullest_stage(settings: RunSettings) -> Weights:
     """A tensor-parallel rank's part of the weights of the rank of the pipeline that has most."""
     ranks = range(settings.layout.pipeline.ranks)
-    held = (weights_of_rank(settings, rank, settings.layout.tensor_parallel) for rank in ranks)
-    return max(held, key=lambda each: sum(weight.total for weight in each))
+    held = (weights_of_rank(settings, rank) for rank in ranks)
+    return max(held, key=lambda each: sum(weight.split for weight in each))
 
 
 def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collective]:
@@ -110,9 +110,16 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
     Numbers are left out: sums of the loss and of gradient norms, gradients of norms between tensor-parallel ranks.
     """
     layout, optimizer = settings.layout, settings.optimizer
-    local = weights_of_rank(settings, rank, layout.tensor_parallel)
+    local = weights_of_rank(settings, rank)
+    apart = tuple(weight for weight in local if weight.experts and settings.experts_apart)
+    local = tuple(weight for weight in local if weight not in apart)
     sharing, tp = layout.divisor("parameters"), layout.tensor_parallel
     found: list[Collective] = []
+    if layout.expert > 1:
+        found += _of_experts(settings, rank)
+    if apart and (holders := sharing * tp // layout.expert) > 1:
+        sizes = (*gathered_bytes(apart, *settings.sizes), reduced_bytes(apart))
+        found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
     if tp > 1:
         found += _of_tensor_parallel(settings, rank)
     if layout.context > 1:
@@ -127,11 +134,12 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         if layout.replicate > 1:
             purpose, ranks = "gradients all-reduced", layout.replicate
         whole = reduced_bytes(local) if sharing > 1 else stored_bytes(local, settings.weight_bytes, trainable=True)
+        whole += average_bytes(apart)
         stride = layout.data_parallel * layout.context // ranks * tp
         found.append(Collective(purpose, "all_reduce", whole / sharing, ranks, stride, overlap=2 / 3))
     if optimizer.is_muon:
         dimensions, rows = layout.owners
-        shapes, iterate = matrix_shapes(weights_of_rank(settings, rank)), optimizer.newton_schulz_bytes(cuda=cuda)
+        shapes, iterate = matrix_shapes(weights_of_rank(settings, rank, whole=True)), optimizer.newton_schulz_bytes(cuda=cuda)
         found += muon_collectives(shapes, iterate, dimensions=dimensions, rows=rows, normuon=optimizer.normuon)
     return found
 
@@ -182,6 +190,27 @@ def muon_collectives(
     return found
 
 
+def _of_experts(settings: RunSettings, rank: int) -> list[Collective]:
+    """The rows that ranks send to each other's experts and get back, if all experts have equally many.
+
+    Each layer sends inputs and results, and backward their gradients: that of the inputs in the dtype of the residual stream. A
+    recomputed block sends once more forward. A rank keeps 1 / ranks of its rows.
+    """
+    from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
+
+    model, layout = settings.gpt, settings.layout
+    moe = model.moe
+    assert moe is not None
+    wide, narrow = settings.sizes
+    rows = settings.sequences * settings.local_length // layout.tensor_parallel * moe.top_k
+    layers = [i for stage in stages_of_rank(settings, rank) for i in range(stage.start, stage.stop) if model.layer(i).experts]
+    mode = settings.compute.activation_checkpointing
+    again = sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0
+    numbers = 4 * moe.experts * (len(layers) + again)
+    moved = rows * model.n_embd * (len(layers) * (3 * narrow + wide) + again * 2 * narrow)
+    return [Collective("rows to experts and back", "all_to_all", size, layout.expert, each=True) for size in (moved, numbers)]
+
+
 def _of_tensor_parallel(settings: RunSettings, rank: int) -> list[Collective]:
     """What tensor-parallel ranks gather or scatter in a micro-batch.
 
@@ -193,8 +222,13 @@ def _of_tensor_parallel(settings: RunSettings, rank: int) -> list[Collective]:
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     tokens = settings.sequences * settings.local_length
     stream, product = (float(tokens * model.n_embd * size) for size in settings.sizes)
-    again = [stream, product, stream] if settings.compute.activation_checkpointing == "full" else []
-    sizes = ([stream, product] * 4 + again) * _layers(stages) + [stream] * 2 * (first + last)
+    sizes = [stream] * 2 * (first + last)
+    for i in (i for stage in stages for i in range(stage.start, stage.stop)):
+        # Experts compute the rank's own positions. Shared ones are split as an MLP is.
+        has_mlp = not model.layer(i).experts or (model.moe is not None and model.moe.shared_experts > 0)
+        sizes += [stream, product] * (4 if has_mlp else 2)
+        if settings.compute.activation_checkpointing == "full":
+            sizes += [stream, product, stream] if has_mlp else [stream, product]
     if first and model.position == "learned":  # gradients of the positions that a batch uses
         sizes.append(settings.local_length * model.n_embd * settings.weight_bytes)
     sizes += [12 * tokens * ranks] * last

@@ -23,6 +23,10 @@ _MESHES: dict[str, Callable[[int, int], dict[str, int]]] = {  # of so many devic
     "fsdp2-pp": lambda n, node: {"pipeline": 2},
     "3d": lambda n, node: {"pipeline": 2, "tensor_parallel": 2},
     "4d": lambda n, node: {"pipeline": 2, "context": 2, "tensor_parallel": 2},
+    "ep": lambda n, node: {"expert": n},
+    "fsdp2-ep": lambda n, node: {"expert": 2},
+    "ep-tp": lambda n, node: {"tensor_parallel": 2, "expert": 2},
+    "ep-pp": lambda n, node: {"pipeline": 2, "expert": 2},
 }
 STRATEGIES = ("single", "ddp", "zero1", "zero2", *_MESHES)
 NO_PIPELINE = PipelineLayout(1)
@@ -43,6 +47,7 @@ class Layout:
         bucket_copies: DDP keeps its buckets in addition to the gradients (no gradient_as_bucket_view).
         context: ranks that share each sequence. They shard parameters too.
         context_attention: what these exchange, "gather" (keys and values) or "heads".
+        expert: ranks that share the experts of a layer.
     """
 
     strategy: str = "single"
@@ -58,6 +63,7 @@ class Layout:
     context: int = 1
     context_attention: Literal["gather", "heads"] = "gather"
     pipeline: PipelineLayout = NO_PIPELINE
+    expert: int = 1
 
     @property
     def sizes(self) -> MeshSizes:
@@ -128,9 +134,11 @@ def layout_of_name(name: str, devices: int, devices_per_node: int) -> Layout:
     if name in ("zero1", "zero2"):
         return Layout(name, shard=devices, shards="optimizer" if name == "zero1" else "gradients")
     mesh = _MESHES[name](devices, min(devices, devices_per_node))
+    expert = mesh.pop("expert", 1)
     sizes = mesh_sizes(devices, **{"replicate": 1, "shard": "auto"} | mesh)  # type: ignore[arg-type]
     resharding: Any = True if name == "fsdp" else "auto"  # as `MeshStrategy.from_fsdp1` translates it
-    return replace(mesh_layout(sizes, PipelineLayout(sizes.pipeline), reshard_after_forward=resharding), strategy=name)
+    layout = mesh_layout(sizes, PipelineLayout(sizes.pipeline), reshard_after_forward=resharding, expert=expert)
+    return replace(layout, strategy=name)
 
 
 def mesh_layout(

@@ -37,7 +37,6 @@ from lit_llm.plan.weights import (
     is_tied,
     reduced_bytes,
     stored_bytes,
-    weights_of,
 )
 
 CONTEXT_GB = 1.0
@@ -98,7 +97,7 @@ def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
 def _memory_of_rank(step: Step) -> Memory:
     """Peak memory of a rank, for the first micro-batch of a step."""
     settings, layout, weight_bytes = step.settings, step.settings.layout, step.settings.weight_bytes
-    weights, whole = (weights_of_rank(settings, step.rank, ranks) for ranks in (layout.tensor_parallel, 1))
+    weights, whole = (weights_of_rank(settings, step.rank, whole=all_of_it) for all_of_it in (False, True))
     resident = _resident(settings, weights, whole)
     moments: list[tuple[str, dict[str, int], int]] = []  # what a phase adds, and what else the computing stream holds
     # DDP copies all gradients into its buckets, or makes them views of these in the last micro-batch of a step.
@@ -140,7 +139,7 @@ def _resident(settings: RunSettings, weights: Weights, whole: Weights) -> dict[s
     if not layout.cpu_offload:
         found["weights"] = stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
         found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
-        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout.divisor("optimizer"))
+        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, math.prod(layout.owners[0]))
         if settings.ema:
             found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
     if isinstance(settings.model, OwnModel):
@@ -210,7 +209,7 @@ def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
     if not layout.auto or layout.divisor("parameters") == 1:
         return settings
     memory = (hardware.memory_gb or 0) * 1e9  # unknown: nothing is kept
-    weights = weights_of(settings.model, settings.lora, layout.tensor_parallel)
+    weights = settings.weights
     kept = keep(
         "auto" if "weights" in layout.auto else not layout.kept.weights,
         "auto" if "gradients" in layout.auto else not layout.kept.gradients,

@@ -40,7 +40,15 @@ from lit_llm.plan.segments import (
     combined,
     extended,
 )
-from lit_llm.plan.weights import OwnModel, cached_by_text, gradient_bytes, reduced_bytes, weights_of
+from lit_llm.plan.weights import (
+    OwnModel,
+    Weights,
+    average_bytes,
+    cached_by_text,
+    gathered_groups,
+    gradient_bytes,
+    reduced_bytes,
+)
 
 if TYPE_CHECKING:  # imports torch
     from lit_llm.plan.trace import Body
@@ -173,27 +181,39 @@ class Passes:
         body = _body(step, traced)
         self.step, settings, context = step, step.settings, step.settings.layout.context
 
-        def split_gradient(gradient: int) -> tuple[int, int]:
-            kept = 0 if step.gradients_exist else gradient // step.shard_gradients
-            return kept, 0 if step.fsdp is None or step.keeps_gradients else gradient - kept
+        self.weights = settings.weights
+        shares = _gradient_shares(self.weights)
 
-        def changes(segments: list[Segment]) -> list[Change]:
-            return [Change.of(each, split_gradient, narrow_weights=step.narrow_weights) for each in segments]
+        def changes(segments: list[Segment], has_experts: Sequence[bool] = ()) -> list[Change]:
+            """Args:
+            has_experts: whether each segment is a block with experts, which may have more of their gradients than of others."""
+            found = []
+            for segment, experts in zip(segments, has_experts or [False] * len(segments), strict=True):
+
+                def split_gradient(gradient: int, share: float = shares[experts]) -> tuple[int, int]:
+                    kept = 0 if step.gradients_exist else int(gradient * share) // step.shard_gradients
+                    return kept, 0 if step.fsdp is None or step.keeps_gradients else gradient - kept
+
+                found.append(Change.of(segment, split_gradient, narrow_weights=step.narrow_weights))
+            return found
 
         def of_blocks(found: list[Change], more: int) -> list[Change]:
             return [_with_keys(found[i], more, context) for i in kinds]
 
         other_keys = _gathered_keys(step)
-        forward, backward = map(changes, body.passes)
+        with_experts = [settings.gpt.layer(i).experts for i in traced]
+        forward, backward = (
+            changes(segments, [False, *experts, False])
+            for segments, experts in zip(body.passes, (with_experts, with_experts[::-1]), strict=True)
+        )
         if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
             [backward[-1]] = changes([[event for event in body.segments[-1] if event[0] != LOSS_HEAD]])
         self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:-1], other_keys), forward[-1]
         self.norm_back, self.embedding_back = backward[0], backward[-1]
         self.blocks_back = of_blocks(backward[-2:0:-1], -other_keys)
         self.head = _head(step, body)
-        self.weights = weights_of(settings.model, settings.lora, settings.layout.tensor_parallel)
         if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
-            split = changes(_body(step, traced, split=True).passes[1])
+            split = changes(_body(step, traced, split=True).passes[1])  # no gradient of a weight
             self.norm_inputs, self.blocks_inputs = split[0], of_blocks(split[-2:0:-1], 0)
             self.head_inputs = _head(step, body, split=True)[1:]
 
@@ -228,7 +248,7 @@ class Passes:
         for i, change in reversed(list(enumerate(self.blocks_back[stage.start : stage.stop]))):
             run.play("backward", [change], gathered.backward(i))
             if gathered.sent:
-                left = gathered.gradients // step.shard_gradients
+                left = gathered.shared_gradients // step.shard_gradients
                 run.compare("backward", run.live, gathered.reduction(i))
                 run.live[GRADIENTS] += left if step.keeps_gradients else 0
                 freed = gathered.gradients - (0 if step.gradients_exist else left)
@@ -240,6 +260,13 @@ class Passes:
         gathered, (head, release) = self.gathered(stage), self.head_inputs
         run.play("loss head", [head, self.norm_inputs] * stage.last, gathered.forward(0))
         run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, gathered.forward(0))
+
+
+def _gradient_shares(weights: Weights) -> dict[bool, float]:
+    """Of the gradients of a block without and with experts: what ranks keep, before it is divided, over what each computes."""
+    block = gathered_groups(weights, tied=True)[0]  # the largest: with experts, if there are any
+    computed, kept = reduced_bytes(block), average_bytes(block)
+    return {False: 1.0, True: kept / computed if computed else 1.0}
 
 
 def _gathered_keys(step: Step) -> int:
@@ -295,6 +322,7 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
             sequences=sequences,
             length=step.traced_length,
             tensor_parallel=settings.layout.tensor_parallel,
+            expert=settings.layout.expert,
             compiled=compute.compile,
             split=split,
         )

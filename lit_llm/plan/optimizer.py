@@ -57,7 +57,7 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
     trainable = [weight for weight in weights if weight.group is not None]
     if optimizer.name == "AdamW8bit":
         return sum(w.total for w in trainable) * 2 * (1 + 4 / 256)
-    return sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies for w in trainable)
+    return int(sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies * w.held for w in trainable))
 
 
 def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, shards: int = 1) -> int:

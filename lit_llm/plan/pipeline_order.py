@@ -114,9 +114,9 @@ def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
     return (StageShare(0, layers, first=True, last=True),) if layout.ranks == 1 else shares(layout, layers, rank)
 
 
-def weights_of_rank(settings: RunSettings, rank: int, tensor_parallel: int = 1) -> Weights:
-    """The weights of a rank of the pipeline, whole, or a tensor-parallel rank's part of them."""
-    weights = weights_of(settings.model, settings.lora, tensor_parallel)
+def weights_of_rank(settings: RunSettings, rank: int, *, whole: bool = False) -> Weights:
+    """A rank's part of the weights of its stages of the pipeline; with `whole` all of them."""
+    weights = weights_of(settings.model, settings.lora) if whole else settings.weights
     return weights if settings.layout.pipeline.ranks == 1 else weights_of_stages(weights, stages_of_rank(settings, rank))
 
 

@@ -354,6 +354,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "context": layout.context,
             "tensor_parallel": layout.tensor_parallel,
             "pipeline": layout.pipeline.ranks,
+            "expert": layout.expert,
             "keeps_whole_weights": layout.kept.weights,
             "keeps_whole_gradients": layout.kept.gradients,
             "schedule": layout.pipeline.schedule if layout.pipeline.ranks > 1 else None,

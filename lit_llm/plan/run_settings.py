@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.layout_problems import experts_problems, pipeline_problems
+from lit_llm.distributed.layout_problems import expert_problems, pipeline_problems
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.weights import OwnModel, PlannedModel, weights_of
+from lit_llm.plan.weights import OwnModel, PlannedModel, Weight, Weights, weights_of
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
@@ -209,6 +209,28 @@ class RunSettings:
         return self.sizes[0]
 
     @property
+    def weights(self) -> Weights:
+        """A rank's part of the weights, by tensor and expert parallelism; of all stages of a pipeline.
+
+        Whole experts are sharded, so the rank that has most is counted.
+        """
+        layout = self.layout
+        weights = weights_of(self.model, self.lora, layout.tensor_parallel, layout.expert)
+        ranks = layout.divisor("parameters")
+        holders = ranks * layout.tensor_parallel // layout.expert  # of the same experts
+
+        def held(weight: Weight) -> float:
+            return -(-weight.shape[0] // holders) * ranks / weight.shape[0]
+
+        return tuple(replace(w, held=held(w)) if w.experts and self.layout.devices > 1 else w for w in weights)
+
+    @property
+    def experts_apart(self) -> bool:
+        """Experts have a mesh of their own."""
+        has_experts = isinstance(self.model, GPTConfig) and self.model.moe is not None
+        return has_experts and (self.layout.expert > 1 or self.layout.tensor_parallel > 1)
+
+    @property
     def sequence_length(self) -> int:
         """Tokens of a sequence."""
         return self.length or self.model.block_size
@@ -306,7 +328,7 @@ class RunSettings:
 
 def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
     """What the ranks of the dimensions that split a model cannot split."""
-    found = experts_problems(model, layout.sizes)
+    found = expert_problems(model, layout.sizes, layout.expert, compiled=False)
     if layout.tensor_parallel > 1:
         from lit_llm.distributed.tensor_parallel import tensor_parallel_problem  # imports torch
 

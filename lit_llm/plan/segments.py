@@ -10,7 +10,15 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.pipeline_order import StageShare, stages_of_rank
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.weights import Weights, gathered_bytes, gathered_groups, is_tied, reduced_bytes, stored_bytes
+from lit_llm.plan.weights import (
+    Weights,
+    gathered_bytes,
+    gathered_groups,
+    is_tied,
+    reduced_bytes,
+    stored_bytes,
+    whole_gradient_bytes,
+)
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
 ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION = range(7)
@@ -190,7 +198,7 @@ class Step:
     @property
     def fsdp(self) -> Layout | None:
         """The layout, if FSDP2 holds weights or gradients."""
-        return self.settings.layout if self.settings.layout.fsdp2 else None
+        return self.settings.layout if self.settings.layout.fsdp2 or self.settings.experts_apart else None
 
     @property
     def keeps_gradients(self) -> bool:
@@ -235,6 +243,7 @@ class GatheredWeights:
     Attributes:
         blocks: number of blocks of the stage.
         gradients: bytes of the largest block's gradients.
+        shared_gradients: the same, of which a rank keeps its share. They differ for experts that fewer ranks share.
         root_gradients: bytes of the gradients of norm and head.
         sent: bytes of the buffer from which a block's gradients are reduced, in fp32. 0: not behind this micro-batch.
         already: the weights were gathered by an earlier micro-batch, and kept.
@@ -252,7 +261,8 @@ class GatheredWeights:
         self.frees, reduces = last or not self.keeps, last or not keeps_gradients
         weights = () if layout is None else weights
         block, root, embedding, self.blocks = gathered_groups(weights, tied=is_tied(weights))
-        self.gradients = stored_bytes(block, sizes[0], trainable=True)
+        self.gradients = whole_gradient_bytes(block, sizes[0])
+        self.shared_gradients = stored_bytes(block, sizes[0], trainable=True)
         self.root_gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
         self.sent = reduced_bytes(block) if reduces else 0
         self._block, self._embedding, self._root = (sum(gathered_bytes(part, *sizes)) for part in (block, embedding, root))

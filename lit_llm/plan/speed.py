@@ -80,7 +80,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     micro_batches = settings.accumulation / layout.pipeline.ranks
     tokens = settings.sequences * settings.sequence_length / layout.context
     flops = flops_per_token(model, settings.lora, settings.length)
-    weights = weights_of(model, settings.lora, layout.tensor_parallel)
+    weights = settings.weights
     (in_head, head_narrowness), (_, narrowness) = (_matrices(weights, head=head) for head in (True, False))
     head_flops = min(6.0 * tokens * in_head, made.matmul_flops)
     iterations = 0.0

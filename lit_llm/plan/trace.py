@@ -26,7 +26,7 @@ from lit_llm.core.memory import without_garbage_collection
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
-from lit_llm.plan.built_model import build_gpt, local_config, split_positions, with_layers
+from lit_llm.plan.built_model import build_gpt, local_config, share_experts, split_positions, with_layers
 from lit_llm.plan.kernels import CudaKernels, keep_as_compiled
 from lit_llm.plan.recorder import Recorder, Sized, sized
 from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment
@@ -97,6 +97,7 @@ def trace_body(
     sequences: int,
     length: int,
     tensor_parallel: int,
+    expert: int,
     compiled: bool,
     split: bool = False,
 ) -> Body:
@@ -107,6 +108,7 @@ def trace_body(
         split: compute the gradients of inputs, and keep what those of weights need.
     """
     model = build_gpt(local_config(with_layers(config, layers), tensor_parallel), lora)
+    share_experts(model, expert, tensor_parallel)
     recorder = Recorder(cuda=numerics.cuda)
     for block, layer in zip(model.blocks, layers, strict=True):
         if numerics.cuda:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 from lit_llm.models.config import GPTConfig
 
 if TYPE_CHECKING:  # imports torch
+    from torch import Tensor
+
     from lit_llm.models.custom import Architecture, CustomModel
     from lit_llm.models.gpt import GPT
     from lit_llm.models.lora import LoRAConfig
@@ -82,6 +84,8 @@ class Weight:
         group: the optimizer's (`lit_llm.optim.parameter_groups`). None: frozen.
         times: number of blocks that have it; 0 outside of the blocks, where it exists once.
         own_bytes: of an element in fp32 precision, where the model itself chooses the type.
+        experts: of a stack of matrices: their number in the whole model. 0: another weight.
+        held: where a rank has 1 / n of the elements of other weights, it has held / n of these (`RunSettings.weights`).
     """
 
     name: str
@@ -90,6 +94,8 @@ class Weight:
     group: str | None
     times: int = 0
     own_bytes: int = 4
+    experts: int = 0
+    held: float = 1.0
 
     @property
     def copies(self) -> int:
@@ -100,6 +106,11 @@ class Weight:
         """Elements of all copies."""
         return math.prod(self.shape) * self.copies
 
+    @property
+    def split(self) -> float:
+        """Elements of all copies, before they are divided by the ranks that share other weights."""
+        return self.total * self.held
+
     def itemsize(self, parameter_bytes: int) -> int:
         """Bytes of an element, where most weights have `parameter_bytes`: adapters stay in fp32."""
         return self.own_bytes if parameter_bytes == 4 or self.part == "adapters" else parameter_bytes
@@ -109,8 +120,12 @@ Weights: TypeAlias = tuple[Weight, ...]
 
 
 @cached_by_text
-def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int = 1) -> Weights:
-    """The parameters on one of `ranks` tensor-parallel ranks, in the model's order. A tied matrix is counted once."""
+def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int = 1, expert: int = 1) -> Weights:
+    """The parameters on one of `ranks` tensor-parallel ranks, in the model's order. A tied matrix is counted once.
+
+    Args:
+        expert: ranks that share the experts of a layer.
+    """
     from lit_llm.optim import parameter_groups
     from lit_llm.plan.built_model import build_gpt, build_own, local_config, with_layers
 
@@ -126,13 +141,26 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
     alike = {"projection": "matrix", "head": "embedding"}  # they differ in their rates only
     groups = {id(p): alike.get(name := str(group["name"]), name) for group in parameter_groups(built) for p in group["params"]}
 
+    stacked = {p for m in built.modules() if getattr(m, "is_stacked", False) for p in m.parameters(recurse=False)}
+
+    def shape(p: Tensor) -> tuple[int, ...]:
+        return (p.shape[0] // expert, *p.shape[1:]) if p in stacked else tuple(p.shape)
+
     def times(name: str) -> int:
         if _block(name) is None:
             return 0
         return blocks[int(name.split(".")[1])] if blocks else 1
 
     return tuple(
-        Weight(name, tuple(p.shape), part_of(name, p.ndim), groups.get(id(p)), times(name), p.element_size())
+        Weight(
+            name,
+            shape(p),
+            part_of(name, p.ndim),
+            groups.get(id(p)),
+            times(name),
+            p.element_size(),
+            len(p) if p in stacked else 0,
+        )
         for name, p in built.named_parameters()
     )
 
@@ -200,17 +228,23 @@ def total_parameters(model: PlannedModel, lora: LoRAConfig | None = None, ranks:
 
 
 def stored_bytes(weights: Weights, parameter_bytes: int, *, trainable: bool = False) -> int:
-    """Bytes of the weights, or of those that get gradients and optimizer state."""
-    return sum(w.total * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable)
+    """Bytes of the weights, or of those that get gradients and optimizer state, before ranks share them."""
+    return int(sum(w.split * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable))
 
 
 def average_bytes(weights: Weights) -> int:
-    """Bytes of the average of the trained weights, which is fp32 in every precision."""
+    """Bytes of the average of the trained weights, which is fp32 in every precision, before ranks share it."""
+    return int(sum(4 * w.split for w in weights if w.group is not None))
+
+
+def reduced_bytes(weights: Weights) -> int:
+    """Bytes of the whole gradients as FSDP2 reduces them: in fp32, too."""
     return sum(4 * w.total for w in weights if w.group is not None)
 
 
-reduced_bytes = average_bytes
-"""Bytes of the whole gradients as FSDP2 reduces them: in fp32, too."""
+def whole_gradient_bytes(weights: Weights, parameter_bytes: int) -> int:
+    """Bytes of the gradients that a rank computes, before they are reduced."""
+    return sum(w.total * w.itemsize(parameter_bytes) for w in weights if w.group is not None)
 
 
 def is_tied(weights: Weights) -> bool:

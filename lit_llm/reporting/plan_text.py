@@ -173,6 +173,7 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
         "shard": layout.shard,
         "context": layout.context,
         "tensor parallel": layout.tensor_parallel,
+        "expert": layout.expert,
     }
     mesh = [f"{name} {n}" for name, n in dimensions.items() if n > 1]
     if layout.divisor("parameters") > 1:

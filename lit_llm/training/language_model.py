@@ -320,16 +320,23 @@ class LanguageModel(TextGeneration):
 
     def _end_step_of_routers(self, sums: Tensor) -> None:
         """Say what experts computed in the step, and set the shares that the balancing loss of the next one uses."""
-        self.expert_counts, self.expert_entropy = sums[:, :-1], sums[:, -1] / self.step_count.clamp(min=1)
-        assert isinstance(self.model, GPT)
-        for router, counts in zip(self.model.routers, self.expert_counts, strict=True):
-            shares = counts / counts.sum().clamp(min=1)
-            router.shares.copy_(torch.where(counts.sum() > 0, shares, router.shares))
+        # Under tensor parallelism each rank has routed a part of the positions, and counted the targets of all.
+        tokens = self.step_count.clamp(min=1) / self._mesh("tensor_parallel", 1)
+        self.expert_counts, self.expert_entropy = sums[:, :-1], sums[:, -1] / tokens
+        model = self.whole_model
+        assert isinstance(model, GPT)
+        for router, counts in zip(model.routers, self.expert_counts, strict=True):
+            if not router.shares.is_meta:  # of another stage
+                shares = counts / counts.sum().clamp(min=1)
+                router.shares.copy_(torch.where(counts.sum() > 0, shares, router.shares))
 
     @property
-    def expert_biases(self) -> list[Tensor] | None:
-        """(E,) of each block with experts; None without any."""
-        return [router.choice_bias for router in self.model.routers] or None if isinstance(self.model, GPT) else None
+    def expert_biases(self) -> list[Tensor | None] | None:
+        """(E,) of each block with experts, None where it is another rank's; None without any."""
+        if self.model is None or not isinstance(self.whole_model, GPT):
+            return None
+        biases = [router.choice_bias for router in self.whole_model.routers]
+        return [None if bias.is_meta else bias for bias in biases] or None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Print what compilation took, after the first micro-batch. Every launch pays it."""

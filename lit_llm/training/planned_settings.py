@@ -107,4 +107,5 @@ def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
         prefetch=strategy.prefetch,
         cpu_offload=strategy.cpu_offload,
         context_attention=strategy.context_attention,
+        expert=strategy.expert,
     )

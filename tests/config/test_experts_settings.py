@@ -8,6 +8,7 @@ from recipe_runs import RECIPE, TEXT, curve, run
 
 from lit_llm.checkpoint.compatibility import model_changes, saved_model_config
 from lit_llm.core.errors import UserError
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.layout import layout
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
@@ -73,12 +74,31 @@ def test_what_does_not_work_is_refused_before_anything_is_written(recipe, capsys
     assert sorted(Path().rglob("*")) == before
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel", "context", "pipeline"])
-def test_layouts_without_experts_are_refused(name):
+@pytest.mark.parametrize(
+    ("moe", "sizes", "words"),
+    [
+        (None, {"expert": 2}, ["expert=2", "model has none", "--trainer.strategy.expert 1"]),
+        ({"experts": 4}, {"expert": 3}, ["expert=3 does not divide the 4 ranks", "--trainer.strategy.expert 2"]),
+        ({"experts": 6}, {"expert": 4}, ["model.moe.experts=6", "--trainer.strategy.expert 2"]),
+        ({"experts": 5}, {"expert": 2}, ["model.moe.experts=5", "--trainer.strategy.expert 1"]),
+        ({"experts": 4, "shared_experts": 1, "shared_width": 7}, {"tensor_parallel": 2}, ["the shared experts = 7"]),
+    ],
+    ids=str,
+)
+def test_experts_that_ranks_cannot_share_are_refused_with_the_nearest_size(moe, sizes, words):
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, moe=moe)
+    problems = layout(MeshStrategy(**sizes), 4, model)[1]
+    assert any(all(word in problem for word in words) for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"expert": 4}, {"tensor_parallel": 2, "expert": 4}, {"context": 2}, {"pipeline": 2, "expert": 2}]
+)
+def test_layouts_of_experts_are_taken(sizes):
     model = GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, moe={"experts": 4})
-    _, [problem] = layout(MeshStrategy(shard=1, **{name: 2}), 2, model)
-    assert f"{name}=2" in problem and "model.moe" in problem and f"--trainer.strategy.{name} 1" in problem
-    assert layout(MeshStrategy(replicate=2, shard=2), 4, model) == (4, [])
+    assert layout(MeshStrategy(**sizes), 4, model)[1] == []
+    [problem] = layout(MeshStrategy(expert=2), 4, model, compute=ComputeConfig(compile=True))[1]
+    assert "compute.compile is true" in problem and "--compute.compile false" in problem
 
 
 def test_a_checkpoint_tells_what_may_change():

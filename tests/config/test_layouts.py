@@ -19,6 +19,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 STRATEGIES = ("single", "ddp", "fsdp", "fsdp2", "hsdp", "tp", "fsdp2-tp", "cp", "fsdp2-cp", "pp", "fsdp2-pp", "3d", "4d")
+STRATEGIES += ("ep", "fsdp2-ep", "ep-tp", "ep-pp")
 PRECISIONS = ("32-true", "tf32", "bf16-mixed", "bf16-true", "16-mixed", "float8")
 
 
@@ -44,7 +45,7 @@ def test_every_overlay_is_named_here():
 def test_an_overlay_replaces_the_layout_before_it_as_a_whole(tmp_path):
     """Whatever came before, with values that no overlay has: files are merged key by key, so each overlay sets every key."""
     kept = {"reshard_after_forward", "reduce_each_micro_batch", "prefetch", "cpu_offload", "timeout_seconds"}
-    other = {"replicate": 3, "shard": 5, "context": 7, "tensor_parallel": 11, "pipeline": 13}
+    other = {"replicate": 3, "shard": 5, "context": 7, "tensor_parallel": 11, "pipeline": 13, "expert": 29}
     other |= {"context_attention": "heads", "schedule": "zbv", "stages_per_rank": 2, "layers_first": 17, "layers_last": 19}
     assert set(inspect.signature(MeshStrategy).parameters) == kept | other.keys()
     mesh = {"class_path": f"{MeshStrategy.__module__}.MeshStrategy", "init_args": other | {"prefetch": 23}}
@@ -60,7 +61,7 @@ def test_an_overlay_replaces_the_layout_before_it_as_a_whole(tmp_path):
             after.init_args.prefetch = alone.init_args.prefetch
             meshes += 1
         assert after == alone, name
-    assert meshes == 10
+    assert meshes == 14
 
 
 @pytest.mark.slow

@@ -224,7 +224,18 @@ def test_rows_are_gathered_and_exchanged_by_operators_that_are_counted(group):
     with CommDebugMode() as counted:
         assert package.all_gather_rows(rows, 2, name).shape == (8, 3)
         assert package.exchange_rows(rows, 2, name).shape == (4, 3)
-    assert sum(counted.get_comm_counts().values()) == 2
+        assert package.send_rows(rows, [1, 3], [2, 5], name).shape == (7, 3)
+        assert package.sum_over_ranks(rows, name).shape == (4, 3)
+    assert sum(counted.get_comm_counts().values()) == 4
+
+
+def test_some_parameters_of_a_unit_are_sharded_over_another_mesh(group):
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("other", "shard"))["shard"]
+    experts = init_device_mesh("cpu", (2,), mesh_dim_names=("expert_shard",))
+    unit = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    fully_shard(unit, mesh=mesh, shard_placement_fn=package.placement_on(experts, {unit[0].weight}))
+    assert [layer.weight.device_mesh.mesh_dim_names for layer in unit] == [("expert_shard",), ("shard",)]
+    package.gather_in_own_dtype(unit, lambda owners: False)  # sees the parameters of both
 
 
 def test_the_record_of_collectives_counts_and_names_them():

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.cli import instantiate_class
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.plugins import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy
 
 from lit_llm.callbacks import EMA, Cosine, ExpertBalance, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
@@ -118,6 +119,15 @@ class OneTarget(Ignoring):
         return {**batch, "targets": targets, "sources": batch["input_ids"][:, 1] % 2}
 
 
+class Tilt(Callback):
+    """The first expert of a layer gets no token, and the second one all."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LanguageModel) -> None:  # type: ignore[override]
+        for bias in pl_module.expert_biases or ():
+            if bias is not None:
+                bias[0], bias[1] = -9, 9
+
+
 LEAVES_OUT: dict[str | bool, type[LanguageModel]] = {False: LanguageModel, True: Ignoring, "all but one": OneTarget}
 
 
@@ -150,6 +160,7 @@ def train(
     limit_train_batches: int | None = None,
     ema: float | None = None,
     balance: float | None = None,
+    tilted: bool = False,
     val_fraction: float = 0.1,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
@@ -164,6 +175,7 @@ def train(
         limit_train_batches: of an epoch.
         ema: decay of an average of the weights.
         balance: rate of the biases of experts, whose values and counts are then in the result.
+        tilted: the first expert of a layer gets no token, and the second one all.
         val_fraction: of the text, for validation.
         more: callbacks after the others.
     """
@@ -193,6 +205,7 @@ def train(
     average = None if ema is None else EMA(ema)
     callbacks += [] if average is None else [average]
     callbacks += [] if balance is None else [ExpertBalance(balance)]
+    callbacks += [Tilt()] if tilted else []
     if to is not None:
         callbacks.append(StepCheckpoint(save_at or steps, monitor=None, dirpath=str(folder / to), keep_last=9))
     callbacks += more or []
@@ -201,13 +214,14 @@ def train(
         chosen = DDPStrategy(gradient_as_bucket_view=True)
     if isinstance(chosen, MeshStrategy):
         chosen.sharded_checkpoints = sharded
-    scaled = precision == "16-mixed"
+    # Lightning refuses both for a MeshStrategy by their names.
+    plugin = {"16-mixed": lambda: loss_scaling("cpu"), "64-true": DoublePrecision}.get(precision)
     trainer = Trainer(
         accelerator=accelerator,
         devices=ranks,
         strategy=chosen,
-        precision=None if scaled else precision,  # type: ignore[arg-type]
-        plugins=[loss_scaling("cpu")] if scaled else None,
+        precision=precision if plugin is None else None,  # type: ignore[arg-type]
+        plugins=None if plugin is None else [plugin()],
         max_steps=steps,
         logger=Rows(),
         callbacks=callbacks,
@@ -238,9 +252,10 @@ def train(
     if parameters:
         result["parameters"] = {n: _whole(p).detach().clone() for n, p in module.model.named_parameters()}
     if balance is not None:
-        result["biases"] = torch.stack(list(module.expert_biases or ())).tolist()
+        result["biases"] = [None if bias is None else bias.tolist() for bias in module.expert_biases or ()]
         result["load"] = [row["experts/load"] for row in rows.values()]
-        result["shares"] = torch.stack([router.shares for router in module.model.routers]).tolist()  # type: ignore[union-attr]
+        routers = module.whole_model.routers  # type: ignore[union-attr]
+        result["shares"] = [None if router.shares.is_meta else router.shares.tolist() for router in routers]
     if average is not None:
         result["average"] = {name: _whole(t).double().norm().item() for name, t in average.by_name(module).items()}
     trainer.limit_val_batches, trainer.loggers = 1.0, []

@@ -68,7 +68,7 @@ def gradients(model):
             if p.grad is not None}
 
 def shard(model, layout, dtype=None, weights=False, reductions=False, offload=False):
-    apply_fsdp(model, SimpleNamespace(data_mesh=MESHES[layout], cpu_offload=offload, root_device=torch.device("cpu"),
+    apply_fsdp(model, SimpleNamespace(shard_mesh=MESHES[layout], cpu_offload=offload, root_device=torch.device("cpu"),
                                       autocast_dtype=dtype, prefetch=1, kept=KeptWhole(weights, reductions)))
 
 # Gathers in the dtype of autocast against torch's plain FSDP2, which gathers fp32: losses and gradients have the same bits.

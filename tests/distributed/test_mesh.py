@@ -224,7 +224,7 @@ ddp().backward()
 
 
 model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=4, vocab_size=4, pad_vocab_to=4)).to(torch.bfloat16)
-strategy = SimpleNamespace(data_mesh=mesh, cpu_offload=False, root_device=torch.device("cpu"), autocast_dtype=None, prefetch=1,
+strategy = SimpleNamespace(shard_mesh=mesh, cpu_offload=False, root_device=torch.device("cpu"), autocast_dtype=None, prefetch=1,
                            kept=KeptWhole(weights=False, gradients=False))
 apply_fsdp(model, strategy)
 # A loss whose gradient with respect to the head, and to no other weight, is `value` on this rank.

@@ -91,7 +91,7 @@ def test_fsdp2_sends_the_bytes_of_the_plans_formula(mesh, kept, dtype, tied):
     )
     gradients = 4 * sum(numel.values())
     strategy = SimpleNamespace(
-        data_mesh=mesh, cpu_offload=False, root_device=torch.device("cpu"), autocast_dtype=dtype, prefetch=1, kept=kept
+        shard_mesh=mesh, cpu_offload=False, root_device=torch.device("cpu"), autocast_dtype=dtype, prefetch=1, kept=kept
     )
     apply_fsdp(model, strategy)
     ids = torch.zeros(1, 16, dtype=torch.long)

@@ -32,6 +32,7 @@ MODEL: dict[str, Any] = {
     "block_size": LENGTH,
     "vocab_size": VOCABULARY,
 }
+EXPERTS = {"mlp": "swiglu", "moe": {"experts": 8, "top_k": 2, "expert_width": 96, "shared_experts": 1}}
 EACH_TIME = {"reshard_after_forward": True, "reduce_each_micro_batch": True}
 
 
@@ -57,6 +58,10 @@ CASES = {
     "context, gather": Case(2, {"context": 2}, "bf16-mixed"),
     "context, heads": Case(2, {"context": 2, "context_attention": "heads"}, "bf16-mixed"),
     "Muon": Case(2, {}, muon=True, ranks=(0, 1)),
+    "experts": Case(4, {"expert": 2}, "bf16-mixed", EXPERTS),
+    "experts, replicas": Case(4, {"replicate": 2, "expert": 2}, model=EXPERTS),
+    "experts x tensor": Case(4, {"tensor_parallel": 2, "expert": 2}, "bf16-mixed", EXPERTS),
+    "experts x pipeline": Case(4, {"pipeline": 2, "expert": 2}, model=EXPERTS, ranks=(0, 2)),
     "shard x tensor x pipeline": Case(8, {"pipeline": 2, "tensor_parallel": 2}, "bf16-mixed", ranks=(0, 4)),
 }
 

@@ -64,6 +64,9 @@ def test_every_layout_starts_or_says_why_the_model_or_the_batch_does_not_allow_i
                     size, share = settings.sequences_of(batch), batch // data_parallel
                     most = [n for n in range(1, data.micro_batch_size + 1) if share % n == 0 and share // n >= stages]
                     assert size == max(most), where
-            assert all(p in refused or "model" in p or "n_layer" in p for p in found), (where, found)
+            assert all(p in refused or any(word in p for word in ("model", "n_layer", "expert=")) for p in found), (
+                where,
+                found,
+            )
             started += not found
-    assert started >= (16 if recipe == "moe" else 20), recipe  # experts need tensor, context and pipeline parallelism of 1
+    assert started >= 20, recipe

@@ -126,6 +126,8 @@ CONFIGURATIONS = [
     Configuration("experts", EXPERTS, other="--async_checkpoints true"),
     Configuration("two shards, experts", f"{EXPERTS} --optimizer.normuon_beta2 0.95 --data.micro_batch_size 1", 2, SHARDED,
                   "fsdp2"),
+    Configuration("two ranks, shared experts", f"{EXPERTS} --model.moe.experts 6 --data.micro_batch_size 1", 2, SHARDED, "ep"),
+    Configuration("two halves, shared experts", f"{EXPERTS} --model.moe.experts 6 --optimizer AdamW", 2, SHARDED, "ep-tp"),
     Configuration("two ranks, noise, ramp", f"{RAMP} --gradient_noise.every_n_steps 2 --data.micro_batch_size 1", 2),
 ]  # fmt: skip
 

@@ -1,0 +1,125 @@
+"""Expert parallelism: ranks share the experts of a layer, and send each other the rows of their tokens.
+
+Letters: n ranks, E experts of the layer, M rows of this rank's tokens, R rows that its experts compute, d ``n_embd``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from lit_llm.core._torch import exchange_rows, send_rows
+
+
+class ExpertShard(NamedTuple):
+    """States that each of n ranks has E / n consecutive experts of every layer, in their order."""
+
+    group: str
+    """Name of the ranks' process group."""
+    ranks: int
+    gradient_scale: float
+    """Factor of the experts' gradients: tensor_parallel / ranks. FSDP2 averages an expert's gradient over the ranks that hold
+    it, and others over shard · context. This makes both the same mean. Exact for powers of two."""
+
+
+class Dispatch:
+    """The way of one layer's and micro-batch's rows to the ranks that have their experts, and back.
+
+    Rows of an expert are in the order of ranks, and of a rank's tokens. The host must know how many rows each rank gets, so it
+    waits for a GPU, once for each layer and micro-batch. A recomputation does not wait again.
+
+    Args:
+        ends: (E,) int32, of this rank's M rows sorted by expert: where the rows of each expert end.
+
+    Attributes:
+        ends: (E / n,) int32, the same of the R rows that this rank's experts get.
+    """
+
+    def __init__(self, shard: ExpertShard, ends: Tensor, rows: int) -> None:
+        self.shard = shard
+        self.ends, self.order, self.back = ends, None, None
+        self.sent = self.received = [rows]
+        if shard.ranks == 1:
+            return
+        counts = ends.diff(prepend=ends.new_zeros(1)).unflatten(0, (shard.ranks, -1))  # (n, E / n): rows for the ranks' experts
+        coming = exchange_rows(counts, shard.ranks, shard.group)  # (n, E / n): rows of the ranks for this rank's experts
+        if type(ends) is Tensor and not ends.is_meta:
+            self.sent, self.received = row_numbers(counts, coming).tolist()
+        else:  # a plan's tensors have no values: the load is taken to be equal
+            equal = rows // shard.ranks
+            self.sent = self.received = [*[equal] * (shard.ranks - 1), rows - equal * (shard.ranks - 1)]
+        numbers = torch.arange(coming.size(1), device=ends.device).repeat(shard.ranks)
+        experts = numbers.repeat_interleave(coming.flatten(), output_size=sum(self.received))  # (R,)
+        self.order = experts.argsort(stable=True)
+        self.back = self.order.argsort()
+        self.ends = coming.sum(dim=0).cumsum(dim=0, dtype=torch.int32)
+
+    def to_experts(self, x: Tensor) -> Tensor:
+        """(M, d) → (R, d), sorted by this rank's experts."""
+        # What autocast rounds for the experts anyway travels in its dtype; the gradient as it is.
+        autocast = torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32
+        wire = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+        y = _Sent.apply(x, self.shard, self.sent, self.received, 1 / self.shard.gradient_scale, wire)
+        return y if self.order is None else Reordered.apply(y, self.order, self.back)
+
+    def to_tokens(self, y: Tensor) -> Tensor:
+        """(R, d) → (M, d), in the order of the rows that came."""
+        if self.order is not None:
+            y = Reordered.apply(y, self.back, self.order)
+        return _Sent.apply(y, self.shard, self.received, self.sent, self.shard.gradient_scale, y.dtype)
+
+
+class _Sent(Function):
+    """Rows to other ranks; their gradients come back, multiplied by a factor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shard: ExpertShard, sent: list[int], received: list[int], scale: float, wire: torch.dtype
+    ) -> Tensor:
+        ctx.options = shard, sent, received, scale
+        if shard.ranks == 1:
+            return x.view_as(x)
+        return send_rows(x.to(wire), sent, received, shard.group).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        shard, sent, received, scale = ctx.options
+        if scale != 1.0:
+            gradient = gradient * scale
+        if shard.ranks > 1:
+            gradient = send_rows(gradient, received, sent, shard.group)
+        return gradient, None, None, None, None, None
+
+
+class Reordered(Function):
+    """Rows in another order: (M, d) → (M, d). The gradient is a copy too, not a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(0, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return gradient.index_select(0, back), None, None
+
+
+@torch.library.custom_op("lit_llm::row_numbers", mutates_args=())
+def row_numbers(counts: Tensor, coming: Tensor) -> Tensor:
+    """(n, E / n) twice → (2, n) on the host: the rows that go to each rank, and those that come from it.
+
+    An operator of its own, so that a recomputation finds its result kept (`keep_row_numbers`).
+    """
+    return torch.stack((counts.sum(dim=1), coming.sum(dim=1))).cpu()
+
+
+@row_numbers.register_fake
+def _(counts: Tensor, coming: Tensor) -> Tensor:
+    return counts.new_empty((2, counts.size(0)), dtype=torch.int64, device="cpu")

@@ -1,0 +1,144 @@
+"""Ranks that share the experts of a layer train what one process trains, beside every other dimension of a mesh."""
+
+import json
+from pathlib import Path
+
+import layouts
+import pytest
+import torch
+from launch import run_ranks
+
+MOE = {
+    **{"experts": 8, "top_k": 2, "expert_width": 24, "shared_experts": 1, "router": "sigmoid"},
+    **{"balance": 0.1, "sequence_balance": 0.05, "z_loss": 0.01},
+}
+JOB = {
+    "model": "experts",
+    "steps": 6,
+    "ignoring": True,
+    "balance": 0.02,
+    "parameters": True,
+    "settings": {"moe": MOE, "n_layer": 4},
+}
+"""Targets are ignored, so ranks and micro-batches have different numbers of them."""
+FULL = {"compute": {"activation_checkpointing": "full"}}
+EP = {"strategy": {"shard": 2, "expert": 2}, "optimizer": "MuonAdamW"}
+TWO = {
+    "full recomputation": {**EP, **FULL},
+    # One rank gets all tokens, and the other none.
+    "an expert without a token, and one with all": {**EP, "tilted": True, "settings": {"moe": {**MOE, "top_k": 1}}},
+}
+MORE = {
+    "tensor parallelism alone": {**EP, "strategy": {"shard": 1, "tensor_parallel": 2}},
+    "cheap recomputation": {**EP, "compute": {"activation_checkpointing": "cheap"}},
+    "float64": {**EP, **FULL, "precision": "64-true", "optimizer": "AdamW"},
+    "bf16": {**EP, **FULL, "precision": "bf16-mixed"},
+}
+FOUR = {
+    "ep × fsdp2": {"strategy": {"shard": 4, "expert": 2}},
+    "ep × hsdp": {"strategy": {"replicate": 2, "shard": 2, "expert": 2}},
+    "tp": {"strategy": {"shard": 2, "tensor_parallel": 2}},
+    "ep × tp": {"strategy": {"shard": 2, "tensor_parallel": 2, "expert": 4}},
+    "ep × cp": {"strategy": {"context": 2, "shard": 2, "expert": 2}},
+    "ep × pp": {"strategy": {"pipeline": 2, "shard": 2, "expert": 2, "schedule": "interleaved1f1b"}},
+    "ep × pp, zbv": {"strategy": {"pipeline": 2, "shard": 2, "expert": 2, "schedule": "zbv"}},
+    "tp × pp, every target counts": {"strategy": {"pipeline": 2, "tensor_parallel": 2, "expert": 2}, "ignoring": False},
+    "six experts, three over two ranks": {"strategy": {"shard": 4, "expert": 2}, "settings": {"moe": {**MOE, "experts": 6}}},
+}
+EIGHT = {
+    "ep × cp × tp": {"shard": 2, "context": 2, "tensor_parallel": 2, "expert": 4},
+    "ep × tp × pp": {"shard": 2, "tensor_parallel": 2, "pipeline": 2, "expert": 2},
+    "ep": {"shard": 8, "expert": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts")
+    (folder / "text.txt").write_text(layouts.TEXT)
+    return folder
+
+
+def compare(found: dict, wanted: dict, rel: float) -> None:
+    """Counts are whole numbers, so equal: no token has chosen another expert. Of other stages, a rank knows no bias."""
+    for name in ("train/loss", "val/loss", "grad/norm"):
+        assert found[name] == pytest.approx(wanted[name], rel=rel), name
+    assert found["load"] == wanted["load"]
+    for name in ("biases", "shares"):
+        pairs = [(a, b) for a, b in zip(found[name], wanted[name], strict=True) if a is not None]
+        assert pairs and all(a == b for a, b in pairs), name
+    for name, value in found["parameters"].items():
+        assert torch.allclose(value, wanted["parameters"][name], rtol=200 * rel, atol=40 * rel), name
+
+
+def check(folder: Path, ranks: int, jobs: dict[str, dict]) -> None:
+    """Compare each job with the same on one process: relative 5e-6 in fp32 after six steps, and 1e-10 in float64."""
+    jobs = {name: {**JOB, **job} for name, job in jobs.items()}
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    reports = run_ranks(Path(layouts.__file__), ranks, folder, folder / "jobs.json", timeout=400)
+    alone: dict[str, dict] = {}
+    for name, job in jobs.items():
+        settings = {key: value for key, value in job.items() if key not in ("strategy", "compute")}
+        key = json.dumps(settings)
+        if key not in alone:
+            alone[key] = layouts.train(folder, **settings)
+        for report in reports:
+            if job.get("precision") == "bf16-mixed":  # sums differ by their order, which moves some tokens
+                assert report[name]["train/loss"] == pytest.approx(alone[key]["train/loss"], rel=5e-3), name
+            else:
+                compare(report[name], alone[key], rel=1e-10 if job.get("precision") == "64-true" else 5e-6)
+
+
+@pytest.mark.parametrize("jobs", [TWO, pytest.param(MORE, marks=pytest.mark.slow)], ids=["quick", "more"])
+def test_two_ranks_share_experts(folder, jobs):
+    check(folder, 2, jobs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["MuonAdamW", "AdamW-fused"])
+def test_four_ranks_share_experts_beside_every_other_dimension(folder, optimizer):
+    jobs = {name: {**job, "optimizer": optimizer} for name, job in FOUR.items()}
+    if optimizer != "MuonAdamW":  # whose iteration is in fp32
+        jobs = {name: {**job, "precision": "64-true"} for name, job in jobs.items()}
+    check(folder, 4, jobs)
+
+
+@pytest.mark.soak
+def test_eight_ranks_share_experts(folder):
+    check(folder, 8, {name: {"strategy": sizes, "optimizer": "MuonAdamW"} for name, sizes in EIGHT.items()})
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_any_expert_degree_continues_at_any_other(folder):
+    """Saved after four steps of eight by each, and continued by each: the losses of the run that was not interrupted."""
+    degrees = {"ep 1": {"shard": 4}, "ep 2": {"shard": 4, "expert": 2}, "ep 4": {"shard": 4, "expert": 4}}
+    job = {**JOB, "steps": 8, "optimizer": "MuonAdamW", "parameters": False}
+    saves = {
+        f"save {name}": {
+            **job,
+            "strategy": sizes,
+            "save_at": 4,
+            "to": name,
+            "sharded": name != "ep 2",
+            "background": name == "ep 4",
+        }
+        for name, sizes in degrees.items()
+    }
+    loads = {
+        f"{old} → {new}": {**job, "strategy": sizes, "resume": f"{old}/step-00000004.ckpt"}
+        for old in degrees
+        for new, sizes in degrees.items()
+    }
+    (folder / "jobs.json").write_text(json.dumps(saves | loads))
+    report = run_ranks(Path(layouts.__file__), 4, folder, folder / "jobs.json", timeout=400)[0]
+    alone = layouts.train(folder, **job)
+    for name in saves:
+        assert report[name]["train/loss"] == pytest.approx(alone["train/loss"], rel=5e-6), name
+    for name in loads:
+        assert report[name]["steps"] == [5, 6, 7, 8]
+        assert report[name]["train/loss"] == pytest.approx(alone["train/loss"][4:], rel=5e-6), name
+        assert report[name]["biases"] == alone["biases"], name
+    for old in degrees:  # the checkpoint and the layout that wrote it: bit for bit
+        assert report[f"{old} → {old}"]["train/loss"] == report[f"save {old}"]["train/loss"][4:]
+    [one] = {json.dumps(layouts.train(folder, **job, resume=f"{old}/step-00000004.ckpt")["load"]) for old in degrees}
+    assert json.loads(one) == alone["load"][4:]
