@@ -117,7 +117,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
     found: list[Collective] = []
     if layout.expert > 1:
         found += _of_experts(settings, rank)
-    if apart and (holders := sharing * tp // layout.expert) > 1:
+    if apart and (holders := settings.holders(sharing)) > 1:
         sizes = (*gathered_bytes(apart, *settings.sizes), reduced_bytes(apart))
         found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
     if tp > 1:

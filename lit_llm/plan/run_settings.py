@@ -214,15 +214,17 @@ class RunSettings:
 
         Whole experts are sharded, so the rank that has most is counted.
         """
-        layout = self.layout
-        weights = weights_of(self.model, self.lora, layout.tensor_parallel, layout.expert)
-        ranks = layout.divisor("parameters")
-        holders = ranks * layout.tensor_parallel // layout.expert  # of the same experts
+        weights = weights_of(self.model, self.lora, self.layout.tensor_parallel, self.layout.expert)
+        ranks = self.layout.divisor("parameters")
 
         def held(weight: Weight) -> float:
-            return -(-weight.shape[0] // holders) * ranks / weight.shape[0]
+            return -(-weight.shape[0] // self.holders(ranks)) * ranks / weight.shape[0]
 
         return tuple(replace(w, held=held(w)) if w.experts and self.layout.devices > 1 else w for w in weights)
+
+    def holders(self, ranks: int) -> int:
+        """Ranks that share the same experts, where `ranks` share other weights."""
+        return ranks * self.layout.tensor_parallel // self.layout.expert
 
     @property
     def experts_apart(self) -> bool:

@@ -267,8 +267,10 @@ class GatheredWeights:
         self.sent = reduced_bytes(block) if reduces else 0
         self._block, self._embedding, self._root = (sum(gathered_bytes(part, *sizes)) for part in (block, embedding, root))
         self._inside = gathered_bytes(weights, *sizes)[0]
-        is_buffered = layout is not None and layout.divisor("parameters") > 1  # one rank needs no buffers
-        self._block_buffer, self._first_buffer = (self._block, self._embedding or self._root) if is_buffered else (0, 0)
+        ranks = 1 if layout is None else layout.divisor("parameters")
+        buffered = tuple(w for w in block if (step.settings.holders(ranks) if w.experts else ranks) > 1)  # one rank needs none
+        self._block_buffer = sum(gathered_bytes(buffered, *sizes))
+        self._first_buffer = (self._embedding or self._root) if ranks > 1 else 0
 
     def forward(self, part: int) -> Bytes:
         if self.already:

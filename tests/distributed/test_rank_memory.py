@@ -11,6 +11,8 @@ NAMES = [
     "fsdp2, weights and gradients kept, 3 micro-batches",
     "fsdp2, bf16-mixed",
     "tp, dropout, 125 positions",
+    "tp with experts",
+    "ep",
     "pp, gpipe",
     "pp, interleaved1f1b",
     "pp, zbv",
@@ -28,7 +30,7 @@ report(**{{name: measure(LAYOUTS[2][name], 2, Path(".")) for name in {NAMES}}})
 """
 
 
-@pytest.mark.slow  # two processes, eight layouts: 40 s
+@pytest.mark.slow  # two processes, ten layouts: 50 s
 def test_the_plan_tells_the_peak_of_a_rank(tmp_path):
     found = run_ranks(SCRIPT, 2, tmp_path, timeout=600)[0]
     ratios = {name: planned / measured for name, (planned, measured) in found.items()}
