@@ -46,6 +46,7 @@ def recompute_block(block: nn.Module, mode: str | int, *, preserve_rng_state: bo
     module.forward = recomputed
 
 
+_ROW_NUMBERS = "lit_llm::row_numbers"
 _EXPENSIVE_NAMES = {
     *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"),
     "aten::_scaled_dot_product_flash_attention",
@@ -53,7 +54,7 @@ _EXPENSIVE_NAMES = {
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_attention_math_for_mps",
-    *("lit_llm::attention", "flex_attention", "lit_llm::grouped_linear", "lit_llm::row_numbers"),
+    *("lit_llm::attention", "flex_attention", "lit_llm::grouped_linear", _ROW_NUMBERS),
     # Results of communication: recomputing them would communicate twice.
     *("_c10d_functional::all_gather_into_tensor", "_c10d_functional::reduce_scatter_tensor", "_c10d_functional::all_reduce"),
     "_c10d_functional::all_to_all_single",
@@ -62,11 +63,14 @@ _EXPENSIVE_NAMES = {
 
 def keep_expensive(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """The policy of mode cheap: keep the results of matrix products, attention and communication."""
-    kept = operator.name().split(".")[0] in _EXPENSIVE_NAMES
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+    return _kept(operator, _EXPENSIVE_NAMES)
 
 
 def keep_row_numbers(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Recompute all but how many rows experts exchange: the host waits for a GPU once, and not again."""
-    kept = operator.name().split(".")[0] == "lit_llm::row_numbers"
+    return _kept(operator, {_ROW_NUMBERS})
+
+
+def _kept(operator: Any, names: set[str]) -> CheckpointPolicy:
+    kept = operator.name().split(".")[0] in names
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.memory import SOFTMAX_NUMEL
@@ -182,20 +183,18 @@ class Passes:
         self.step, settings, context = step, step.settings, step.settings.layout.context
 
         self.weights = settings.weights
-        shares = _gradient_shares(self.weights)
+        share_in_experts = _gradient_share(self.weights)
+
+        def split_gradient(share: float, gradient: int) -> tuple[int, int]:
+            kept = 0 if step.gradients_exist else int(gradient * share) // step.shard_gradients
+            return kept, 0 if step.fsdp is None or step.keeps_gradients else gradient - kept
 
         def changes(segments: list[Segment], has_experts: Sequence[bool] = ()) -> list[Change]:
-            """Args:
-            has_experts: whether each segment is a block with experts, which may have more of their gradients than of others."""
-            found = []
-            for segment, experts in zip(segments, has_experts or [False] * len(segments), strict=True):
-
-                def split_gradient(gradient: int, share: float = shares[experts]) -> tuple[int, int]:
-                    kept = 0 if step.gradients_exist else int(gradient * share) // step.shard_gradients
-                    return kept, 0 if step.fsdp is None or step.keeps_gradients else gradient - kept
-
-                found.append(Change.of(segment, split_gradient, narrow_weights=step.narrow_weights))
-            return found
+            shares = [share_in_experts if experts else 1.0 for experts in has_experts] or [1.0] * len(segments)
+            return [
+                Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights)
+                for segment, share in zip(segments, shares, strict=True)
+            ]
 
         def of_blocks(found: list[Change], more: int) -> list[Change]:
             return [_with_keys(found[i], more, context) for i in kinds]
@@ -262,11 +261,11 @@ class Passes:
         run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, gathered.forward(0))
 
 
-def _gradient_shares(weights: Weights) -> dict[bool, float]:
-    """Of the gradients of a block without and with experts: what ranks keep, before it is divided, over what each computes."""
+def _gradient_share(weights: Weights) -> float:
+    """Of the gradients of a block with experts: what ranks keep, before it is divided, over what each computes."""
     block = gathered_groups(weights, tied=True)[0]  # the largest: with experts, if there are any
-    computed, kept = reduced_bytes(block), average_bytes(block)
-    return {False: 1.0, True: kept / computed if computed else 1.0}
+    computed = reduced_bytes(block)
+    return average_bytes(block) / computed if computed else 1.0
 
 
 def _gathered_keys(step: Step) -> int:
