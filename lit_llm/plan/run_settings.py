@@ -220,7 +220,7 @@ class RunSettings:
         def held(weight: Weight) -> float:
             return -(-weight.shape[0] // self.holders(ranks)) * ranks / weight.shape[0]
 
-        return tuple(replace(w, held=held(w)) if w.experts and self.layout.devices > 1 else w for w in weights)
+        return tuple(replace(w, held=held(w)) if w.experts and self.layout.strategy != "single" else w for w in weights)
 
     def holders(self, ranks: int) -> int:
         """Ranks that share the same experts, where `ranks` share other weights."""

@@ -19,10 +19,10 @@ if sys.argv[1] == "lean":
     import_lightning()
 from lit_llm.config.parse import parse
 found = {}
-for file in sorted(Path(sys.argv[2]).rglob("*.yaml")):
-    if file.parent.name not in ("base", "strategy", "precision"):
-        recipe = parse("fit", ["--config", str(file)])
-        found[file.name] = [recipe.parser.dump(recipe.config, skip_check=True), recipe.problems, recipe.notes]
+files = [file for file in sorted(Path(sys.argv[2]).rglob("*.yaml")) if file.parent.name not in ("base", "strategy", "precision")]
+for file in files[::3]:
+    recipe = parse("fit", ["--config", str(file)])
+    found[file.name] = [recipe.parser.dump(recipe.config, skip_check=True), recipe.problems, recipe.notes]
 print(json.dumps(found))
 """
 
@@ -52,8 +52,8 @@ def test_a_plan_does_not_import_what_it_does_not_need_and_others_still_can():
 
 
 @pytest.mark.slow
-def test_recipes_have_the_same_settings_with_all_imports():
+def test_a_third_of_the_recipes_have_the_same_settings_with_all_imports():
     folder = "lit_llm/recipes"
     lean, full = (json.loads(printed(PARSE, how, folder).splitlines()[-1]) for how in ("lean", "full"))
-    assert len(lean) > 30
+    assert len(lean) > 10
     assert lean == full

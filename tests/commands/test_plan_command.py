@@ -1,6 +1,7 @@
 """`plan` as a user meets it: the recipes and flags of `fit`, its messages, and what it prints."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -71,16 +72,24 @@ def test_a_plan_counts_the_blocks_of_packed_documents_and_says_what_packing_does
     assert not list((folder / "shards").glob("*.idx")), "a plan leaves nothing behind"
 
 
-QUICK = ("strategy/fsdp2.yaml", "strategy/3d.yaml", "precision/bf16-mixed.yaml")
+QUICK = ("strategy/fsdp2-ep.yaml", "strategy/3d.yaml", "precision/bf16-mixed.yaml")
 OVERLAYS = sorted(p.relative_to(RECIPES).as_posix() for p in RECIPES.glob("*/*.yaml") if p.parent.name != "base")
 
 
 @pytest.mark.parametrize("overlay", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in OVERLAYS])
 def test_every_overlay_can_be_planned(overlay, folder, capsys):
     flags = ["--config", str(RECIPES / "gpt2-124m.yaml"), "--config", str(RECIPES / overlay)]
+    if re.search(r"\bep\b", overlay):
+        flags += ["--model.mlp", "swiglu", "--model.bias", "false", "--model.moe", "{experts: 8, top_k: 2, expert_width: 256}"]
     if "float8" in overlay:
         pytest.importorskip("torchao")  # `fit` refuses it here, and so does the plan
-    few = {"strategy/single.yaml": 1, "strategy/tp.yaml": 2, "strategy/cp.yaml": 2, "strategy/pp.yaml": 2}
+    few = {
+        "strategy/single.yaml": 1,
+        "strategy/tp.yaml": 2,
+        "strategy/cp.yaml": 2,
+        "strategy/pp.yaml": 2,
+        "strategy/ep.yaml": 2,
+    }
     devices = str({**few, "strategy/4d.yaml": 8}.get(overlay, 4))
     found = plan(capsys, *flags, "--hardware", "h100-sxm", "--devices", devices)
     assert found["layout"]["devices"] == int(devices)
