@@ -19,8 +19,8 @@ if sys.argv[1] == "lean":
     import_lightning()
 from lit_llm.config.parse import parse
 found = {}
-files = [file for file in sorted(Path(sys.argv[2]).rglob("*.yaml")) if file.parent.name not in ("base", "strategy", "precision")]
-for file in files[::3]:
+files = sorted(Path(sys.argv[2]).rglob("*.yaml"))
+for file in [file for file in files if file.parent.name not in ("base", "strategy", "precision")][::3]:
     recipe = parse("fit", ["--config", str(file)])
     found[file.name] = [recipe.parser.dump(recipe.config, skip_check=True), recipe.problems, recipe.notes]
 print(json.dumps(found))
