@@ -21,7 +21,7 @@ from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.disk import read_object
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml
-from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, write_config
+from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, unread_layers, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
 from lit_llm.hf.peft import is_adapter_folder, read_adapter
 from lit_llm.hf.read import CONFIG, WeightFiles, read_weights, text_config
@@ -96,7 +96,10 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path |
         )
     shapes = {name: tensor.shape for name, tensor in weights_on_meta(config).items()}
     assert config.vocab_size is not None
-    weights = read_weights(weight_files, links(content), shapes, config.vocab_size)
+    unread = unread_layers(content, config.n_layer)
+    weights = read_weights(weight_files, links(content), shapes, config.vocab_size, unread)
+    if any(name.startswith(unread) for name in weight_files.files):
+        notes.append("the layers that predict further tokens are not imported")
     settings = asdict(config)
     recipe: dict[str, Any] = {"model": settings}
     has_tokenizer = (folder / TOKENIZER_FILE).is_file()

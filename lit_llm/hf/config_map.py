@@ -68,6 +68,13 @@ def links(content: dict[str, Any]) -> list[Link]:
     return [*family.tensors(config), *head]
 
 
+def unread_layers(content: dict[str, Any], n_layer: int) -> tuple[str, ...]:
+    """First parts of the names of tensors that a family has after its last layer, to predict further tokens."""
+    key = _named(content).ahead
+    count = 0 if key is None else Fields(content).optional_size(key, 0)
+    return tuple(f"model.layers.{n_layer + i}." for i in range(count))
+
+
 def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[str, Any], list[str]]:
     """The config.json of the equivalent architecture, and notes on its remaining differences.
 

@@ -20,6 +20,8 @@ _NOT_COMPUTED = {
     "bias",
 }
 """Settings that config.json lacks and that do not change the logits of a text without end-of-document ids, and `bias`."""
+_BALANCING = {"balance", "sequence_balance", "z_loss"}
+"""Settings of `moe` that are of training only."""
 _PART_OF = {
     "gelu_approximate": "mlp",
     **dict.fromkeys(("norm_bias", "norm_unit_offset"), "norm"),
@@ -52,11 +54,6 @@ def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
     Raises:
         UserError: there is none; one sentence for each setting that the nearest family lacks.
     """
-    if config.moe is not None:
-        raise UserError(
-            f"model.moe has {config.moe.experts} experts, and export has no family with experts yet: generate and validate "
-            "read the run as it is (--run)"
-        )
     families = sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred)
     differences = {family.model_type: _differences(config, family) for family in families}
     for bias_may_be_added in (False, True):
@@ -78,7 +75,7 @@ def _differences(config: GPTConfig, family: Family) -> list[Difference]:
     again = GPTConfig(**family.read(Fields(family.write(config))))
     ours, theirs = _computation(config), _computation(again)
     found = {}
-    for name in ours:
+    for name in (name for name in ours if name in theirs):
         decisive = _PART_OF.get(name)
         if not _equal(ours[name], theirs[name]) and (decisive is None or _equal(ours[decisive], theirs[decisive])):
             varies = any(name in (each.layers or {}) for each in (config, again))
@@ -107,11 +104,26 @@ def _computation(config: GPTConfig) -> dict[str, Any]:
     if not rotated:
         found["partial_rotary_factor"] = None
     layers = layer_settings(config)
+    found |= _mixture(config)
+    if all(layer.experts for layer in layers):
+        found["mlp_width"] = None
     found["window"] = [layer.window for layer in layers]
     found["rope"] = [layer.rope or not rotated for layer in layers]
     found["rope_theta"] = [layer.rope_theta if layer.rope else None for layer in layers]
     found["rope_scaling"] = [_resolved(config, layer) if layer.rope else None for layer in layers]
     return {name: value for name, value in found.items() if name not in {*_NOT_COMPUTED, "layers"}}
+
+
+def _mixture(config: GPTConfig) -> dict[str, Any]:
+    """What the experts compute: `moe`, and with experts each setting as `moe.NAME`."""
+    moe = config.moe
+    if moe is None:
+        return {"moe": None}
+    found = {f"moe.{name}": value for name, value in vars(moe).items() if name not in _BALANCING}
+    found["moe.expert_width"] = moe.width(config.hidden_width)
+    found["moe.shared_width"] = moe.width_of_shared(config.hidden_width)
+    found["moe.top_groups"] = moe.top_groups or moe.groups
+    return {**found, "moe": f"{{experts: {moe.experts}, top_k: {moe.top_k}}}"}
 
 
 def _resolved(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:

@@ -189,12 +189,15 @@ def _kind(layer: str) -> str:
 
 
 def _matrices(table: list[Link]) -> list[Link]:
-    """The linear layers of the blocks."""
-    norms = ("_norm.weight",)
+    """The linear layers of the blocks, without experts and routers."""
+    others = ("_norm.weight", "router.weight")
     return [
         link
         for link in table
-        if link.theirs.endswith(".weight") and link.ours[0].startswith("blocks.") and not link.ours[0].endswith(norms)
+        if link.theirs.endswith(".weight")
+        and link.ours[0].startswith("blocks.")
+        and not link.ours[0].endswith(others)
+        and link.expert is None
     ]
 
 

@@ -148,15 +148,20 @@ class WeightFiles:
 
 
 def read_weights(
-    source: WeightFiles | DcpWeightFiles, table: list[Link], shapes: dict[str, torch.Size], vocab_size: int
+    source: WeightFiles | DcpWeightFiles,
+    table: list[Link],
+    shapes: dict[str, torch.Size],
+    vocab_size: int,
+    unread: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
     """Our state_dict from the weights of a folder, in the folder's dtype.
 
     A tensor that is stored as it is needed stays in its memory-mapped file, so that a model larger than memory can be imported.
-    Each has a storage of its own: saving one saves its values only.
+    Each has a storage of its own: saving one saves its values only. Those of experts are copied into one tensor.
 
     Args:
         shapes: the shapes of our state_dict. Its vocabulary may be padded; the folder's has `vocab_size` rows.
+        unread: first parts of the names of tensors that are not imported.
 
     Raises:
         UserError: a tensor is missing, is not part of the model, or has another shape than config.json implies.
@@ -169,7 +174,7 @@ def read_weights(
     stored_names = {stored for stored in names.values() if stored is not None}
     tied = not any("head.weight" in link.ours for link in table)
     for name in sorted(source.files.keys() - stored_names):
-        if not (tied and name in _HEADS):
+        if not (tied and name in _HEADS) and not name.startswith(unread):
             problems.append(f"{source.files[name]} has a tensor {name}, which is not part of the model in {CONFIG}")
     refuse(problems)
     weights: dict[str, Tensor] = {}
@@ -178,6 +183,8 @@ def read_weights(
         assert stored is not None
         file, tensor = source.files[stored], source[stored]
         parts = [torch.Size((vocab_size, *shapes[name][1:])) if name in VOCABULARY else shapes[name] for name in link.ours]
+        if link.expert is not None:
+            parts = [part[1:] for part in parts]
         expected = link.shape(parts)
         if tuple(tensor.shape) != expected:
             problems.append(f"{file}: {stored} has shape {tuple(tensor.shape)}, but {CONFIG} implies {expected}")
@@ -188,6 +195,9 @@ def read_weights(
         for name, piece in zip(link.ours, link.split(tensor, parts), strict=True):
             if name in VOCABULARY and shapes[name][0] != vocab_size:
                 piece = F.pad(piece, (0, 0, 0, shapes[name][0] - vocab_size))
+            if link.expert is not None:
+                weights.setdefault(name, piece.new_empty(shapes[name]))[link.expert] = piece
+                continue
             piece = _with_own_storage(piece)
             if name in weights and not torch.equal(piece, weights[name]):
                 problems.append(f"{file}: {stored} must equal its gate or up matrix, because 'hidden_act' is relu")
@@ -198,6 +208,8 @@ def read_weights(
             if not torch.equal(head, weights["embedding.weight"][: len(head)]):
                 problems.append(f"{source.files[name]}: {name} differs from the embedding, but {CONFIG} ties the two")
     refuse(problems)
+    for name in shapes.keys() - weights.keys():  # a router's, as before its first step
+        weights[name] = torch.full(shapes[name], 1 / shapes[name][0] if name.endswith("shares") else 0.0)
     return weights
 
 

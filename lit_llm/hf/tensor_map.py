@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -13,6 +13,8 @@ from lit_llm.models.gpt import GPTConfig
 
 VOCABULARY = ("embedding.weight", "head.weight")
 """Our tensors with one row per token id. They are padded here, but not in Hugging Face folders."""
+CHOICE_BIAS = "router.choice_bias"
+"""The end of the name of a router's bias for the choice of experts."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,11 @@ class Link:
     """GPT-2 stores its matrices as (in, out), for x @ W."""
     heads: int | None = None
     """GPT-NeoX stores the rows of query, key and value head by head, for this number of heads."""
+    expert: int | None = None
+    """Which part of our tensor theirs is: ours has the matrices of all experts."""
 
     def shape(self, parts: Sequence[torch.Size]) -> tuple[int, ...]:
-        """The shape of their tensor, for the shapes of ours."""
+        """The shape of their tensor, for the shapes of ours (of an expert: of its part)."""
         whole = (sum(part[0] for part in parts), *parts[0][1:])
         return tuple(reversed(whole)) if self.transposed else whole
 
@@ -75,7 +79,33 @@ Names: TypeAlias = Mapping[str, tuple[str, ...]]
 """Their matrices, and ours in each."""
 
 
-def decoder(config: GPTConfig, *, attention: Names = _ATTENTION, mlp: Names = _MLP) -> Iterator[Link]:
+@dataclass(frozen=True)
+class ExpertNames:
+    """Their names in a block with experts."""
+
+    block: str = "mlp"
+    matrices: Mapping[str, str] = field(default_factory=lambda: {theirs: name for theirs, (name,) in _MLP.items()})
+    """Of an expert, and ours."""
+    choice_bias: str | None = None
+    """The bias for the choice of experts. None: the family has none."""
+
+    def links(self, config: GPTConfig, a: str, b: str) -> Iterator[Link]:
+        """Of a block: `a` their prefix, `b` ours."""
+        moe, a = config.moe, f"{a}.{self.block}"
+        assert moe is not None
+        yield Link(f"{a}.gate.weight", (f"{b}.mlp.router.weight",))
+        if self.choice_bias is not None:
+            yield Link(f"{a}.gate.{self.choice_bias}", (f"{b}.mlp.{CHOICE_BIAS}",))
+        for expert in range(moe.experts):
+            for theirs, ours in self.matrices.items():
+                yield Link(f"{a}.experts.{expert}.{theirs}.weight", (f"{b}.mlp.{ours}.weight",), expert=expert)
+        for theirs, ours in self.matrices.items() if moe.shared_experts else ():
+            yield Link(f"{a}.shared_experts.{theirs}.weight", (f"{b}.mlp.shared.{ours}.weight",))
+
+
+def decoder(
+    config: GPTConfig, *, attention: Names = _ATTENTION, mlp: Names = _MLP, experts: ExpertNames | None = None
+) -> Iterator[Link]:
     """The names that most families since LLaMA use."""
     norm_bias = config.norm == "layernorm" and config.has_bias("norm")
     yield Link("model.embed_tokens.weight", ("embedding.weight",))
@@ -89,6 +119,9 @@ def decoder(config: GPTConfig, *, attention: Names = _ATTENTION, mlp: Names = _M
         if config.qk_norm:
             yield Link(f"{a}.self_attn.q_norm.weight", (f"{b}.attention.query_norm.weight",))
             yield Link(f"{a}.self_attn.k_norm.weight", (f"{b}.attention.key_norm.weight",))
+        if config.layer(i).experts:
+            yield from (experts or ExpertNames()).links(config, a, b)
+            continue
         for theirs, ours in mlp.items():
             # relu(Wx)²: gate and up are the same matrix.
             names = ["up" if name == "gate" and config.mlp == "relu2" else name for name in ours]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_llm.hf.read import safetensors
-from lit_llm.hf.tensor_map import VOCABULARY, Link
+from lit_llm.hf.tensor_map import CHOICE_BIAS, VOCABULARY, Link
 
 
 def write_json(content: dict[str, Any], file: Path) -> None:
@@ -40,7 +40,7 @@ def write_weights(
     files: list[list[Link]] = [[]]
     total = filled = 0
     for link in table:
-        parts = [_part(state, name, vocab_size) for name in link.ours]
+        parts = _parts(state, link, vocab_size)
         size = sum(part.numel() * (dtype or part.dtype).itemsize for part in parts)
         if files[-1] and filled + size > max_bytes:
             files.append([])
@@ -81,6 +81,12 @@ def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:
     return state[name][:vocab_size] if name in VOCABULARY else state[name]
 
 
+def _parts(state: dict[str, Tensor], link: Link, vocab_size: int) -> list[Tensor]:
+    parts = [_part(state, name, vocab_size) for name in link.ours]
+    return parts if link.expert is None else [part[link.expert] for part in parts]
+
+
 def _theirs(state: dict[str, Tensor], link: Link, vocab_size: int, dtype: torch.dtype | None) -> Tensor:
-    whole = link.join([_part(state, name, vocab_size) for name in link.ours])  # a copy: no two tensors share memory
-    return whole.to(whole.dtype if dtype is None else dtype).contiguous()
+    whole = link.join(_parts(state, link, vocab_size))  # a copy: no two tensors share memory
+    is_kept = dtype is None or link.ours[0].endswith(CHOICE_BIAS)  # transformers computes with it in fp32
+    return whole.to(whole.dtype if is_kept else dtype).contiguous()

@@ -17,7 +17,10 @@ MESHES = {
     "pp": {"shard": 1, "pipeline": 2},
     "cp": {"shard": 1, "context": 2},
 }
-TWO = {"ddp": {"strategy": "ddp"}, **{name: {"strategy": mesh} for name, mesh in MESHES.items()}}
+ROWS = {"tp": 4, "cp": 4}
+"""Of a micro-batch, where ranks share the samples: two micro-batches a step, as elsewhere."""
+TWO = {"ddp": {"strategy": "ddp"}}
+TWO |= {name: {"strategy": mesh, "micro_batch_size": ROWS.get(name, 2)} for name, mesh in MESHES.items()}
 TWO["pp, tied"] = {"strategy": MESHES["pp"], "settings": {"tie_embeddings": True}}
 TWO["fsdp2, bf16, compiled"] = {"strategy": {"shard": 2}, "precision": "bf16-mixed", "compute": {"compile": True}}
 TWO |= {f"{name}, dropout": {**TWO[name], "settings": {"dropout": 0.2}} for name in ("ddp", "fsdp2", "tp", "pp", "cp")}

@@ -19,8 +19,8 @@ TWO = {
     "fsdp2": {"strategy": {"shard": 2}},
     "fsdp2, bf16": {"strategy": {"shard": 2}, "precision": "bf16-mixed"},
     "fsdp2, uneven": {"strategy": {"shard": 2}, "settings": {"mlp_width": 33}, "model": "olmo"},
-    "tp": {"strategy": {"shard": 1, "tensor_parallel": 2}},
-    "cp": {"strategy": {"shard": 1, "context": 2}},
+    "tp": {"strategy": {"shard": 1, "tensor_parallel": 2}, "micro_batch_size": 4},
+    "cp": {"strategy": {"shard": 1, "context": 2}, "micro_batch_size": 4},
     "pp": {"strategy": PIPELINE},
     "pp, tied": {"strategy": PIPELINE, "settings": {"tie_embeddings": True}},
 }

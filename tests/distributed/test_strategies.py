@@ -124,6 +124,10 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
     jobs |= {f"{name} / 20 steps": {"strategy": layouts[name], "steps": 20, **long[name]} for name in long if name in layouts}
     jobs |= {f"{name} / Muon in bf16": {"strategy": layouts[name], "optimizer": BF16_ITERATION} for name in all_kinds}
     jobs |= {f"{n} / {p}": {"strategy": layouts[n], "precision": p} for n, chosen in precisions.items() for p in chosen}
+    for job in jobs.values():  # two micro-batches a step, four in a pipeline
+        mesh = job["strategy"] if isinstance(job["strategy"], dict) else {"shard": 2}
+        if mesh.get("replicate", 1) == mesh["shard"] == mesh.get("pipeline", 1) == 1:
+            job["micro_batch_size"] = 4
     return {name: {**FEW, **job} for name, job in jobs.items()}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from lit_llm.hf.config_map import links
-from lit_llm.hf.tensor_map import VOCABULARY
+from lit_llm.hf.tensor_map import VOCABULARY, Link
 
 CONTEXT, WINDOW, ORIGINAL = 96, 7, 24
 """Longest text, sliding window, and the context before a rotary scaling."""
@@ -40,6 +40,7 @@ LONGROPE = {
     "short_factor": [1.0 + 0.1 * i for i in range(9)],
     "long_factor": [1.0 + 0.5 * i for i in range(9)],
 }
+WIDTH = {"moe_intermediate_size": 24}
 GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.6, "logits_scaling": 3.0}
 
 MODELS = {
@@ -70,6 +71,15 @@ MODELS = {
     "gpt_neox": lambda: hf.GPTNeoXConfig(**{k: v for k, v in NO_HEAD_DIM.items() if k != "num_key_value_heads"}),
     "starcoder2": lambda: hf.Starcoder2Config(**SIZE, sliding_window=WINDOW),
     "granite": lambda: hf.GraniteConfig(**SIZE, **GRANITE, attention_bias=True),
+    "mixtral": lambda: hf.MixtralConfig(**SIZE, sliding_window=WINDOW, num_local_experts=5, num_experts_per_tok=3),
+    "qwen3_moe": lambda: hf.Qwen3MoeConfig(
+        **SIZE, **WIDTH, num_experts=5, num_experts_per_tok=3, norm_topk_prob=True, mlp_only_layers=[0], attention_bias=True
+    ),
+    "olmoe": lambda: hf.OlmoeConfig(**NO_HEAD_DIM, num_experts=5, num_experts_per_tok=3),
+    "glm4_moe": lambda: hf.Glm4MoeConfig(
+        **{**SIZE, **WIDTH, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2},
+        **{"routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2},
+    ),
 }
 """`model_type` → configuration."""
 
@@ -79,6 +89,9 @@ def model_of(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(MODELS[name](), attn_implementation="eager").eval()
     randomise(model)
+    for key, buffer in model.named_buffers():
+        if key.endswith("e_score_correction_bias"):
+            buffer.copy_(0.2 * torch.randn_like(buffer))
     with torch.no_grad():
         largest = model(ids(2, 20)).logits.abs().max()
         (gain,) = (p for key, p in model.named_parameters() if key.endswith(_LAST_NORMS))
@@ -99,6 +112,7 @@ COVERED = {
     "smollm3": {"layers": None},
     "phi3": {"rope_scaling": None, "window": None},
     "gpt_neox": {"parallel_residual": False, "gelu_approximate": None},
+    "mixtral": {"window": None},
     "granite": {"embedding_scale": None, "attention_scale": None, "residual_scale": 1.0, "logit_scale": 1.0},
 }
 """Settings that can be changed without another set of weights, and the value that is off."""
@@ -114,15 +128,34 @@ def gradient_differences(ours: nn.Module, theirs: nn.Module, content: dict) -> d
     largest = max(float(gradient.abs().max()) for gradient in other.values())
     found = {}
     for link in links(content):
+        if link.ours[0] not in mine:
+            continue  # a buffer: the bias for the choice of experts
         parts = [mine[name][:101] if name in VOCABULARY else mine[name] for name in link.ours]
-        expected = other[link.theirs.replace("embed_out", "lm_head")]  # the name in a folder, and in the model
+        parts = parts if link.expert is None else [part[link.expert] for part in parts]
+        name, expected = in_the_model(link, other)
         own = float(expected.abs().max())
-        found[link.theirs] = float((link.join(parts) - expected).abs().max()) / (own if own > 1e-6 * largest else largest)
+        difference = float((link.join(parts) - expected).abs().max()) / (own if own > 1e-6 * largest else largest)
+        found[name] = max(difference, found.get(name, 0.0))
     return found
+
+
+def in_the_model(link: Link, model: dict[str, Tensor]) -> tuple[str, Tensor]:
+    """The name in the model of transformers, which has all experts in one tensor, and of it the link's part."""
+    name = link.theirs.replace("embed_out", "lm_head").replace("block_sparse_moe", "mlp")
+    if link.expert is None:
+        return name, model[name]
+    stem, kind = name.partition(".experts.")[0], link.theirs.split(".")[-2]
+    if kind in ("down_proj", "w2"):
+        name = f"{stem}.experts.down_proj"
+        return name, model[name][link.expert]
+    name = f"{stem}.experts.gate_up_proj"
+    return name, model[name][link.expert].chunk(2)[kind in ("up_proj", "w3")]
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
     model.double()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # torch's grouped product takes no float64
     tokens = ids(2, 40)
     out = model(tokens)
     out = out if isinstance(out, Tensor) else out.logits

@@ -46,6 +46,8 @@ class Family:
     """Whether the keys in `dropouts` cover the three places of model.dropout, so that one rate can be kept."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys of which lit_llm supports only some values. The first one is the default."""
+    ahead: str | None = None
+    """The key with the number of layers after the last that predict further tokens: they are not imported."""
     harmless: tuple[str, ...] = ()
     """Further keys that do not change what transformers computes."""
 
@@ -87,7 +89,7 @@ class Family:
 
     def unknown_keys(self, fields: Fields) -> list[str]:
         """The keys that nobody read after `read` and that may change the model. Empty values change nothing."""
-        known = HARMLESS | fields.read | {*self.dropouts, *self.harmless}
+        known = HARMLESS | fields.read | {*self.dropouts, *self.harmless, self.ahead}
         return [key for key, value in fields.content.items() if key not in known and not is_empty(value)]
 
 

@@ -1,0 +1,161 @@
+"""Families with a mixture of experts in the place of the MLP, each under its name: MIXTRAL, QWEN3_MOE, OLMOE,
+GLM4_MOE.
+
+Their folders have a matrix for each expert; here an expert's matrix is a part of one tensor. `output_router_logits` and
+`router_aux_loss_coef` are of their training: the balancing losses here are others (docs/moe.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
+from lit_llm.hf.families.family import Family, Part
+from lit_llm.hf.families.layers import Window
+from lit_llm.hf.families.llama import FIXED, SIZES
+from lit_llm.hf.families.rope import Rope
+from lit_llm.hf.fields import Fields, shown
+from lit_llm.hf.tensor_map import ExpertNames, decoder
+from lit_llm.models.experts_config import MOE_DOMAINS
+from lit_llm.models.gpt import GPTConfig
+
+Key: TypeAlias = tuple[str, Literal["size", "number", "flag"], Any]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """`model.moe`: the number of experts, how many compute a token, and what else a family has keys for."""
+
+    experts: tuple[str, ...]
+    """Names of one key: that of published files first."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of MoEConfig that all models of the family share."""
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    """A setting of MoEConfig → its key, kind, and the value of transformers if the key is missing (None: it must be there)."""
+    dense_blocks: bool = False
+    """Whether `decoder_sparse_step` and `mlp_only_layers` say which blocks are dense."""
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        named = [name for name in self.experts if fields.has(name)]
+        moe: dict[str, Any] = {
+            **self.fixed,
+            "experts": fields.size(named[0] if named else self.experts[0]),
+            "top_k": fields.size("num_experts_per_tok"),
+        }
+        for ours, (theirs, kind, default) in self.keys.items():
+            if kind == "flag":
+                moe[ours] = fields.flag(theirs, default)
+            elif default is None:
+                moe[ours] = fields.size(theirs)
+            else:
+                moe[ours] = fields.number(theirs, default, MOE_DOMAINS[ours])
+        if self.dense_blocks:
+            moe |= _dense_blocks(fields)
+        return {"moe": moe}
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        moe = config.moe
+        if moe is None:
+            return {}
+        values = {**vars(moe), "expert_width": moe.width(config.hidden_width), "top_groups": moe.top_groups or moe.groups}
+        content: dict[str, Any] = {self.experts[0]: moe.experts, "num_experts_per_tok": moe.top_k}
+        content |= {theirs: values[ours] for ours, (theirs, _, _) in self.keys.items()}
+        if self.dense_blocks:
+            content |= {"decoder_sparse_step": moe.every, "mlp_only_layers": list(range(moe.first_dense))}
+        return content
+
+
+def _dense_blocks(fields: Fields) -> dict[str, int]:
+    """`first_dense` and `every`: each step-th block has experts, and those that are listed have not."""
+    n_layer, step = fields.size("num_hidden_layers"), fields.optional_size("decoder_sparse_step", 1)
+    listed: Any = fields.raw("mlp_only_layers") or []
+    first = len(listed) if listed == list(range(len(listed) if isinstance(listed, list) else 0)) else None
+    if first is None or (first and step > 1):
+        fields.refuse(
+            f"'mlp_only_layers' is {shown(listed)} and 'decoder_sparse_step' {step}, but lit_llm supports only the first "
+            "layers as dense ones, or each step-th layer with experts"
+        )
+    return {"first_dense": min(first or 0, n_layer - 1), "every": step}
+
+
+def _parts(norm_eps: float, heads: Heads, *more: Part) -> tuple[Part, ...]:
+    activation = Activation("hidden_act", {name: mlp for name, mlp in GATED.items() if name != "relu"}, "silu")
+    return *SIZES, heads, Setting("norm_eps", "rms_norm_eps", "number", norm_eps), activation, *more
+
+
+_TRAINING = ("output_router_logits", "router_aux_loss_coef")
+_NORMALISE: dict[str, Key] = {"normalise": ("norm_topk_prob", "flag", False)}
+
+MIXTRAL = Family(
+    model_type="mixtral",
+    architecture="MixtralForCausalLM",
+    fixed=FIXED,
+    parts=_parts(1e-5, Heads(), Rope(default_theta=1e6), Window(), Mixture(("num_local_experts", "num_experts"))),
+    tensors=partial(decoder, experts=ExpertNames("block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "project"})),
+    only={"router_jitter_noise": (0.0,)},
+    harmless=_TRAINING,
+)
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    fixed=FIXED | {"qk_norm": True},
+    parts=_parts(
+        1e-6,
+        Heads(),
+        Rope(),
+        Biases("attention_bias", ATTENTION_BIASES),
+        Mixture(
+            ("num_experts", "num_local_experts"),
+            keys={"expert_width": ("moe_intermediate_size", "size", None), **_NORMALISE},
+            dense_blocks=True,
+        ),
+    ),
+    only={"use_sliding_window": (False,)},
+    harmless=(*_TRAINING, "sliding_window", "max_window_layers"),
+)
+OLMOE = Family(
+    model_type="olmoe",
+    architecture="OlmoeForCausalLM",
+    fixed=FIXED | {"qk_norm": True, "qk_norm_width": "projection"},
+    parts=_parts(
+        1e-5,
+        Heads(head_dim=None),
+        Rope(),
+        Biases("attention_bias", ATTENTION_BIASES),
+        Mixture(("num_experts", "num_local_experts"), keys=_NORMALISE),
+    ),
+    only={"clip_qkv": (None,)},
+    harmless=_TRAINING,
+)
+# GLM-4.5 and 4.6: sigmoid scores, a bias for the choice of experts only, a shared expert, the first layers dense.
+GLM4_MOE = Family(
+    model_type="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    fixed=FIXED,
+    parts=_parts(
+        1e-5,
+        Heads(),
+        Rope(partial="partial_rotary_factor", default_partial=0.5),
+        Biases("attention_bias", ("qkv",)),
+        Setting("qk_norm", "use_qk_norm", "flag", False),
+        Mixture(
+            ("n_routed_experts", "num_local_experts"),
+            fixed={"router": "sigmoid"},
+            keys={
+                "expert_width": ("moe_intermediate_size", "size", None),
+                "shared_experts": ("n_shared_experts", "number", 1),
+                "first_dense": ("first_k_dense_replace", "number", 1),
+                "normalise": ("norm_topk_prob", "flag", True),
+                "scale": ("routed_scaling_factor", "number", 1.0),
+                "groups": ("n_group", "number", 1),
+                "top_groups": ("topk_group", "number", 1),
+            },
+        ),
+    ),
+    tensors=partial(decoder, experts=ExpertNames(choice_bias="e_score_correction_bias")),
+    ahead="num_nextn_predict_layers",
+    harmless=_TRAINING,
+)
