@@ -101,8 +101,14 @@ def written(files: dict[str, str], kind: str) -> dict[str, str]:
     return {re.sub(r"tfevents.*", "tfevents", name): "" if DIFFERS.search(name) else content for name, content in mine.items()}
 
 
+def mark(kind: str, fault: str) -> Any:
+    if (kind, fault) == ("checkpoint", "full"):
+        return ()
+    return pytest.mark.soak if fault == "slow" and kind not in ("checkpoint", "prepare") else pytest.mark.slow
+
+
 CELLS = [
-    pytest.param(kind, fault, marks=[] if (kind, fault) in (("checkpoint", "full"),) else pytest.mark.slow)
+    pytest.param(kind, fault, marks=mark(kind, fault))
     for kind in COMMANDS
     for fault in FAULTS
     if fault != "deleted" or kind not in ("plan", "metrics")  # once training runs, the next checkpoint makes the folder anew

@@ -185,8 +185,10 @@ def test_the_same_text_as_a_flag_and_in_a_file_is_the_same_value(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_no_text_has_two_values(tmp_path, key):
-    found = [compare_flag_and_file(tmp_path / "recipe.yaml", key, text) for text in VALUES]
-    assert 2 <= len([value for value in found if value is not UserError]) <= len(VALUES) - 2 * (key != "run_dir")
+    """Half of the texts: each is tried with two or three of the keys."""
+    half = VALUES[list(KEYS).index(key) % 2 :: 2]
+    found = [compare_flag_and_file(tmp_path / "recipe.yaml", key, text) for text in half]
+    assert 2 <= len([value for value in found if value is not UserError]) <= len(half) - 2 * (key != "run_dir")
 
 
 def special(tmp_path):

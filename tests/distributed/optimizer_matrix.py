@@ -71,7 +71,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 STEPS, SAVE = 4, 2
 WIDTH = 64  # so that a rank's part of a matrix has the 4,096 values from which torchao compresses
-MICRO_BATCH = {"single": 8, "hsdp": 2}
+MICRO_BATCH = {"single": 8, "tp": 8, "hsdp": 2}
 """Rows; 4 on other layouts. Few micro-batches a step: what is tested is the optimizer."""
 SECONDS = 600
 """Time limit of one of the two processes."""

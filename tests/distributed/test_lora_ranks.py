@@ -19,7 +19,7 @@ LAYOUTS = {"ddp": "ddp", "fsdp2": {"shard": 2}, "tp": {"shard": 1, "tensor_paral
 
 
 def recipe(kind: str, **more) -> dict:
-    return {**KINDS[kind], "init_from": f"{kind}/step-00000008.ckpt", "parameters": True, **more}
+    return {**KINDS[kind], "init_from": f"{kind}/step-00000008.ckpt", "parameters": True, "steps": 4, **more}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_two_processes_train_as_one_and_their_checkpoints_cross(folder):
     jobs |= {
         "modern / recomputed": recipe("modern", strategy=LAYOUTS["fsdp2"], compute=full),
         "modern / recomputed tp": recipe("modern", strategy=LAYOUTS["tp"], compute=full),
-        "modern / saved": recipe("modern", strategy=LAYOUTS["fsdp2"], save_at=4, to="sharded", sharded=True),
-        "modern / saved tp": recipe("modern", strategy=LAYOUTS["tp"], save_at=4, to="whole"),
+        "modern / saved": recipe("modern", strategy=LAYOUTS["fsdp2"], save_at=2, to="sharded", sharded=True),
+        "modern / saved tp": recipe("modern", strategy=LAYOUTS["tp"], save_at=2, to="whole"),
         "narrow / fsdp2": recipe("modern", strategy=LAYOUTS["fsdp2"], precision="bf16-true"),
         "narrow / tp": recipe("modern", strategy=LAYOUTS["tp"], precision="bf16-true"),
         "narrow / ddp": recipe("modern", strategy="ddp", precision="bf16-true"),
@@ -69,35 +69,33 @@ def test_two_processes_train_as_one_and_their_checkpoints_cross(folder):
         held = sum(report[f"{kind} / fsdp2"]["state bytes"] for report in reports)
         assert held == pytest.approx(alone[kind]["state bytes"], rel=0.05), kind
     for place in ("sharded", "whole"):
-        saved = read(folder / place / "step-00000004.ckpt")
+        saved = read(folder / place / "step-00000002.ckpt")
         assert all("lora" in name for name in saved["state_dict"]) and saved["lora"]["rank"] == 3
-        continued = layouts.train(folder, resume=f"{place}/step-00000004.ckpt", **recipe("modern"))
-        assert continued["steps"] == [5, 6, 7, 8]
-        assert continued["train/loss"] == pytest.approx(alone["modern"]["train/loss"][4:], rel=2e-5)
+        continued = layouts.train(folder, resume=f"{place}/step-00000002.ckpt", **recipe("modern"))
+        assert continued["steps"] == [3, 4]
+        assert continued["train/loss"] == pytest.approx(alone["modern"]["train/loss"][2:], rel=2e-5)
     # The merged weights of a LoRA run, of which each rank computes its part, start another.
-    more = {"modern / onward": recipe("modern", strategy=LAYOUTS["fsdp2"]) | {"init_from": "sharded/step-00000008.ckpt"}}
+    more = {"modern / onward": recipe("modern", strategy=LAYOUTS["fsdp2"]) | {"init_from": "sharded/step-00000004.ckpt"}}
     (folder / "jobs.json").write_text(json.dumps(more))
     onward = run_ranks(SCRIPT, 2, folder, folder / "jobs.json")[0]["modern / onward"]
-    expected = layouts.train(folder, **(recipe("modern") | {"init_from": "sharded/step-00000008.ckpt"}))
+    expected = layouts.train(folder, **(recipe("modern") | {"init_from": "sharded/step-00000004.ckpt"}))
     assert onward["train/loss"] == pytest.approx(expected["train/loss"], rel=2e-5)
 
 
 @pytest.mark.slow
 def test_compiled_blocks_with_adapters_compute_the_same(folder):
-    plain, compiled = (layouts.train(folder, steps=3, **recipe("modern", compute={"compile": c})) for c in (False, True))
+    plain, compiled = (layouts.train(folder, **recipe("modern", steps=3, compute={"compile": c})) for c in (False, True))
     assert compiled["train/loss"] == pytest.approx(plain["train/loss"], rel=2e-6)
 
 
 @pytest.mark.slow
 def test_dropout_of_adapters_works_on_every_layout(folder):
     """Tensor-parallel ranks share their samples, and drop what one process drops."""
-    jobs = {
-        name: recipe("modern", strategy=layout, lora={"rank": 3, "dropout": 0.3}, steps=4) for name, layout in LAYOUTS.items()
-    }
+    jobs = {name: recipe("modern", strategy=layout, lora={"rank": 3, "dropout": 0.3}) for name, layout in LAYOUTS.items()}
     (folder / "jobs.json").write_text(json.dumps(jobs))
     reports = run_ranks(SCRIPT, 2, folder, folder / "jobs.json")
-    without = layouts.train(folder, **recipe("modern", lora={"rank": 3}, steps=4))
-    alone = layouts.train(folder, **recipe("modern", lora={"rank": 3, "dropout": 0.3}, steps=4))
+    without = layouts.train(folder, **recipe("modern", lora={"rank": 3}))
+    alone = layouts.train(folder, **recipe("modern", lora={"rank": 3, "dropout": 0.3}))
     assert reports[0]["tp"]["train/loss"] == pytest.approx(alone["train/loss"], rel=2e-5)
     for name in jobs:
         assert reports[0][name]["train/loss"] == reports[1][name]["train/loss"], name

@@ -95,7 +95,7 @@ def cases():
         for workers, ranks in ((0, 1), (1, 1), (2, 1), (1, 2)):
             name = f"{exit.kind}, {exit.place}, {workers} workers, {ranks} ranks"
             quick = (exit.kind, exit.place, workers, ranks) in QUICK
-            later = pytest.mark.soak if workers == 2 else pytest.mark.slow
+            later = pytest.mark.slow if workers == 1 else pytest.mark.soak
             yield pytest.param(exit, workers, ranks, id=name, marks=() if quick else later)
 
 
