@@ -188,7 +188,8 @@ def test_no_text_has_two_values(tmp_path, key):
     """Half of the texts: each is tried with two or three of the keys."""
     half = VALUES[list(KEYS).index(key) % 2 :: 2]
     found = [compare_flag_and_file(tmp_path / "recipe.yaml", key, text) for text in half]
-    assert 2 <= len([value for value in found if value is not UserError]) <= len(half) - 2 * (key != "run_dir")
+    accepted = [value for value in found if value is not UserError]
+    assert accepted and (key == "run_dir" or len(accepted) < len(half))
 
 
 def special(tmp_path):
