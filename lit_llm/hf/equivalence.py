@@ -20,8 +20,8 @@ _NOT_COMPUTED = {
     "bias",
 }
 """Settings that config.json lacks and that do not change the logits of a text without end-of-document ids, and `bias`."""
-_BALANCING = {"balance", "sequence_balance", "z_loss"}
-"""Settings of `moe` that are of training only."""
+_NOT_OF_EXPERTS = {"balance", "sequence_balance", "z_loss", "first_dense", "every"}
+"""Settings of `moe` that are of training only, and those of the layers that have experts."""
 _PART_OF = {
     "gelu_approximate": "mlp",
     **dict.fromkeys(("norm_bias", "norm_unit_offset"), "norm"),
@@ -79,7 +79,9 @@ def _differences(config: GPTConfig, family: Family) -> list[Difference]:
         decisive = _PART_OF.get(name)
         if not _equal(ours[name], theirs[name]) and (decisive is None or _equal(ours[decisive], theirs[decisive])):
             varies = any(name in (each.layers or {}) for each in (config, again))
-            if varies or name == "rope":
+            if name == "experts":
+                found[name] = Difference("layers", {name: ours[name]}, {name: theirs[name]})
+            elif varies or name == "rope":
                 found["layers"] = Difference("layers", config.layers, again.layers)
             elif name in LayerSettings._fields:
                 found[name] = Difference(name, getattr(config, name), getattr(again, name))
@@ -105,7 +107,8 @@ def _computation(config: GPTConfig) -> dict[str, Any]:
         found["partial_rotary_factor"] = None
     layers = layer_settings(config)
     found |= _mixture(config)
-    if all(layer.experts for layer in layers):
+    found["experts"] = [layer.experts for layer in layers]
+    if all(found["experts"]):
         found["mlp_width"] = None
     found["window"] = [layer.window for layer in layers]
     found["rope"] = [layer.rope or not rotated for layer in layers]
@@ -119,7 +122,7 @@ def _mixture(config: GPTConfig) -> dict[str, Any]:
     moe = config.moe
     if moe is None:
         return {"moe": None}
-    found = {f"moe.{name}": value for name, value in vars(moe).items() if name not in _BALANCING}
+    found = {f"moe.{name}": value for name, value in vars(moe).items() if name not in _NOT_OF_EXPERTS}
     found["moe.expert_width"] = moe.width(config.hidden_width)
     found["moe.shared_width"] = moe.width_of_shared(config.hidden_width)
     found["moe.top_groups"] = moe.top_groups or moe.groups

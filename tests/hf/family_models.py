@@ -73,9 +73,9 @@ MODELS = {
     "granite": lambda: hf.GraniteConfig(**SIZE, **GRANITE, attention_bias=True),
     "mixtral": lambda: hf.MixtralConfig(**SIZE, sliding_window=WINDOW, num_local_experts=5, num_experts_per_tok=3),
     "qwen3_moe": lambda: hf.Qwen3MoeConfig(
-        **SIZE, **WIDTH, num_experts=5, num_experts_per_tok=3, norm_topk_prob=True, mlp_only_layers=[0], attention_bias=True
+        **SIZE, **WIDTH, num_experts=5, num_experts_per_tok=3, norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True
     ),
-    "olmoe": lambda: hf.OlmoeConfig(**NO_HEAD_DIM, num_experts=5, num_experts_per_tok=3),
+    "olmoe": lambda: hf.OlmoeConfig(**NO_HEAD_DIM | {"num_hidden_layers": 2}, num_experts=5, num_experts_per_tok=3),
     "glm4_moe": lambda: hf.Glm4MoeConfig(
         **{**SIZE, **WIDTH, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2},
         **{"routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2},

@@ -76,6 +76,9 @@ PUBLISHED = {
     "mistral-7b": 7_241_732_096,
     "olmo2-7b": 7_298_617_344,
     "llama3.1-8b": 8_030_261_248,
+    "olmoe-1b-7b": 6_919_161_856,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "mixtral-8x7b": 46_702_792_704,
 }
 
 
@@ -181,6 +184,7 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
     small |= {"mlp_width": 48} if model["mlp_width"] else {}
     small |= {"window": 16} if model["window"] else {}
     small |= {"eos_id": 2} if model["eos_id"] else {}
+    small |= {"moe": {"expert_width": 24}} if model["moe"] and model["moe"]["expert_width"] else {}
     if model["layers"]:  # the last layers of a pattern, with windows shorter than the context
         small["layers"] = {key: pattern[-2:] for key, pattern in model["layers"].items()}
         small["layers"]["window"] = [window and 16 for window in small["layers"]["window"]]

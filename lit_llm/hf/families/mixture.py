@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.family import Family, Part
-from lit_llm.hf.families.layers import Window
+from lit_llm.hf.families.layers import Window, layer_settings
 from lit_llm.hf.families.llama import FIXED, SIZES
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.fields import Fields, shown
@@ -52,9 +52,9 @@ class Mixture:
                 moe[ours] = fields.size(theirs)
             else:
                 moe[ours] = fields.number(theirs, default, MOE_DOMAINS[ours])
-        if self.dense_blocks:
-            moe |= _dense_blocks(fields)
-        return {"moe": moe}
+        if not self.dense_blocks or all(blocks := _blocks(fields)):
+            return {"moe": moe}
+        return {"moe": moe, "layers": {"experts": blocks}}
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
         moe = config.moe
@@ -64,21 +64,22 @@ class Mixture:
         content: dict[str, Any] = {self.experts[0]: moe.experts, "num_experts_per_tok": moe.top_k}
         content |= {theirs: values[ours] for ours, (theirs, _, _) in self.keys.items()}
         if self.dense_blocks:
-            content |= {"decoder_sparse_step": moe.every, "mlp_only_layers": list(range(moe.first_dense))}
+            dense = [i for i, layer in enumerate(layer_settings(config)) if not layer.experts]
+            content |= {"decoder_sparse_step": 1, "mlp_only_layers": dense}
         return content
 
 
-def _dense_blocks(fields: Fields) -> dict[str, int]:
-    """`first_dense` and `every`: each step-th block has experts, and those that are listed have not."""
+def _blocks(fields: Fields) -> list[bool]:
+    """Which blocks have experts: each step-th, without those that are listed."""
     n_layer, step = fields.size("num_hidden_layers"), fields.optional_size("decoder_sparse_step", 1)
     listed: Any = fields.raw("mlp_only_layers") or []
-    first = len(listed) if listed == list(range(len(listed) if isinstance(listed, list) else 0)) else None
-    if first is None or (first and step > 1):
-        fields.refuse(
-            f"'mlp_only_layers' is {shown(listed)} and 'decoder_sparse_step' {step}, but lit_llm supports only the first "
-            "layers as dense ones, or each step-th layer with experts"
-        )
-    return {"first_dense": min(first or 0, n_layer - 1), "every": step}
+    if not isinstance(listed, list) or any(type(i) is not int for i in listed):
+        fields.refuse(f"'mlp_only_layers' is {shown(listed)}, but lit_llm supports only a list of numbers of layers")
+        listed = []
+    blocks = [(i + 1) % step == 0 and i not in listed for i in range(n_layer)]
+    if not any(blocks):
+        fields.refuse(f"'mlp_only_layers' and 'decoder_sparse_step' leave no layer with experts of {n_layer}")
+    return blocks
 
 
 def _parts(norm_eps: float, heads: Heads, *more: Part) -> tuple[Part, ...]:
