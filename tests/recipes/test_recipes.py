@@ -184,7 +184,7 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
     small |= {"mlp_width": 48} if model["mlp_width"] else {}
     small |= {"window": 16} if model["window"] else {}
     small |= {"eos_id": 2} if model["eos_id"] else {}
-    small |= {"moe": {"expert_width": 24}} if model["moe"] and model["moe"]["expert_width"] else {}
+    small |= {"moe": {"experts": 8, "top_k": 2, "expert_width": 24}} if model["moe"] else {}
     if model["layers"]:  # the last layers of a pattern, with windows shorter than the context
         small["layers"] = {key: pattern[-2:] for key, pattern in model["layers"].items()}
         small["layers"]["window"] = [window and 16 for window in small["layers"]["window"]]
