@@ -28,6 +28,7 @@ from lit_llm.hf.read import CONFIG, WeightFiles, read_weights, text_config
 from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
 from lit_llm.hf.write import write_json
 from lit_llm.models.gpt import weights_on_meta
+from lit_llm.models.upcycling import upcycled
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import CHECKPOINTS, run_of
@@ -58,11 +59,19 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--init_from", default=None, help="if --from is an adapter of the package peft: the run folder of its base weights"
     )
+    flags.add_argument(
+        "--upcycle",
+        type=int,
+        default=None,
+        help="make a mixture of so many experts of a dense model, each its MLP; two compute a token",
+    )
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     return flags
 
 
-def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path | None = None) -> list[str]:
+def import_folder(
+    folder: Path, run: Path, *, replace: bool = False, dcp: Path | None = None, experts: int | None = None
+) -> list[str]:
     """Write the run folder `run` from the Hugging Face folder `folder`; returns notes for the user, one sentence each.
 
     The checkpoint has weights and the model's settings, at step 0 and in the folder's dtype. config.yaml names the tokenizer.
@@ -70,6 +79,7 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path |
 
     Args:
         dcp: A DCP folder that has the weights. None: `folder` has them.
+        experts: of the mixture to make of a dense model.
 
     Raises:
         UserError: `run` exists, `folder` is not a model of a known family, or tensors are missing.
@@ -100,8 +110,10 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path |
     weights = read_weights(weight_files, links(content), shapes, config.vocab_size, unread)
     if any(name.startswith(unread) for name in weight_files.files):
         notes.append("the layers that predict further tokens are not imported")
-    settings = asdict(config)
-    recipe: dict[str, Any] = {"model": settings}
+    if experts is not None:
+        config, weights = upcycled(config, weights, experts)
+        notes.append("train the experts with --expert_balance ExpertBalance, which balances them")
+    recipe: dict[str, Any] = {"model": asdict(config)}
     has_tokenizer = (folder / TOKENIZER_FILE).is_file()
     if has_tokenizer:
         read_by = load_tokenizer(folder)
@@ -130,7 +142,7 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path |
     return notes
 
 
-def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool) -> list[str]:
+def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, experts: int | None) -> list[str]:
     """Write the run folder `run` from a DCP folder; returns notes for the user, one sentence each.
 
     Args:
@@ -140,7 +152,7 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool) ->
         UserError: As in `import_folder`; or the folder does not have the settings of its model.
     """
     if named is not None:
-        return import_folder(Path(named), run, replace=replace, dcp=folder)
+        return import_folder(Path(named), run, replace=replace, dcp=folder, experts=experts)
     settings = DcpFolder(folder).value("model_config")
     if not isinstance(settings, dict):
         raise UserError(
@@ -151,6 +163,8 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool) ->
     if (architecture := saved_architecture({"model_config": settings})) is not None:
         raise UserError(f"{folder} holds {architecture.class_path}, a model of yours: import reads lit_llm's GPT only (--from)")
     weights = own_weights(DcpFolder(folder), config)
+    if experts is not None:
+        config, weights = upcycled(config, weights, experts)
     with _new_run(run, replace=replace, sources=[folder]) as partial:
         title = f"# A model of lit_llm, imported from {folder}. Other settings are defaults.\n"
         _write_run(partial, title, {"model": asdict(config)}, weights)
@@ -225,17 +239,19 @@ def main(arguments: list[str]) -> int:
     folder, run, replace = Path(options.folder), Path(options.out), options.replace
     how_to_generate = f"generate:    python -m lit_llm generate --run {run} --prompt TEXT"
     if is_adapter_folder(folder):
+        if options.upcycle is not None:
+            raise UserError(f"{folder} is an adapter: leave out --upcycle")
         _import_adapter(folder, options.init_from, run, replace=replace)
         print(how_to_generate)
         return 0
     if options.init_from is not None:
         raise UserError(f"{folder} is not an adapter, so it has no base weights: leave out --init_from")
     if is_dcp_folder(folder):
-        notes = _import_dcp(folder, options.config_from, run, replace=replace)
+        notes = _import_dcp(folder, options.config_from, run, replace=replace, experts=options.upcycle)
     elif options.config_from is not None:
         raise UserError(f"{folder} is not a folder of torch.distributed.checkpoint: leave out --config_from")
     else:
-        notes = import_folder(folder, run, replace=replace)
+        notes = import_folder(folder, run, replace=replace, experts=options.upcycle)
     saved = disk_format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in saved["state_dict"].values()})
     count = sum(tensor.numel() for tensor in saved["state_dict"].values())

@@ -21,6 +21,7 @@ from lit_llm.core.errors import UserError, library_errors, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
 from lit_llm.hf.tensor_map import VOCABULARY, Link
+from lit_llm.models.router import initial_buffers
 
 CONFIG = "config.json"
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -209,7 +210,7 @@ def read_weights(
                 problems.append(f"{source.files[name]}: {name} differs from the embedding, but {CONFIG} ties the two")
     refuse(problems)
     for name in shapes.keys() - weights.keys():  # a router's, as before its first step
-        weights[name] = torch.full(shapes[name], 1 / shapes[name][0] if name.endswith("shares") else 0.0)
+        weights[name] = initial_buffers(shapes[name][0])[name.rpartition(".")[2]]
     return weights
 
 

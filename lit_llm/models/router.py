@@ -143,6 +143,13 @@ class Router(nn.Module):
         return RouterSums(loss, by_sequence.sum(dim=0), entropy)
 
 
+def initial_buffers(experts: int) -> dict[str, Tensor]:
+    """The buffers of a router before its first step, by name."""
+    router = Router(MoEConfig(experts=experts, top_k=1), width=1)
+    router.reset_buffers()
+    return dict(router.named_buffers())
+
+
 def _largest(scores: Tensor, k: int) -> Tensor:
     """(N, k): the columns of the k largest of (N, E). Of equal ones the first: `topk` promises no order."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]

@@ -1,0 +1,45 @@
+"""A mixture of experts from a dense model's weights (Komatsuzaki et al. 2023, arXiv 2212.05055)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lit_llm.core.errors import UserError
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.experts_config import MoEConfig
+from lit_llm.models.router import initial_buffers
+
+_OF_MLP = re.compile(r"blocks\.\d+\.mlp\.(up|gate|project)\.(weight|bias)")
+
+
+def upcycled(config: GPTConfig, weights: dict[str, Tensor], experts: int) -> tuple[GPTConfig, dict[str, Tensor]]:
+    """A model that computes what the dense one does: each expert is its MLP, and two compute a token.
+
+    Routers are drawn (seed 0), so that tokens go to different experts, which then learn different things.
+
+    Args:
+        weights: the state_dict of the dense model.
+        experts: of each block.
+
+    Raises:
+        UserError: the model has experts already, or `experts` is not a number that it can have.
+    """
+    if config.moe is not None:
+        raise UserError(f"the model has {config.moe.experts} experts already: leave out --upcycle")
+    made = replace(config, moe=MoEConfig(experts=experts))
+    if mistakes := made.mistakes():
+        raise UserError(f"{mistakes[0].what} (--upcycle)")
+    found = {
+        name: tensor.expand(experts, *tensor.shape).contiguous() if _OF_MLP.fullmatch(name) else tensor
+        for name, tensor in weights.items()
+    }
+    generator, dtype = torch.Generator().manual_seed(0), weights["embedding.weight"].dtype
+    for i in range(config.n_layer):
+        drawn = torch.empty(experts, config.n_embd).normal_(std=made.hidden_std, generator=generator)
+        router = {"weight": drawn.to(dtype), **initial_buffers(experts)}
+        found |= {f"blocks.{i}.mlp.router.{name}": tensor for name, tensor in router.items()}
+    return made, found
