@@ -20,6 +20,7 @@ from lit_llm.core.number_domain import above
 from lit_llm.hf.config_map import links, write_config
 from lit_llm.hf.peft import write_adapter
 from lit_llm.hf.read import CONFIG
+from lit_llm.hf.tensor_map import CHOICE_BIAS
 from lit_llm.hf.tokenizer_files import imported_family, write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
 from lit_llm.models.gpt import weights_on_meta
@@ -104,10 +105,18 @@ def export_folder(
             write_tokenizer(run, partial, block_size=config.block_size)
         else:
             notes.append(f"{run} has no {TOKENIZER_FILE}: the folder has weights only")
+        table = links(content)
+        named = {name for link in table for name in link.ours}
+        for name in state.keys() - named:
+            if name.endswith(CHOICE_BIAS) and state[name].any():
+                raise UserError(
+                    f"{checkpoint} has a bias for the choice of experts ({name}), and {content['architectures'][0]} has none: "
+                    "train with --expert_balance null and --model.moe.balance 0.01 to export the run (--run)"
+                )
         content |= write_generation_config(run, partial, eos_id=config.eos_id)
         written = dtype or state["embedding.weight"].dtype
         write_json(content | {"torch_dtype": str(written).removeprefix("torch.")}, partial / CONFIG)
-        write_weights(state, links(content), partial, vocab_size=config.vocab_size, dtype=dtype, max_bytes=max_bytes)
+        write_weights(state, table, partial, vocab_size=config.vocab_size, dtype=dtype, max_bytes=max_bytes)
     return str(content["architectures"][0]), notes
 
 

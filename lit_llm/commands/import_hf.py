@@ -36,6 +36,7 @@ from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
 from lit_llm.runs.saved_run import TOKENIZER_SHA256, tokenizer_sha256
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
 
+BALANCE = "nothing balances the experts yet: train with --model.moe.balance 0.01, or with --expert_balance ExpertBalance"
 STEP_0 = "step-00000000.ckpt"
 
 
@@ -95,15 +96,17 @@ def import_folder(
         raise UserError("\n".join(f"{folder / CONFIG}: {line}" for line in str(error).splitlines())) from None
     if text is not None:
         notes.append(f"of {whole['model_type']}, only the text model is imported: it reads no images")
+    stored = WeightFiles(folder, text_only=text is not None) if dcp is None else DcpFolder(dcp)
+    experts_in_all = 0 if config.moe is None else config.experts_layers * config.moe.experts
+    least = experts_in_all + (config.n_layer if dcp is None else 0)  # `DcpWeightFiles` says which names it looked for
+    if least > len(stored.files):  # before a layer is built, or a tensor is named
+        what = f"{config.n_layer:,} layers" + f" and {experts_in_all:,} experts" * bool(experts_in_all)
+        raise UserError(f"{folder / CONFIG} has {what}, but the weights are {len(stored.files):,} tensors")
     weight_files: WeightFiles | DcpWeightFiles
-    if dcp is None:
-        weight_files = WeightFiles(folder, text_only=text is not None)
+    if isinstance(stored, WeightFiles):
+        weight_files = stored
     else:
-        weight_files = DcpWeightFiles(DcpFolder(dcp), [link.theirs for link in links(content)], config)
-    if config.n_layer > len(weight_files.files):  # before a layer is built
-        raise UserError(
-            f"{folder / CONFIG} has {config.n_layer:,} layers, but the weights are {len(weight_files.files):,} tensors"
-        )
+        weight_files = DcpWeightFiles(stored, [link.theirs for link in links(content)], config)
     shapes = {name: tensor.shape for name, tensor in weights_on_meta(config).items()}
     assert config.vocab_size is not None
     unread = unread_layers(content, config.n_layer)
@@ -112,7 +115,8 @@ def import_folder(
         notes.append("the layers that predict further tokens are not imported")
     if experts is not None:
         config, weights = upcycled(config, weights, experts)
-        notes.append("train the experts with --expert_balance ExpertBalance, which balances them")
+        notes.append(BALANCE)
+    assert config.vocab_size is not None
     recipe: dict[str, Any] = {"model": asdict(config)}
     has_tokenizer = (folder / TOKENIZER_FILE).is_file()
     if has_tokenizer:
@@ -137,7 +141,8 @@ def import_folder(
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
             copy_companions(folder, partial, TOKENIZER_COMPANIONS)
         write_json(content, partial / IMPORTED_CONFIG)
-        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {dcp or folder}. Other settings are defaults.\n"
+        made = "" if experts is None else f" and made a mixture of {experts} experts"
+        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {dcp or folder}{made}. Other settings are defaults.\n"
         _write_run(partial, title, recipe, weights)
     return notes
 
@@ -163,12 +168,14 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, ex
     if (architecture := saved_architecture({"model_config": settings})) is not None:
         raise UserError(f"{folder} holds {architecture.class_path}, a model of yours: import reads lit_llm's GPT only (--from)")
     weights = own_weights(DcpFolder(folder), config)
+    notes = [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
     if experts is not None:
         config, weights = upcycled(config, weights, experts)
+        notes.append(BALANCE)
     with _new_run(run, replace=replace, sources=[folder]) as partial:
         title = f"# A model of lit_llm, imported from {folder}. Other settings are defaults.\n"
         _write_run(partial, title, {"model": asdict(config)}, weights)
-    return [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
+    return notes
 
 
 @contextlib.contextmanager
@@ -254,7 +261,8 @@ def main(arguments: list[str]) -> int:
         notes = import_folder(folder, run, replace=replace, experts=options.upcycle)
     saved = disk_format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in saved["state_dict"].values()})
-    count = sum(tensor.numel() for tensor in saved["state_dict"].values())
+    buffers = ("router.choice_bias", "router.shares")
+    count = sum(tensor.numel() for name, tensor in saved["state_dict"].items() if not name.endswith(buffers))
     print(f"{run}: {count:,} parameters in {', '.join(dtypes)}, context {saved['model_config']['block_size']:,}")
     for note in notes:
         print(f"note: {note}")

@@ -11,7 +11,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.hf.equivalence import equivalent_family
 from lit_llm.hf.families import FAMILIES
 from lit_llm.hf.families.family import Family
-from lit_llm.hf.fields import Fields, shown
+from lit_llm.hf.fields import Fields, is_size, shown
 from lit_llm.hf.tensor_map import Link
 from lit_llm.hf.unknown_families import unknown_family
 from lit_llm.models.config import MODEL_DOMAINS
@@ -29,6 +29,9 @@ def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
     """
     family = _named(content)
     fields = Fields(content)
+    layers = next((key for key in ("num_hidden_layers", "n_layer") if is_size(content.get(key))), None)
+    if layers is not None and not (domain := MODEL_DOMAINS["n_layer"]).accepts(count := content[layers]):
+        raise UserError(f"'{layers}' is {shown(count)}, but must be {domain.rule(count)}")  # before lists of so many are made
     if content.get("quantization_config") is not None:
         fields.refuse("'quantization_config': quantised weights cannot be trained; import the original ones")
         fields.read.add("quantization_config")
@@ -71,8 +74,8 @@ def links(content: dict[str, Any]) -> list[Link]:
 def unread_layers(content: dict[str, Any], n_layer: int) -> tuple[str, ...]:
     """First parts of the names of tensors that a family has after its last layer, to predict further tokens."""
     key = _named(content).ahead
-    count = 0 if key is None else Fields(content).optional_size(key, 0)
-    return tuple(f"model.layers.{n_layer + i}." for i in range(count))
+    count = None if key is None else content.get(key)
+    return tuple(f"model.layers.{n_layer + i}." for i in range(count or 0))
 
 
 def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[str, Any], list[str]]:

@@ -60,7 +60,12 @@ def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
         for family in families:
             if all(bias_may_be_added and each.is_added_bias for each in differences[family.model_type]):
                 return family
-    nearest = min(families, key=lambda family: len(differences[family.model_type]))
+
+    def distance(family: Family) -> tuple[bool, int]:
+        found = differences[family.model_type]
+        return any(each.setting == "moe" for each in found), len(found)
+
+    nearest = min(families, key=distance)
     raise UserError(
         "\n".join(
             f"model.{each.setting} {_as_flag(each.ours)} has no equivalent in {nearest.architecture} "
@@ -125,7 +130,7 @@ def _mixture(config: GPTConfig) -> dict[str, Any]:
     found = {f"moe.{name}": value for name, value in vars(moe).items() if name not in _NOT_OF_EXPERTS}
     found["moe.expert_width"] = moe.width(config.hidden_width)
     found["moe.shared_width"] = moe.width_of_shared(config.hidden_width)
-    found["moe.top_groups"] = moe.top_groups or moe.groups
+    found["moe.groups"], found["moe.top_groups"] = moe.effective_groups
     return {**found, "moe": f"{{experts: {moe.experts}, top_k: {moe.top_k}}}"}
 
 

@@ -20,7 +20,7 @@ from lit_llm.core.disk import read_object
 from lit_llm.core.errors import UserError, library_errors, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
-from lit_llm.hf.tensor_map import VOCABULARY, Link
+from lit_llm.hf.tensor_map import CHOICE_BIAS, VOCABULARY, Link
 from lit_llm.models.router import initial_buffers
 
 CONFIG = "config.json"
@@ -158,7 +158,7 @@ def read_weights(
     """Our state_dict from the weights of a folder, in the folder's dtype.
 
     A tensor that is stored as it is needed stays in its memory-mapped file, so that a model larger than memory can be imported.
-    Each has a storage of its own: saving one saves its values only. Those of experts are copied into one tensor.
+    Each has a storage of its own: saving one saves its values only. Those of experts are copied into one tensor, in memory.
 
     Args:
         shapes: the shapes of our state_dict. Its vocabulary may be padded; the folder's has `vocab_size` rows.
@@ -175,7 +175,7 @@ def read_weights(
     stored_names = {stored for stored in names.values() if stored is not None}
     tied = not any("head.weight" in link.ours for link in table)
     for name in sorted(source.files.keys() - stored_names):
-        if not (tied and name in _HEADS) and not name.startswith(unread):
+        if not (tied and name in _HEADS) and not name.startswith(unread) and source[name].numel():
             problems.append(f"{source.files[name]} has a tensor {name}, which is not part of the model in {CONFIG}")
     refuse(problems)
     weights: dict[str, Tensor] = {}
@@ -196,8 +196,14 @@ def read_weights(
         for name, piece in zip(link.ours, link.split(tensor, parts), strict=True):
             if name in VOCABULARY and shapes[name][0] != vocab_size:
                 piece = F.pad(piece, (0, 0, 0, shapes[name][0] - vocab_size))
+            if name.endswith(CHOICE_BIAS):
+                piece = piece.float()  # which a router keeps in fp32
             if link.expert is not None:
-                weights.setdefault(name, piece.new_empty(shapes[name]))[link.expert] = piece
+                if name not in weights:
+                    weights[name] = piece.new_empty(shapes[name])
+                if piece.dtype != weights[name].dtype:
+                    problems.append(f"{file}: {stored} has dtype {piece.dtype}, but other experts have {weights[name].dtype}")
+                weights[name][link.expert] = piece
                 continue
             piece = _with_own_storage(piece)
             if name in weights and not torch.equal(piece, weights[name]):
@@ -209,8 +215,9 @@ def read_weights(
             if not torch.equal(head, weights["embedding.weight"][: len(head)]):
                 problems.append(f"{source.files[name]}: {name} differs from the embedding, but {CONFIG} ties the two")
     refuse(problems)
-    for name in shapes.keys() - weights.keys():  # a router's, as before its first step
-        weights[name] = initial_buffers(shapes[name][0])[name.rpartition(".")[2]]
+    for name, shape in shapes.items():
+        if name not in weights:  # a router's, as before its first step
+            weights[name] = initial_buffers(shape[0])[name.rpartition(".")[2]]
     return weights
 
 

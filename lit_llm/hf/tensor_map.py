@@ -84,7 +84,7 @@ class ExpertNames:
     """Their names in a block with experts."""
 
     block: str = "mlp"
-    matrices: Mapping[str, str] = field(default_factory=lambda: {theirs: name for theirs, (name,) in _MLP.items()})
+    matrices: Mapping[str, str] = field(default_factory=lambda: {"gate_proj": "gate", "up_proj": "up", "down_proj": "project"})
     """Of an expert, and ours."""
     choice_bias: str | None = None
     """The bias for the choice of experts. None: the family has none."""

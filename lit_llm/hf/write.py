@@ -41,7 +41,7 @@ def write_weights(
     total = filled = 0
     for link in table:
         parts = _parts(state, link, vocab_size)
-        size = sum(part.numel() * (dtype or part.dtype).itemsize for part in parts)
+        size = sum(part.numel() * _dtype(link, part, dtype).itemsize for part in parts)
         if files[-1] and filled + size > max_bytes:
             files.append([])
             filled = 0
@@ -88,5 +88,10 @@ def _parts(state: dict[str, Tensor], link: Link, vocab_size: int) -> list[Tensor
 
 def _theirs(state: dict[str, Tensor], link: Link, vocab_size: int, dtype: torch.dtype | None) -> Tensor:
     whole = link.join(_parts(state, link, vocab_size))  # a copy: no two tensors share memory
-    is_kept = dtype is None or link.ours[0].endswith(CHOICE_BIAS)  # transformers computes with it in fp32
-    return whole.to(whole.dtype if is_kept else dtype).contiguous()
+    return whole.to(_dtype(link, whole, dtype)).contiguous()
+
+
+def _dtype(link: Link, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    if dtype is None or link.ours[0].endswith(CHOICE_BIAS):  # transformers computes with this bias in fp32
+        return tensor.dtype
+    return dtype

@@ -61,6 +61,11 @@ class MoEConfig:
         """Hidden width of all shared experts together; 0 without any."""
         return self.shared_experts * (self.width(mlp) if self.shared_width is None else self.shared_width)
 
+    @property
+    def effective_groups(self) -> tuple[int, int]:
+        """`groups` and `top_groups`; 1 of 1 if a token's experts may be from all groups."""
+        return (1, 1) if self.top_groups in (None, self.groups) else (self.groups, self.top_groups)
+
     def is_in(self, block: int) -> bool:
         """Whether a block has experts."""
         return block >= self.first_dense and (block + 1 - self.first_dense) % self.every == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from lit_llm.core.number_domain import whole
 from lit_llm.hf.families.layers import with_patterns
 from lit_llm.hf.fields import HARMLESS, Fields, is_empty, shown
 from lit_llm.hf.tensor_map import Link, decoder
@@ -62,6 +63,8 @@ class Family:
         settings |= with_patterns(by_layer, settings["block_size"])
         for name, known in {**self.only, "is_encoder_decoder": (False,), "add_cross_attention": (False,)}.items():
             fields.only(name, known, known[0])
+        if self.ahead is not None:
+            fields.number(self.ahead, 0, whole(0, 64))
         settings["vocab_size"] = fields.size("vocab_size")
         settings["init_std"] = fields.number("initializer_range", 0.02, MODEL_DOMAINS["init_std"])
         settings["tie_embeddings"] = fields.flag("tie_word_embeddings", self.tied)
@@ -85,11 +88,13 @@ class Family:
         }
         for part in self.parts:
             content |= part.write(config)
+        if self.ahead is not None:
+            content[self.ahead] = 0
         return content | dict.fromkeys(self.dropouts, config.dropout if self.all_dropouts else 0.0)
 
     def unknown_keys(self, fields: Fields) -> list[str]:
         """The keys that nobody read after `read` and that may change the model. Empty values change nothing."""
-        known = HARMLESS | fields.read | {*self.dropouts, *self.harmless, self.ahead}
+        known = HARMLESS | fields.read | {*self.dropouts, *self.harmless}
         return [key for key, value in fields.content.items() if key not in known and not is_empty(value)]
 
 

@@ -60,11 +60,18 @@ class Mixture:
         moe = config.moe
         if moe is None:
             return {}
-        values = {**vars(moe), "expert_width": moe.width(config.hidden_width), "top_groups": moe.top_groups or moe.groups}
+        dense = [i for i, layer in enumerate(layer_settings(config)) if not layer.experts]
+        width = moe.width(config.hidden_width)
+        groups, top_groups = moe.effective_groups
+        if groups == moe.experts:  # transformers adds the two best scores of each group
+            groups = top_groups = 1
+        values = {**vars(moe), "expert_width": width, "groups": groups, "top_groups": top_groups}
+        values["first_dense"] = len(dense)  # if others are dense, they differ when they are read again
         content: dict[str, Any] = {self.experts[0]: moe.experts, "num_experts_per_tok": moe.top_k}
+        if "expert_width" not in self.keys:
+            content["intermediate_size"] = width
         content |= {theirs: values[ours] for ours, (theirs, _, _) in self.keys.items()}
         if self.dense_blocks:
-            dense = [i for i, layer in enumerate(layer_settings(config)) if not layer.experts]
             content |= {"decoder_sparse_step": 1, "mlp_only_layers": dense}
         return content
 
@@ -76,7 +83,8 @@ def _blocks(fields: Fields) -> list[bool]:
     if not isinstance(listed, list) or any(type(i) is not int for i in listed):
         fields.refuse(f"'mlp_only_layers' is {shown(listed)}, but lit_llm supports only a list of numbers of layers")
         listed = []
-    blocks = [(i + 1) % step == 0 and i not in listed for i in range(n_layer)]
+    dense = set(listed)
+    blocks = [(i + 1) % step == 0 and i not in dense for i in range(n_layer)]
     if not any(blocks):
         fields.refuse(f"'mlp_only_layers' and 'decoder_sparse_step' leave no layer with experts of {n_layer}")
     return blocks
@@ -114,7 +122,10 @@ QWEN3_MOE = Family(
             dense_blocks=True,
         ),
     ),
-    only={"use_sliding_window": (False,)},
+    only={
+        **{"use_sliding_window": (False,), "qkv_bias": (False,)},
+        **{"use_qk_norm": (True,), "shared_expert_intermediate_size": (0,)},  # of Qwen3-Coder; transformers does not read them
+    },
     harmless=(*_TRAINING, "sliding_window", "max_window_layers"),
 )
 OLMOE = Family(
