@@ -77,6 +77,11 @@ EXITS = [
     Exit("nothing", "end", 0, 0),
 ]
 QUICK = {("nothing", "monitor", 2, 1), ("KeyError", "validation", 1, 2)}
+AGAIN = {
+    *(("UserError", "validation"), ("KeyboardInterrupt", "training"), ("SIGINT twice", "training")),
+    *(("SIGTERM", "validation"), ("KeyError", "validation end"), ("KeyError", "training")),
+}
+"""Kinds and places that other cases on two ranks have, too."""
 
 
 SAID = {
@@ -95,7 +100,8 @@ def cases():
         for workers, ranks in ((0, 1), (1, 1), (2, 1), (1, 2)):
             name = f"{exit.kind}, {exit.place}, {workers} workers, {ranks} ranks"
             quick = (exit.kind, exit.place, workers, ranks) in QUICK
-            later = pytest.mark.slow if workers == 1 else pytest.mark.soak
+            is_again = ranks == 2 and (exit.kind, exit.place) in AGAIN
+            later = pytest.mark.slow if workers == 1 and not is_again else pytest.mark.soak
             yield pytest.param(exit, workers, ranks, id=name, marks=() if quick else later)
 
 

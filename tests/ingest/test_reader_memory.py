@@ -1,4 +1,4 @@
-"""A reader holds a small part of a file, also of one line, one member of a tar, one row group or one cell of 300 MB."""
+"""A reader holds a small part of a file, also of one line, one member of a tar, one row group or one cell of 200 MB."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(size, documents, int(status.split()[0]) // 1000)
 """
 
 PART = "".join(f'word{i} \\ "é" 😀 ' for i in range(30_000))
-PARTS = 300_000_000 // len(PART.encode()) + 1
+PARTS = 200_000_000 // len(PART.encode()) + 1
 BYTES = PARTS * len(PART.encode())
 
 
@@ -54,7 +54,7 @@ def write_line(file, ascii_only: bool) -> None:
 
 
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_a_line_of_300_mb_of_jsonl(tmp_path, ascii_only):
+def test_a_line_of_200_mb_of_jsonl(tmp_path, ascii_only):
     with open(tmp_path / "f", "wb") as file:
         write_line(file, ascii_only)
         file.write(b'{"text": "next"}\n')
@@ -64,7 +64,7 @@ def test_a_line_of_300_mb_of_jsonl(tmp_path, ascii_only):
 
 
 @pytest.mark.parametrize("open_compressed", [gzip.open, zstandard.open])
-def test_a_compressed_line_of_300_mb(tmp_path, open_compressed):
+def test_a_compressed_line_of_200_mb(tmp_path, open_compressed):
     with open_compressed(tmp_path / "f", "wb") as file:
         write_line(file, ascii_only=False)
     size, documents, peak = read(tmp_path / "f")
@@ -82,7 +82,7 @@ def test_a_zst_file_of_one_letter_which_is_as_dense_as_can_be(tmp_path):
     assert peak < 160
 
 
-def test_text_of_300_mb_without_a_line_end(tmp_path):
+def test_text_of_200_mb_without_a_line_end(tmp_path):
     with open(tmp_path / "f", "wb") as file:
         for _ in range(PARTS):
             file.write(PART.encode())
@@ -92,7 +92,7 @@ def test_text_of_300_mb_without_a_line_end(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["1.txt", "1.json"])
-def test_a_file_of_300_mb_in_a_tar(tmp_path, name):
+def test_a_file_of_200_mb_in_a_tar(tmp_path, name):
     with open(tmp_path / "member", "wb") as file:
         if name == "1.json":
             write_line(file, ascii_only=True)
@@ -120,13 +120,13 @@ def test_a_row_group_of_500_mb_of_parquet(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [pa.ipc.new_stream, pa.ipc.new_file])
-def test_a_record_batch_with_cells_of_150_mb_of_arrow(tmp_path, kind):
+def test_a_record_batch_with_cells_of_100_mb_of_arrow(tmp_path, kind):
     text = PART * (PARTS // 2)
     batch = pa.record_batch({"text": [text, text], "other": [text, text]})
     with kind(str(tmp_path / "f"), batch.schema) as writer:
         writer.write_batch(batch)
     total = 2 * len(text.encode())
-    assert total > 298_000_000
+    assert total > 198_000_000
     size, documents, peak = read(tmp_path / "f")
     assert (size, documents) == (total, 2)
     assert peak < 150  # pyarrow itself takes 61
