@@ -132,7 +132,7 @@ def test_the_collection_is_in_order_of_size_with_overlays_last():
         ("gpt-2", "did you mean gpt2-124m or gpt2-355m or gpt2-774m or gpt2-1.5b?"),
         ("llama-8b", "did you mean llama3.1-8b?"),
         ("llama-7b", "did you mean llama2-7b?"),
-        ("qwen3-8b", "did you mean qwen3-4b or qwen3-30b-a3b?"),
+        ("qwen3-8b", "did you mean qwen3-0.6b or qwen3-4b or qwen3-30b-a3b?"),
         ("pp", "did you mean strategy/pp?"),
         ("zzz.yaml", "`python -m lit_llm recipes` lists the shipped ones"),
     ],
