@@ -36,7 +36,6 @@ from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
 from lit_llm.runs.saved_run import TOKENIZER_SHA256, tokenizer_sha256
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
 
-BALANCE = "nothing balances the experts yet: train with --model.moe.balance 0.01, or with --expert_balance ExpertBalance"
 STEP_0 = "step-00000000.ckpt"
 
 
@@ -102,20 +101,20 @@ def import_folder(
     if least > len(stored.files):  # before a layer is built, or a tensor is named
         what = f"{config.n_layer:,} layers" + f" and {experts_in_all:,} experts" * bool(experts_in_all)
         raise UserError(f"{folder / CONFIG} has {what}, but the weights are {len(stored.files):,} tensors")
+    table = links(content)
     weight_files: WeightFiles | DcpWeightFiles
     if isinstance(stored, WeightFiles):
         weight_files = stored
     else:
-        weight_files = DcpWeightFiles(stored, [link.theirs for link in links(content)], config)
+        weight_files = DcpWeightFiles(stored, [link.theirs for link in table], config)
     shapes = {name: tensor.shape for name, tensor in weights_on_meta(config).items()}
     assert config.vocab_size is not None
     unread = unread_layers(content, config.n_layer)
-    weights = read_weights(weight_files, links(content), shapes, config.vocab_size, unread)
+    weights = read_weights(weight_files, table, shapes, config.vocab_size, unread)
     if any(name.startswith(unread) for name in weight_files.files):
         notes.append("the layers that predict further tokens are not imported")
     if experts is not None:
         config, weights = upcycled(config, weights, experts)
-        notes.append(BALANCE)
     assert config.vocab_size is not None
     recipe: dict[str, Any] = {"model": asdict(config)}
     has_tokenizer = (folder / TOKENIZER_FILE).is_file()
@@ -168,14 +167,12 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, ex
     if (architecture := saved_architecture({"model_config": settings})) is not None:
         raise UserError(f"{folder} holds {architecture.class_path}, a model of yours: import reads lit_llm's GPT only (--from)")
     weights = own_weights(DcpFolder(folder), config)
-    notes = [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
     if experts is not None:
         config, weights = upcycled(config, weights, experts)
-        notes.append(BALANCE)
     with _new_run(run, replace=replace, sources=[folder]) as partial:
         title = f"# A model of lit_llm, imported from {folder}. Other settings are defaults.\n"
         _write_run(partial, title, {"model": asdict(config)}, weights)
-    return notes
+    return [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
 
 
 @contextlib.contextmanager
@@ -259,6 +256,10 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{folder} is not a folder of torch.distributed.checkpoint: leave out --config_from")
     else:
         notes = import_folder(folder, run, replace=replace, experts=options.upcycle)
+    if options.upcycle is not None:
+        notes.append(
+            "nothing balances the experts yet: train with --model.moe.balance 0.01, or with --expert_balance ExpertBalance"
+        )
     saved = disk_format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in saved["state_dict"].values()})
     buffers = ("router.choice_bias", "router.shares")

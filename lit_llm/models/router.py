@@ -109,10 +109,11 @@ class Router(nn.Module):
     def choose(self, scores: Tensor) -> Tensor:
         """The numbers of the k largest scores, in ascending order: (N, E) → (N, k)."""
         config = self.config
-        if config.top_groups is not None and config.top_groups < config.groups:
-            grouped = scores.unflatten(1, (config.groups, -1))  # (N, G, E / G)
+        groups, top_groups = config.effective_groups
+        if top_groups < groups:
+            grouped = scores.unflatten(1, (groups, -1))  # (N, G, E / G)
             best = grouped.topk(min(2, grouped.size(2)), dim=2).values.sum(dim=2)  # (N, G)
-            kept = _largest(best, config.top_groups)
+            kept = _largest(best, top_groups)
             is_kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, kept, True)
             scores = grouped.masked_fill(~is_kept[..., None], float("-inf")).flatten(1)
         return _largest(scores, config.top_k).sort(dim=1).values

@@ -147,7 +147,7 @@ def test_the_command_writes_an_overlay_that_fit_takes(folder, capsys):
     assert code == 0
     assert {path.name for path in folder.iterdir()} <= {"text.txt", "tiny.yaml", "cache", "rate.yaml", "rate.html"}
     rates = yaml.safe_load(Path("rate.yaml").read_text())["optimizer"]["init_args"]
-    assert set(rates) == {"lr", "adamw_lr"} and all(f"{key}: {rate:g} (recipe: 0.01" in out for key, rate in rates.items())
+    assert set(rates) == {"lr", "adamw_lr"} and all(f"{key}: {rate:g} (recipe: 0.01)" in out for key, rate in rates.items())
     code, printed, _ = run(capsys, "fit", *TINY, "--config", "rate.yaml", "--print_config")
     used = yaml.safe_load(printed)["optimizer"]["init_args"]
     assert code == 0 and {key: used[key] for key in rates} == rates

@@ -83,14 +83,8 @@ def test_every_overlay_can_be_planned(overlay, folder, capsys):
         flags += ["--model.mlp", "swiglu", "--model.bias", "false", "--model.moe", "{experts: 8, top_k: 2, expert_width: 256}"]
     if "float8" in overlay:
         pytest.importorskip("torchao")  # `fit` refuses it here, and so does the plan
-    few = {
-        "strategy/single.yaml": 1,
-        "strategy/tp.yaml": 2,
-        "strategy/cp.yaml": 2,
-        "strategy/pp.yaml": 2,
-        "strategy/ep.yaml": 2,
-    }
-    devices = str({**few, "strategy/4d.yaml": 8}.get(overlay, 4))
+    sizes = {"single": 1, "tp": 2, "cp": 2, "pp": 2, "ep": 2, "4d": 8}
+    devices = str(sizes.get(Path(overlay).stem, 4))
     found = plan(capsys, *flags, "--hardware", "h100-sxm", "--devices", devices)
     assert found["layout"]["devices"] == int(devices)
     assert found["time"]["tokens_per_second"] > 0

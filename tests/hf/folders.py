@@ -123,6 +123,8 @@ def ours(**changes) -> GPT:
     torch.manual_seed(1)
     model = GPT(GPTConfig(**settings))
     randomise(model)
+    for router in model.routers:
+        router.reset_buffers()
     return model.eval()
 
 

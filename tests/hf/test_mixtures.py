@@ -37,8 +37,6 @@ def refusal(folder, run) -> str:
 )
 def test_a_model_of_ours_is_exported_as_the_family_that_computes_the_same(settings, family, tmp_path):
     model = ours(**settings)
-    for router in model.routers:
-        router.reset_buffers()
     save(model, tmp_path / "model.ckpt")
     name, _ = export(tmp_path / "model.ckpt", tmp_path / "out")
     assert name == family
@@ -62,8 +60,6 @@ def test_what_no_family_computes_is_refused_by_the_nearest_with_experts(settings
 
 def test_a_bias_that_decides_the_choice_is_not_lost(tmp_path):
     model = ours(**PLAIN, moe=MOE)
-    for router in model.routers:
-        router.reset_buffers()
     model.routers[1].choice_bias[2] = 0.001
     save(model, tmp_path / "model.ckpt")
     with pytest.raises(

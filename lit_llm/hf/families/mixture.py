@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.family import Family, Part
@@ -22,7 +22,9 @@ from lit_llm.hf.tensor_map import ExpertNames, decoder
 from lit_llm.models.experts_config import MOE_DOMAINS
 from lit_llm.models.gpt import GPTConfig
 
-Key: TypeAlias = tuple[str, Literal["size", "number", "flag"], Any]
+Key: TypeAlias = tuple[str, bool | float | None]
+"""A key of config.json, and the value of transformers if it is missing, which has its type. None: a size that must be
+there."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Mixture:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings of MoEConfig that all models of the family share."""
     keys: Mapping[str, Key] = field(default_factory=dict)
-    """A setting of MoEConfig → its key, kind, and the value of transformers if the key is missing (None: it must be there)."""
+    """Settings of MoEConfig with keys of their own."""
     dense_blocks: bool = False
     """Whether `decoder_sparse_step` and `mlp_only_layers` say which blocks are dense."""
 
@@ -45,8 +47,8 @@ class Mixture:
             "experts": fields.size(named[0] if named else self.experts[0]),
             "top_k": fields.size("num_experts_per_tok"),
         }
-        for ours, (theirs, kind, default) in self.keys.items():
-            if kind == "flag":
+        for ours, (theirs, default) in self.keys.items():
+            if isinstance(default, bool):
                 moe[ours] = fields.flag(theirs, default)
             elif default is None:
                 moe[ours] = fields.size(theirs)
@@ -70,7 +72,7 @@ class Mixture:
         content: dict[str, Any] = {self.experts[0]: moe.experts, "num_experts_per_tok": moe.top_k}
         if "expert_width" not in self.keys:
             content["intermediate_size"] = width
-        content |= {theirs: values[ours] for ours, (theirs, _, _) in self.keys.items()}
+        content |= {theirs: values[ours] for ours, (theirs, _) in self.keys.items()}
         if self.dense_blocks:
             content |= {"decoder_sparse_step": 1, "mlp_only_layers": dense}
         return content
@@ -96,7 +98,7 @@ def _parts(norm_eps: float, heads: Heads, *more: Part) -> tuple[Part, ...]:
 
 
 _TRAINING = ("output_router_logits", "router_aux_loss_coef")
-_NORMALISE: dict[str, Key] = {"normalise": ("norm_topk_prob", "flag", False)}
+_NORMALISE: dict[str, Key] = {"normalise": ("norm_topk_prob", False)}
 
 MIXTRAL = Family(
     model_type="mixtral",
@@ -118,7 +120,7 @@ QWEN3_MOE = Family(
         Biases("attention_bias", ATTENTION_BIASES),
         Mixture(
             ("num_experts", "num_local_experts"),
-            keys={"expert_width": ("moe_intermediate_size", "size", None), **_NORMALISE},
+            keys={"expert_width": ("moe_intermediate_size", None), **_NORMALISE},
             dense_blocks=True,
         ),
     ),
@@ -157,13 +159,13 @@ GLM4_MOE = Family(
             ("n_routed_experts", "num_local_experts"),
             fixed={"router": "sigmoid"},
             keys={
-                "expert_width": ("moe_intermediate_size", "size", None),
-                "shared_experts": ("n_shared_experts", "number", 1),
-                "first_dense": ("first_k_dense_replace", "number", 1),
-                "normalise": ("norm_topk_prob", "flag", True),
-                "scale": ("routed_scaling_factor", "number", 1.0),
-                "groups": ("n_group", "number", 1),
-                "top_groups": ("topk_group", "number", 1),
+                "expert_width": ("moe_intermediate_size", None),
+                "shared_experts": ("n_shared_experts", 1),
+                "first_dense": ("first_k_dense_replace", 1),
+                "normalise": ("norm_topk_prob", True),
+                "scale": ("routed_scaling_factor", 1.0),
+                "groups": ("n_group", 1),
+                "top_groups": ("topk_group", 1),
             },
         ),
     ),
