@@ -1,7 +1,7 @@
 """Explains mistakes in recipes and flags: all of them at once, each with the nearest right key or value.
 
 jsonargparse stops at the first mistake and explains it in up to forty lines. So when parsing fails, the assignments are tried
-again one by one on top of those that are right. That takes up to one parse per assignment, but only after a mistake.
+again on top of those that are right: half of them, a quarter, …, at last one by one.
 
 Only this module reads jsonargparse's messages and decides which exceptions of constructors are a user's mistake.
 """
@@ -43,41 +43,51 @@ def explain(arguments: Arguments, parse: Callable[[list[str]], Namespace]) -> tu
         if problem := class_problem(assignment.key, assignment.value):
             problems.append(problem)
             return
-        known = [key for key, _ in leaves(parse(accepted).as_dict())]
+        known = lambda: [key for key, _ in leaves(parse(accepted).as_dict())]  # noqa: E731
         problems.append(_sentence(assignment, error, known, list(known_classes(assignment.key))))
 
     rejected_classes: list[str] = []
-    # A class can be valid only together with its required arguments, so the assignments of one group are tried together first.
-    for _, together in groupby(arguments.assignments, key=lambda a: (a.origin, a.key.partition(".")[0])):
-        group = list(together)
-        if error_of(group) is not None:
-            for i, suspect in enumerate(group):
-                others = group[:i] + group[i + 1 :]
-                if others and error_of(others) is None:
-                    report(suspect, error_of([*others, suspect]) or "")
-                    group = others
-                    break
+
+    def examine(groups: list[list[Assignment]]) -> None:
+        """Accept what is right of assignments, whose groups are tried together."""
+        group = [assignment for each in groups for assignment in each]
+        if error_of(group) is None:
+            accepted.extend(assignment.as_flag() for assignment in group)
+        elif len(groups) > 1:
+            examine(groups[: len(groups) // 2])
+            examine(groups[len(groups) // 2 :])
+        else:
+            accepted.extend(assignment.as_flag() for assignment in right_of(group))
+
+    def right_of(group: list[Assignment]) -> list[Assignment]:
+        """Report the mistakes of one group."""
+        for i, suspect in enumerate(group):
+            others = group[:i] + group[i + 1 :]
+            if others and error_of(others) is None:
+                report(suspect, error_of([*others, suspect]) or "")
+                return others
+        fine: list[Assignment] = []
+        for suspect in group:
+            if any(suspect.key.startswith(f"{rejected}.") for rejected in rejected_classes):
+                continue  # an argument of a class that does not exist cannot be checked
+            error = error_of([*fine, suspect])
+            below = [a for a in group if a.key.startswith(f"{suspect.key}.") and a not in fine]
+            if error is None:
+                fine.append(suspect)
+            elif below and str(suspect.value).rpartition(".")[2] in known_classes(suspect.key):
+                # The class is right, but one of the arguments that it requires is not.
+                error = error_of([*fine, suspect, *below]) or error
+                named = [a for a in below if a.key.rpartition(".")[2] in error]
+                report((named or below)[0], error)
+                rejected_classes.append(suspect.key)
             else:
-                fine: list[Assignment] = []
-                for suspect in group:
-                    if any(suspect.key.startswith(f"{rejected}.") for rejected in rejected_classes):
-                        continue  # an argument of a class that does not exist cannot be checked
-                    error = error_of([*fine, suspect])
-                    below = [a for a in group if a.key.startswith(f"{suspect.key}.") and a not in fine]
-                    if error is None:
-                        fine.append(suspect)
-                    elif below and str(suspect.value).rpartition(".")[2] in known_classes(suspect.key):
-                        # The class is right, but one of the arguments that it requires is not.
-                        error = error_of([*fine, suspect, *below]) or error
-                        named = [a for a in below if a.key.rpartition(".")[2] in error]
-                        report((named or below)[0], error)
-                        rejected_classes.append(suspect.key)
-                    else:
-                        report(suspect, error)
-                        if known_classes(suspect.key) or class_problem(suspect.key, suspect.value):
-                            rejected_classes.append(suspect.key)
-                group = fine
-        accepted += [assignment.as_flag() for assignment in group]
+                report(suspect, error)
+                if known_classes(suspect.key) or class_problem(suspect.key, suspect.value):
+                    rejected_classes.append(suspect.key)
+        return fine
+
+    # A class can be valid only together with its required arguments, so the assignments of one group are tried together first.
+    examine([list(each) for _, each in groupby(arguments.assignments, key=lambda a: (a.origin, a.key.partition(".")[0]))])
     return problems, accepted
 
 
@@ -112,13 +122,13 @@ def _ran_lit_llm(error: BaseException) -> bool:
     return False
 
 
-def _sentence(assignment: Assignment, error: str, known: list[str], classes: list[str]) -> str:
+def _sentence(assignment: Assignment, error: str, known: Callable[[], list[str]], classes: list[str]) -> str:
     key, value, where = assignment.key, short(assignment.value), assignment.where
-    if assignment.value is None and key in known:
+    if assignment.value is None and key in known():
         return f"{key} is null, but needs a value (--{key})"  # as `ranges.null_problems` says it
     unknown = "unrecognized arguments" in error or "is not accepted" in error or "is not expected" in error
-    if unknown and key not in known:
-        return unknown_key(assignment, known)
+    if unknown and key not in (keys := known()):
+        return unknown_key(assignment, keys)
     named = assignment.value
     if classes and (not isinstance(named, str) or named.rpartition(".")[2] not in classes):
         hint = f"; did you mean {near}?" if (near := nearest_class(str(named), classes)) else ""

@@ -33,9 +33,15 @@ class Link:
     """GPT-NeoX stores the rows of query, key and value head by head, for this number of heads."""
     expert: int | None = None
     """Which part of our tensor theirs is: ours has the matrices of all experts."""
+    of_experts: bool = False
+    """Theirs has all experts, too. Its outputs alternate between our tensors, and `transposed` is of each matrix."""
 
     def shape(self, parts: Sequence[torch.Size]) -> tuple[int, ...]:
         """The shape of their tensor, for the shapes of ours (of an expert: of its part)."""
+        if self.of_experts:
+            experts, *matrix = parts[0]
+            matrix[0] *= len(parts)
+            return experts, *(reversed(matrix) if self.transposed else matrix)
         whole = (sum(part[0] for part in parts), *parts[0][1:])
         return tuple(reversed(whole)) if self.transposed else whole
 
@@ -44,6 +50,9 @@ class Link:
         if self.heads is not None:
             by_head = theirs.unflatten(0, (self.heads, len(parts), -1))
             return [piece.flatten(0, 1) for piece in by_head.unbind(1)]
+        if self.of_experts:
+            by_output = theirs.mT if self.transposed else theirs
+            return list(by_output.unflatten(1, (-1, len(parts))).unbind(2))
         whole = theirs.T if self.transposed else theirs
         return list(whole.split([part[0] for part in parts]))
 
@@ -51,6 +60,9 @@ class Link:
         """Their tensor, a copy, from ours."""
         if self.heads is not None:
             return torch.stack([part.unflatten(0, (self.heads, -1)) for part in ours], dim=1).flatten(0, 2)
+        if self.of_experts:
+            by_output = torch.stack(list(ours), dim=2).flatten(1, 2)
+            return by_output.mT if self.transposed else by_output
         whole = torch.cat(list(ours))
         return whole.T if self.transposed else whole
 
@@ -88,11 +100,21 @@ class ExpertNames:
     """Of an expert, and ours."""
     choice_bias: str | None = None
     """The bias for the choice of experts. None: the family has none."""
+    in_one: bool = False
+    """Whether a tensor has all experts, as in GPT-OSS, with biases."""
 
     def links(self, config: GPTConfig, a: str, b: str) -> Iterator[Link]:
         """Of a block: `a` their prefix, `b` ours."""
         moe, a = config.moe, f"{a}.{self.block}"
         assert moe is not None
+        if self.in_one:
+            yield from linear(f"{a}.router", f"{b}.mlp.router", bias=True)
+            fused: Names = {"gate_up_proj": ("gate", "up"), "down_proj": ("project",)}
+            for name, parts in fused.items():
+                for end, kind in (("", "weight"), ("_bias", "bias")):
+                    names = tuple(f"{b}.mlp.{part}.{kind}" for part in parts)
+                    yield Link(f"{a}.experts.{name}{end}", names, transposed=not end, of_experts=True)
+            return
         yield Link(f"{a}.gate.weight", (f"{b}.mlp.router.weight",))
         if self.choice_bias is not None:
             yield Link(f"{a}.gate.{self.choice_bias}", (f"{b}.mlp.{CHOICE_BIAS}",))
@@ -119,6 +141,8 @@ def decoder(
         if config.qk_norm:
             yield Link(f"{a}.self_attn.q_norm.weight", (f"{b}.attention.query_norm.weight",))
             yield Link(f"{a}.self_attn.k_norm.weight", (f"{b}.attention.key_norm.weight",))
+        if config.attention_sinks:
+            yield Link(f"{a}.self_attn.sinks", (f"{b}.attention.sinks",))
         if config.layer(i).experts:
             yield from (experts or ExpertNames()).links(config, a, b)
             continue

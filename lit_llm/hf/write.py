@@ -77,7 +77,7 @@ def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:
     if name not in state and name.endswith(".bias"):
         weight = state[name.removesuffix("bias") + "weight"]
-        return weight.new_zeros(weight.size(0))
+        return weight.new_zeros(weight.shape[:-1] or weight.shape)  # of a norm
     return state[name][:vocab_size] if name in VOCABULARY else state[name]
 
 

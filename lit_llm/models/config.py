@@ -59,8 +59,8 @@ class GPTConfig:
     """Longest context, in tokens."""
     vocab_size: Annotated[int | None, whole(1, 100_000_000)] = None
     """Number of token ids. None: follows the data's tokenizer."""
-    mlp: Literal["gelu", "relu2", "swiglu", "geglu"] = "relu2"
-    """MLP kind; swiglu and geglu have a third matrix, the gate."""
+    mlp: Literal["gelu", "relu2", "swiglu", "geglu", "clamped_swiglu"] = "relu2"
+    """MLP kind; swiglu, geglu and clamped_swiglu (GPT-OSS) have a third matrix, the gate."""
     mlp_width: Annotated[int | None, whole(1, 10_000_000)] = None
     """Hidden width of the MLP. None: 4 * n_embd."""
     moe: MoEConfig | None = None
@@ -172,7 +172,7 @@ class GPTConfig:
     @property
     def gated(self) -> bool:
         """Whether the MLP has a third matrix, the gate."""
-        return self.mlp in ("swiglu", "geglu")
+        return self.mlp in ("swiglu", "geglu", "clamped_swiglu")
 
     @property
     def resolved_gelu_approximate(self) -> str:

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import Drops, apply_linear
 
+CLAMP, SIGMOID_GAIN = 7.0, 1.702
+"""Of `clamped_swiglu`, which is GPT-OSS's (arXiv 2508.10925): g = min(gate, 7), g σ(1.702 g) (1 + clamp(up, ±7))."""
+
 
 class MLP(nn.Module):
     """Two matrices around a nonlinearity, or three with a gate.
@@ -33,22 +36,28 @@ class MLP(nn.Module):
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
         """(B, T, d) → (B, T, d)."""
         up = apply_linear(self.up, x, drops)  # (B, T, f)
-        hidden = self.activate(up) if self.gate is None else self.activate(apply_linear(self.gate, x, drops)) * up
+        hidden = self.activate(up, None if self.gate is None else apply_linear(self.gate, x, drops))
         if self.unit_probe is not None:
             self.unit_probe(hidden)
         return apply_linear(self.project, hidden, drops)
 
 
 class Activation:
-    """The nonlinearity of an MLP, or of its gate, elementwise."""
+    """The nonlinearity of an MLP, elementwise: of `up`, or of its gate, which `up` is multiplied by."""
 
     def __init__(self, config: GPTConfig) -> None:
         self.kind, self.gelu_approximate = config.mlp, config.resolved_gelu_approximate
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.kind == "swiglu":
-            return F.silu(x)
+    def __call__(self, up: Tensor, gate: Tensor | None) -> Tensor:
+        """(…, f), (…, f) → (…, f)."""
         if self.kind == "relu2":
-            y = F.relu(x)
+            y = F.relu(up)
             return y * y  # autocast on a GPU would compute a square in fp32
-        return F.gelu(x, approximate=self.gelu_approximate)
+        if gate is None:
+            return F.gelu(up, approximate=self.gelu_approximate)
+        if self.kind == "swiglu":
+            return F.silu(gate) * up
+        if self.kind == "clamped_swiglu":
+            gate = gate.clamp(max=CLAMP)
+            return gate * (SIGMOID_GAIN * gate).sigmoid() * (up.clamp(-CLAMP, CLAMP) + 1)
+        return F.gelu(gate, approximate=self.gelu_approximate) * up

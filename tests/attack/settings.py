@@ -105,7 +105,7 @@ SETTINGS: tuple[Setting, ...] = (
     _flag("model.mlp_bias", null=True),
     _flag("model.norm_bias", null=True),
     _flag("model.attention_output_bias", null=True),
-    _choice("model.mlp", "gelu", "relu2", "swiglu", "geglu"),
+    _choice("model.mlp", "gelu", "relu2", "swiglu", "geglu", "clamped_swiglu"),
     _choice("model.norm", "layernorm", "rmsnorm"),
     _choice("model.position", "learned", "rope"),
     _flag("model.bias"),

@@ -76,6 +76,13 @@ MODELS = {
         **SIZE, **WIDTH, num_experts=5, num_experts_per_tok=3, norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True
     ),
     "olmoe": lambda: hf.OlmoeConfig(**NO_HEAD_DIM | {"num_hidden_layers": 2}, num_experts=5, num_experts_per_tok=3),
+    "gpt_oss": lambda: hf.GptOssConfig(
+        **{**SIZE, "num_hidden_layers": 4},
+        sliding_window=WINDOW,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        rope_parameters={**YARN, "truncate": False},
+    ),
     "glm4_moe": lambda: hf.Glm4MoeConfig(
         **{**SIZE, **WIDTH, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2},
         **{"routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2},

@@ -201,7 +201,7 @@ def test_an_unknown_family_names_those_that_are_known(hf, tmp_path):
     refusal, details = refused(hf, tmp_path / "run")
     assert (
         "config.json: 'model_type' is 'minicpm'" in refusal
-        and "gemma2, gemma3_text, glm4_moe, gpt2, gpt_neox, granite, llama" in refusal
+        and "gemma2, gemma3_text, glm4_moe, gpt2, gpt_neox, gpt_oss, granite, llama" in refusal
     )
     assert details.endswith(
         "config.json: it sets model.embedding_scale (scale_emb), model.logit_scale (dim_model_base), model.residual_scale "
@@ -213,7 +213,7 @@ def test_an_unknown_family_names_those_that_are_known(hf, tmp_path):
     ("changes", "needs"),
     [
         ({"model_type": "qwen2_moe", "num_experts": 60}, "a mixture of experts"),
-        ({"model_type": "gpt_oss", "num_local_experts": 32}, "a mixture of experts"),
+        ({"model_type": "granitemoe", "num_local_experts": 32}, "a mixture of experts"),
         ({"model_type": "qwen2_vl", "vision_config": {"hidden_size": 8}}, "inputs other than text"),
         ({"model_type": "mamba", "state_size": 16}, "state-space layers"),
     ],

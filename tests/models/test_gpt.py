@@ -131,7 +131,10 @@ def naive(model: GPT, ids: torch.Tensor, documents: torch.Tensor | None = None) 
             after = x + c.residual_scale * normed(linear(attended, f"{b}.attention.project"), f"{b}.attention_output_norm")
             y = convolved(normed(x if c.parallel_residual else after, f"{b}.mlp_norm"), "mlp")
             up = linear(y, f"{b}.mlp.up")
-            if c.mlp in ("swiglu", "geglu"):
+            if c.mlp == "clamped_swiglu":
+                gate = linear(y, f"{b}.mlp.gate").clamp(max=7)
+                up = (up.clamp(-7, 7) + 1) * gate / (1 + torch.exp(-1.702 * gate))
+            elif c.mlp in ("swiglu", "geglu"):
                 gate = linear(y, f"{b}.mlp.gate")
                 up = (gate * torch.sigmoid(gate) if c.mlp == "swiglu" else gelu(gate)) * up
             else:
@@ -188,6 +191,7 @@ VARIANTS = {
     "grouped-query": {"n_kv_head": 2},
     "multi-query": {"n_kv_head": 1},
     "geglu": {"mlp": "geglu", "mlp_width": 24},
+    "clamped_swiglu": {"mlp": "clamped_swiglu", "bias": True},
     "window": {"window": 3},
     "window of one": {"window": 1},
     "softcap": {"logit_softcap": 2.0},

@@ -19,10 +19,10 @@ from lit_llm.hf.families.llama import (
     QWEN3,
     STARCODER2,
 )
-from lit_llm.hf.families.mixture import GLM4_MOE, MIXTRAL, OLMOE, QWEN3_MOE
+from lit_llm.hf.families.mixture import GLM4_MOE, GPT_OSS, MIXTRAL, OLMOE, QWEN3_MOE
 from lit_llm.hf.families.smollm3 import SMOLLM3
 
 _DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, OLMO2, OLMO3, GEMMA2, GEMMA3, SMOLLM3, PHI3, GPT_NEOX, STARCODER2, GRANITE)
-_ALL = (*_DENSE, MIXTRAL, QWEN3_MOE, OLMOE, GLM4_MOE)
+_ALL = (*_DENSE, MIXTRAL, QWEN3_MOE, OLMOE, GPT_OSS, GLM4_MOE)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """By `model_type`. Export takes the first one that is equivalent to a model."""

@@ -1,7 +1,7 @@
 """Families with a mixture of experts in the place of the MLP, each under its name: MIXTRAL, QWEN3_MOE, OLMOE,
-GLM4_MOE.
+GPT_OSS, GLM4_MOE.
 
-Their folders have a matrix for each expert; here an expert's matrix is a part of one tensor. `output_router_logits` and
+All but GPT-OSS have a tensor for each expert's matrix; here it is a part of one tensor. `output_router_logits` and
 `router_aux_loss_coef` are of their training: the balancing losses here are others (docs/moe.md).
 """
 
@@ -14,13 +14,14 @@ from typing import Any, TypeAlias
 
 from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.family import Family, Part
-from lit_llm.hf.families.layers import Window, layer_settings
+from lit_llm.hf.families.layers import Window, WindowByKind, every, layer_settings
 from lit_llm.hf.families.llama import FIXED, SIZES
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.fields import Fields, shown
 from lit_llm.hf.tensor_map import ExpertNames, decoder
 from lit_llm.models.experts_config import MOE_DOMAINS
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.mlp import CLAMP, SIGMOID_GAIN
 
 Key: TypeAlias = tuple[str, bool | float | None]
 """A key of config.json, and the value of transformers if it is missing, which has its type. None: a size that must be
@@ -98,6 +99,10 @@ def _parts(norm_eps: float, heads: Heads, *more: Part) -> tuple[Part, ...]:
 
 
 _TRAINING = ("output_router_logits", "router_aux_loss_coef")
+_YARN = {
+    **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    "original_max_position_embeddings": 4096,
+}
 _NORMALISE: dict[str, Key] = {"normalise": ("norm_topk_prob", False)}
 
 MIXTRAL = Family(
@@ -143,6 +148,24 @@ OLMOE = Family(
     ),
     only={"clip_qkv": (None,)},
     harmless=_TRAINING,
+)
+# GPT-OSS: alternating windows, sinks, biases everywhere. Published weights are MXFP4, which transformers writes as bf16.
+GPT_OSS = Family(
+    model_type="gpt_oss",
+    architecture="GptOssForCausalLM",
+    fixed=FIXED | {"mlp": "clamped_swiglu", "mlp_bias": True, "attention_sinks": True},
+    parts=(
+        *SIZES,
+        Heads(default_head_dim=64),
+        Setting("norm_eps", "rms_norm_eps", "number", 1e-5),
+        Rope(default_theta=150_000.0, default=_YARN),
+        WindowByKind(every(2), 128),
+        Biases("attention_bias", ATTENTION_BIASES, True),
+        Mixture(("num_local_experts", "num_experts"), fixed={"router_bias": True}),
+    ),
+    tensors=partial(decoder, experts=ExpertNames(in_one=True)),
+    only={"hidden_act": ("silu",), "swiglu_alpha": (SIGMOID_GAIN,), "swiglu_limit": (CLAMP,)},
+    harmless=(*_TRAINING, "initial_context_length", "experts_per_token"),
 )
 # GLM-4.5 and 4.6: sigmoid scores, a bias for the choice of experts only, a shared expert, the first layers dense.
 GLM4_MOE = Family(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from lit_llm.hf.families.layers import FULL, SLIDING, kinds_of, layer_kinds, layer_settings
@@ -32,10 +32,12 @@ class Rope:
     """Of families that keep `original_max_position_embeddings` outside the rotary settings, where it has precedence."""
     scalings: tuple[str, ...] = tuple(ROPE_SCALING)
     """The rope_types other than default."""
+    default: Mapping[str, Any] = field(default_factory=dict)
+    """The rotary settings of transformers if there are none."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         older, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
-        rope = dict(older or newer)  # the order of transformers
+        rope = dict(older or newer or self.default)  # the order of transformers
         top = None if self.default_original is None else fields.optional_size(_ORIGINAL, self.default_original)
         if top is not None:
             rope[_ORIGINAL] = top
@@ -56,6 +58,8 @@ class Rope:
         # The keys of version 4, which version 5 reads too.
         layer = config.layer(0)
         content: dict[str, Any] = {self.theta: layer.rope_theta, "rope_scaling": _scaling(config, layer)}
+        if self.default and layer.rope_scaling is None:
+            content["rope_scaling"] = {"rope_type": "default"}
         if self.partial is not None:
             content[self.partial] = config.partial_rotary_factor
         if self.default_original is not None:
