@@ -41,6 +41,8 @@ def open_ordinary(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: 
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
             raise UnusableFile(errno.EINVAL, "it is a link, not an ordinary file", os.fspath(path)) from None
+        if error.errno == errno.ENXIO:
+            raise UnusableFile(errno.EINVAL, "it is a socket, pipe or device, not an ordinary file", os.fspath(path)) from None
         raise
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind):
@@ -48,6 +50,18 @@ def open_ordinary(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: 
     os.close(descriptor)
     what = "it is a folder, not a file" if stat.S_ISDIR(kind) else "it is a pipe or device, not an ordinary file"
     raise UnusableFile(errno.EINVAL, what, os.fspath(path))
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file.
+
+    Raises:
+        OSError: It cannot be opened; `UnusableFile`: something else is in its place.
+    """
+    if not os.path.lexists(path):
+        return False
+    os.close(open_ordinary(path))
+    return True
 
 
 def read_ordinary(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> bytes:

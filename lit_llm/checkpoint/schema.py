@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -43,12 +42,16 @@ def _is_optimizer_state(value: Any) -> bool:
     if not _fits(value, dict):
         return False
     states, groups = value.get("state", {}), value.get("param_groups", [])
-    return (
+    if not (
         isinstance(states, Mapping)
         and _fits(groups, [{"params": list}])
         and all(isinstance(number, int | str) and _fits(state, dict) for number, state in states.items())
         and (not groups or states.keys() <= {number for group in groups for number in group["params"]})
-    )
+    ):
+        return False
+    # An optimizer makes the state of a parameter at its first step, so that all of a group have the same names, or none.
+    names = ({frozenset(states[number]) for number in group["params"] if states.get(number)} for group in groups)
+    return all(len(each) <= 1 for each in names)
 
 
 def _are_weights(value: Any) -> bool:
@@ -83,12 +86,24 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
     for name, tensor in leaves(content):
         if isinstance(tensor, Tensor) and not _has_values(tensor, meta=not has_data):
             return f"has the tensor {name[:80]} without values (sparse, or on the meta device)"
-        if re.match(r"loops\..*\.(total|current)\.\w+$", name) and not _fits(tensor, int):
-            return f"has the {name} {str(tensor)[:40]!r}, which must be a whole number from 0 on"
-        if name.startswith("loops.") and name.endswith(".is_last_batch") and not isinstance(tensor, bool):
-            return f"has the {name} {str(tensor)[:40]!r}, which must be true or false"
         if is_placeholder(tensor) and not _is_placeholder_of_a_tensor(tensor):
             return f"has a malformed placeholder for the tensor {name[:80]}"
+    return _progress_problem(content.get("loops", {}), "loops", set())
+
+
+def _progress_problem(tree: Mapping[Any, Any], where: str, seen: set[int]) -> str | None:
+    """What is wrong with the counters of Lightning's loops, which it adds to."""
+    seen.add(id(tree))
+    for name, value in tree.items():
+        here, is_counted = f"{where}.{name}", where.endswith((".total", ".current"))
+        if is_counted and not _fits(value, int):
+            return f"has the {here} {str(value)[:40]!r}, which must be a whole number from 0 on"
+        if name == "is_last_batch" and not isinstance(value, bool):
+            return f"has the {here} {str(value)[:40]!r}, which must be true or false"
+        if name in ("total", "current") and not isinstance(value, Mapping):
+            return f"has the {here} {str(value)[:40]!r}, which must be a dict of numbers"
+        if isinstance(value, Mapping) and id(value) not in seen and (problem := _progress_problem(value, here, seen)):
+            return problem
     return None
 
 

@@ -15,6 +15,7 @@ from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
+from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import above
 from lit_llm.hf.config_map import links, write_config
@@ -101,7 +102,7 @@ def export_folder(
             raise UserError(problem)
         for name, tensor in weights.items():
             state[name] = tensor[...].to(dtype or tensor.dtype) if isinstance(tensor, MergedTensor) else tensor[...]
-        if (run / TOKENIZER_FILE).is_file():
+        if is_there(run / TOKENIZER_FILE):
             write_tokenizer(run, partial, block_size=config.block_size)
         else:
             notes.append(f"{run} has no {TOKENIZER_FILE}: the folder has weights only")

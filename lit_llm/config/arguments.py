@@ -17,6 +17,7 @@ from typing import Any
 from lit_llm.config import dial
 from lit_llm.config.groups import CLASSES, GROUPS, OPTIONS
 from lit_llm.config.recipe_files import content_of, find_recipe, with_base
+from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError, not_utf8
 from lit_llm.core.yaml_reading import InvalidYaml, NotYaml, dump_yaml, read_yaml
 from lit_llm.runs.run_folder import CONFIG, config_of, expanded
@@ -384,4 +385,4 @@ def own_tokenizer(run: Path) -> list[Flag]:
         return []
     from lit_llm.tokenizers import TOKENIZER_FILE  # imports torch
 
-    return [Flag("data.tokenizer.path", str(run / TOKENIZER_FILE))] if (run / TOKENIZER_FILE).is_file() else []
+    return [Flag("data.tokenizer.path", str(run / TOKENIZER_FILE))] if is_there(run / TOKENIZER_FILE) else []

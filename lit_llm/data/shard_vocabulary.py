@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import range_problems, whole
 from lit_llm.ingest.shard_manifest import Manifest
@@ -92,7 +93,7 @@ class ShardVocabulary:
         Raises:
             UserError: there are two, and they differ.
         """
-        if folder is None or not (folder / TOKENIZER_FILE).is_file():
+        if folder is None or not is_there(folder / TOKENIZER_FILE):
             return self.tokenizer
         own = load_tokenizer(folder)
         if self.tokenizer is not None and recognised(self.tokenizer).identity() != own.identity():

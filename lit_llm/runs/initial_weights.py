@@ -19,6 +19,7 @@ from lit_llm.checkpoint.dcp_folder import is_dcp_folder
 from lit_llm.checkpoint.disk_format import damage_before_load
 from lit_llm.checkpoint.manifest import MANIFEST
 from lit_llm.core._lightning import is_rank_zero
+from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
@@ -77,7 +78,7 @@ class InitialWeights:
             raise UserError(f"{str(error).rstrip('.')} (--init_from)") from error
         model = saved_model_config(saved.values, checkpoint, "--init_from")
         file = (run_of(path) if is_checkpoint else path) / TOKENIZER_FILE
-        return cls(saved, model, saved_architecture(saved.values), file if file.is_file() else None)
+        return cls(saved, model, saved_architecture(saved.values), file if is_there(file) else None)
 
     def defaults(self) -> dict[str, Any]:
         """Defaults that follow from the weights, for the model and the tokenizer. Recipes and flags override them."""

@@ -394,7 +394,8 @@ def _command(words: list[str], folder: Path, top: Path) -> None:
         os.environ["LIT_LLM_CACHE"] = "cache"
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         resource.setrlimit(resource.RLIMIT_FSIZE, (DISK_BYTES, DISK_BYTES))
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115  # as an interpreter's
         from lit_llm.__main__ import main
 
         try:
@@ -433,6 +434,7 @@ def _result(said: str, folder: Path, command: Command) -> frozenset[str]:
     tree = _tree(folder)
     names = {name for name in tree if re.match(command.owns, name) and not made_again.match(name)}
     files = {f"{name}: {tree[name]}" for name in names}
+    said = re.sub(r"\(\d+s\)", "", said)
     return frozenset(files | {line.strip() for line in said.splitlines() if line.strip()})
 
 

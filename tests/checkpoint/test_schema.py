@@ -29,8 +29,11 @@ WRONG = {
     "tokens": [1.5, "many"],
     "state_dict": [None, {"w": 3}, {"w": {0: {1: 2}}}, [torch.ones(1)], {3: torch.ones(1)}, {"w": torch.eye(3).to_sparse()}, {"w": torch.ones(1, device="meta")}],  # noqa: E501
     "ema_state_dict": [[], {"w": 3}],
-    "loops.fit_loop": [{"epoch_progress": {"total": {"ready": value}}} for value in (None, -1, "x", 2.5)],
-    "loops.validate_loop": [{"batch_progress": {"is_last_batch": "maybe"}}],
+    "loops.fit_loop": [
+        *({"epoch_progress": {"total": {"ready": value}}} for value in (None, -1, "x", 2.5, [], {}, {1: 2})),
+        *({"epoch_progress": {"current": value}} for value in (None, [], 3)),
+    ],
+    "loops.validate_loop": [{"batch_progress": {"is_last_batch": value}} for value in ("maybe", [], {})],
     "settings": [None, [], {1: 2}],
     "model_config": ["gpt", None],
     "callbacks": [[], None, {0: {}}],
@@ -43,6 +46,7 @@ WRONG = {
         [{"state": {0: 3}, "param_groups": [{"params": [0]}]}],
         [{"state": {7: {}}, "param_groups": [{"params": [0]}]}],
         [{"state": {}, "param_groups": [{"lr": 1}]}],
+        [{"state": {0: {"exp_avg": torch.ones(1)}, 1: {"a": [[]]}}, "param_groups": [{"params": [0, 1]}]}],
         [{"state": {0: {"exp_avg": torch.eye(3).to_sparse()}}, "param_groups": [{"params": [0]}]}],
     ],
     "lora": [3],
@@ -57,6 +61,14 @@ WRONG = {
 def test_a_right_one_is_read(tmp_path):
     disk_format.write(checkpoint(7, **RIGHT, sharded=PLACEHOLDER), step_path(tmp_path, 7))
     assert disk_format.read(step_path(tmp_path, 7))["settings"] == RIGHT["settings"]
+
+
+def test_parameters_without_a_state_and_groups_of_different_optimizers_are_right(tmp_path):
+    one, two = {"exp_avg": torch.ones(1)}, {"momentum_buffer": torch.ones(1)}
+    groups = [{"params": [0, 1]}, {"params": [2, 3, 4]}]
+    state = {"state": {0: one, 2: two, 3: {}, 4: two}, "param_groups": groups}
+    disk_format.write(checkpoint(7, **RIGHT | {"optimizer_states": [state]}), step_path(tmp_path, 7))
+    assert disk_format.read(step_path(tmp_path, 7))["optimizer_states"][0]["param_groups"] == groups
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
@@ -87,9 +99,10 @@ def test_a_placeholder_names_a_tensor(placeholder, tmp_path):
 
 
 def test_a_content_that_contains_itself_is_read_once(tmp_path):
-    ring = []
+    ring, loop = [], {}
     ring.append(ring)
-    torch.save(checkpoint(3, x=ring), tmp_path / "step.ckpt")
+    loop["loop"] = loop
+    torch.save(checkpoint(3, x=ring, loops=loop), tmp_path / "step.ckpt")
     assert disk_format.read(tmp_path / "step.ckpt")["global_step"] == 3
 
 
