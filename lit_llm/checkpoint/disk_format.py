@@ -23,6 +23,7 @@ import math
 import os
 import pickle
 import re
+import sys
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -232,13 +233,20 @@ def _checked(content: dict[str, Any], location: Path, *, has_data: bool = True) 
 
 
 def compression_problem(file: Path) -> str | None:
-    """Why a file is not one of torch.save, if it has compressed entries, which can unpack to any size; None if it has none."""
+    """Why a file is not one that torch.save wrote on such a machine: compressed entries can unpack to any size, and torch would
+    turn the bytes of numbers in a mapped file. None if it is."""
     with open(open_ordinary(file), "rb") as content:
         if not zipfile.is_zipfile(content):
             return None  # torch's older format
         with zipfile.ZipFile(content) as archive:
-            packed = next((entry for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED), None)
-    return None if packed is None else f"its entry {packed.filename[:80]} is compressed, and torch.save compresses nothing"
+            entries = archive.infolist()
+            packed = next((entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED), None)
+            if packed is not None:
+                return f"its entry {packed.filename[:80]} is compressed, and torch.save compresses nothing"
+            order = [entry for entry in entries if entry.filename.endswith("/byteorder") and entry.file_size < 16]
+            if order and archive.read(order[0]) != sys.byteorder.encode():
+                return "its numbers have another byte order than this machine's"
+    return None
 
 
 def verify(path: str | Path, *, shards: bool = True) -> str | None:

@@ -103,6 +103,7 @@ def mismatch(own: Mapping[str, Any], saved: Mapping[str, Any], source: str, *, s
         here, there = tuple(own[name].shape), tuple(saved[name].shape)
         if here != there:
             return f"{name} does not fit this model: it has shape {there} and the model's has {here}, in {source}"
-        if own[name].is_floating_point() != saved[name].dtype.is_floating_point:
+        dtype = saved[name].dtype  # one of 8 bits has a scale elsewhere
+        if own[name].is_floating_point() != dtype.is_floating_point or (dtype.is_floating_point and dtype.itemsize == 1):
             return f"{name} does not fit this model: it has {saved[name].dtype}, the model {own[name].dtype}, in {source}"
     return None

@@ -45,6 +45,7 @@ def _is_optimizer_state(value: Any) -> bool:
     if not (
         isinstance(states, Mapping)
         and _fits(groups, [{"params": list}])
+        and all(isinstance(group.get("lr", 0.0), int | float | Tensor) for group in groups)
         and all(isinstance(number, int | str) and _fits(state, dict) for number, state in states.items())
         and (not groups or states.keys() <= {number for group in groups for number in group["params"]})
     ):
@@ -95,7 +96,7 @@ def _progress_problem(tree: Mapping[Any, Any], where: str, seen: set[int]) -> st
     """What is wrong with the counters of Lightning's loops, which it adds to."""
     seen.add(id(tree))
     for name, value in tree.items():
-        here, is_counted = f"{where}.{name}", where.endswith((".total", ".current"))
+        here, is_counted = f"{where}.{name}", where.endswith((".total", ".current")) or name == "_batches_that_stepped"
         if is_counted and not _fits(value, int):
             return f"has the {here} {str(value)[:40]!r}, which must be a whole number from 0 on"
         if name == "is_last_batch" and not isinstance(value, bool):

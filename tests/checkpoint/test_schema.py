@@ -1,5 +1,6 @@
 """A checkpoint whose checksums are right and whose content is wrong: one sentence that names the key."""
 
+import sys
 import zipfile
 
 import pytest
@@ -33,6 +34,7 @@ WRONG = {
         *({"epoch_progress": {"total": {"ready": value}}} for value in (None, -1, "x", 2.5, [], {}, {1: 2})),
         *({"epoch_progress": {"current": value}} for value in (None, [], 3)),
     ],
+    "loops.test_loop": [{"epoch_loop.state_dict": {"_batches_that_stepped": None}}],
     "loops.validate_loop": [{"batch_progress": {"is_last_batch": value}} for value in ("maybe", [], {})],
     "settings": [None, [], {1: 2}],
     "model_config": ["gpt", None],
@@ -46,6 +48,7 @@ WRONG = {
         [{"state": {0: 3}, "param_groups": [{"params": [0]}]}],
         [{"state": {7: {}}, "param_groups": [{"params": [0]}]}],
         [{"state": {}, "param_groups": [{"lr": 1}]}],
+        [{"state": {}, "param_groups": [{"lr": "high", "params": []}]}],
         [{"state": {0: {"exp_avg": torch.ones(1)}, 1: {"a": [[]]}}, "param_groups": [{"params": [0, 1]}]}],
         [{"state": {0: {"exp_avg": torch.eye(3).to_sparse()}}, "param_groups": [{"params": [0]}]}],
     ],
@@ -123,13 +126,19 @@ def test_compressed_entries_are_refused_before_they_are_unpacked(tmp_path):
         with bomb.open("plain/data/9", "w", force_zip64=True) as file:
             for _ in range(64):
                 file.write(bytes(2**20))
+        with zipfile.ZipFile(tmp_path / "turned.ckpt", "w") as turned:
+            for entry in plain.infolist():
+                other = {"little": b"big", "big": b"little"}[sys.byteorder]
+                turned.writestr(entry, other if entry.filename.endswith("byteorder") else plain.read(entry))
+    with pytest.raises(UserError, match="byte order"):
+        disk_format.read(tmp_path / "turned.ckpt")
     assert disk_format.verify(tmp_path / "plain.ckpt") is None
     assert "compress" in disk_format.verify(tmp_path / "bomb.ckpt")
     with pytest.raises(UserError, match="compress"):
         disk_format.read_values(tmp_path / "bomb.ckpt")
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.bool, torch.float8_e4m3fn])
 def test_weights_of_another_kind_of_number_do_not_fit(dtype):
     own = {"w": torch.ones(2)}
     assert mismatch(own, {"w": torch.ones(2, dtype=torch.bfloat16)}, "x") is None
