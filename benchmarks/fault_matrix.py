@@ -73,6 +73,7 @@ def rate(factor: float) -> dict[str, tuple[str, ...]]:
     return {"default": ("--optimizer.lr", muon, "--optimizer.adamw_lr", muon), "gpt2": ("--optimizer.lr", adamw)}
 
 
+EXPERTS = ("--model.moe.experts", "8", "--model.moe.top_k", "2", "--model.moe.expert_width", "32")
 HIGH = ("learning-rate-too-high", "diverged", "loss-not-finite")
 FAULTS: dict[str, Fault] = {
     "learning rate ×10": Fault(HIGH, ("rate", "10")),
@@ -106,6 +107,8 @@ FAULTS: dict[str, Fault] = {
     "data too small": Fault(("data-too-small",), data="5000"),
     "a rank with other weights": Fault(("ranks-differ",), callback=("Weights", "rank"), ranks=2),
     "straggler": Fault(("straggler",), callback=("SlowRank",), ranks=2),
+    "experts without balance": Fault(("experts-unbalanced",), EXPERTS),
+    "biases of experts ×300": Fault(("expert-bias-too-large",), (*EXPERTS, "--expert_balance.rate", "0.3")),
 }
 HEALTHY: dict[str, Fault] = {
     "as it is": Fault(()),
@@ -115,6 +118,8 @@ HEALTHY: dict[str, Fault] = {
     "characters": Fault((), ("--data.tokenizer", "Characters")),
     "shards": Fault((), data="shards"),
     "two ranks": Fault((), ranks=2),
+    "experts and a loss": Fault((), (*EXPERTS, "--model.moe.balance", "0.01")),
+    "experts and biases": Fault((), (*EXPERTS, "--expert_balance", "ExpertBalance", "--model.moe.router", "sigmoid")),
 }
 
 

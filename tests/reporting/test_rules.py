@@ -85,6 +85,11 @@ def with_precision(precision: str) -> dict[str, dict]:
     return {"trainer": {"max_steps": 400, "precision": precision}}
 
 
+def everywhere_logged(tag: str, value: float) -> dict[str, dict[int, float]]:
+    return {tag: dict.fromkeys(STEPS, value)}
+
+
+MOE = {"model": {"moe": {"experts": 8, "top_k": 2}}}
 OPTIMIZER = {"optimizer": {"init_args": {"betas": [0.9, 0.9999]}}}
 BATCHES = {step: 2.0 if step % 100 else 5.0 for step in STEPS}
 CASES = {
@@ -159,12 +164,30 @@ CASES = {
             }
         )
     ],
+    "expert-bias-too-large": [observed(everywhere_logged("experts/bias", 3.0) | everywhere_logged("experts/dead", 2.0), MOE)],
+    "experts-unbalanced": [
+        observed(everywhere_logged("experts/dead", 2.0) | everywhere_logged("experts/load", 2.0), MOE),
+        observed(everywhere_logged("experts/load", 3.5), MOE),
+    ],
     "ranks-differ": [observed(everywhere("health/rank_difference", 1e-3))],
 }
 
 
 def test_a_healthy_run_has_no_finding():
     assert diagnose(observed()) == []
+
+
+@pytest.mark.parametrize(
+    "curves",
+    [
+        {"experts/load": {step: 3.5 if step < 350 else 2.0 for step in STEPS}},  # balanced at last
+        {"experts/load": dict.fromkeys(STEPS, 2.0), "experts/dead": {step: float(step % 50 == 0) for step in STEPS}},
+        {"experts/dead": dict.fromkeys(STEPS, 2.0), "progress/tokens": {step: 8.0 * step for step in STEPS}},  # few tokens
+        {"experts/bias": {step: step * 0.001 for step in STEPS}},
+    ],
+)
+def test_experts_that_become_balanced_and_those_of_small_batches_are_no_finding(curves):
+    assert diagnose(observed(curves, MOE)) == []
 
 
 def test_a_run_with_few_rows_or_none_has_no_finding():

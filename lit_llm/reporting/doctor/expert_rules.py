@@ -1,0 +1,51 @@
+"""Rules about the experts of a mixture, from what `ExpertBalance` logs."""
+
+from __future__ import annotations
+
+from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.observed import Observed
+
+FEWEST_TOKENS = 100
+"""Of each expert, a step, if all have equally many. Below, an expert may have none by chance."""
+LOAD_HIGH = 0.8
+"""Load of the busiest expert over the largest that there can be. Healthy runs had at most 0.66 in their last quarter."""
+
+
+@error(
+    "expert-bias-too-large",
+    "the biases of the experts outweigh the scores of the router, which are at most 1",
+    "--expert_balance.rate 0.001",
+    "experts/bias, experts/load",
+    "likely",
+    explains=("experts-unbalanced", "loss-spikes", "loss-stuck"),
+)
+def bias_too_large(run: Observed) -> str | None:
+    bias = run.last("experts/bias")
+    return None if bias is None or bias <= 1 else f"the largest bias is {bias:.3g}, so that it alone decides who gets a token"
+
+
+@warning(
+    "experts-unbalanced",
+    "nothing balances the experts, or too weakly",
+    "--model.moe.balance 0.01, or --expert_balance ExpertBalance with a rate of 0.001",
+    "experts/load, experts/dead",
+    "likely",
+)
+def unbalanced(run: Observed) -> str | None:
+    experts, top_k, tokens = run.setting("model.moe.experts"), run.setting("model.moe.top_k"), run.finite("progress/tokens")
+    if not isinstance(experts, int) or not isinstance(top_k, int) or not tokens or experts <= top_k:
+        return None
+    if tokens[-1][1] / tokens[-1][0] * top_k / experts < FEWEST_TOKENS:
+        return None
+    since = run.step - run.step // 4
+    dead, loads = run.values("experts/dead", since), run.values("experts/load", since)
+    if len(loads) < 4:
+        return None
+    if dead and min(dead) >= 1:
+        return f"in every logged step since {since:,} at least {min(dead):.0f} experts had no token at all"
+    if min(loads) < LOAD_HIGH * experts / top_k:
+        return None
+    return f"in every logged step since {since:,} one expert of a layer had at least {min(loads):.1f} times its share of the tokens"
+
+
+EXPERT_RULES = (bias_too_large, unbalanced)
