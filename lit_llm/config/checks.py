@@ -18,7 +18,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.layout import epoch_problem, layout
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.models.lora import LoRAConfig, experts_problem, rank_problem, target_problems
+from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.saved_run import SavedRun
 from lit_llm.training.planned_settings import layout_of
@@ -51,9 +51,13 @@ def _lora_problems(run: Run, made: Objects) -> list[str]:
         return [
             f"lora adapts the linear layers of lit_llm's GPT only, not those of {made.architecture.class_path} (--lora null)"
         ]
-    if model is not None and (problem := experts_problem(model)) is not None:
-        return [problem]
     found = []
+    if model is not None and model.moe is not None and run.fits:
+        # What balances by counts changes the router's buffers, and checkpoints of adapters have none.
+        balance = parts.get("expert_balance")
+        frozen = "lora freezes the routers of the experts, so that nothing can balance them"
+        found += [f"{frozen} (--model.moe.balance 0)"] * bool(model.moe.balance)
+        found += [f"{frozen} (--expert_balance null)"] * bool(balance is not None and balance.rate)
     if run.fits and run.initial is None and run.start.checkpoint is None:
         found.append("lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)")
     if "compute" in parts and parts["compute"].float8:

@@ -46,7 +46,8 @@ class LoRAConfig:
     alpha: Annotated[float, above(0, 10**6)] = 32.0
     """Updates are scaled by alpha / rank."""
     targets: list[str] | None = None
-    """Linear layers of every block, such as query, or attention.project for that of attention only. null: all."""
+    """Linear layers of every block, such as query, or attention.project for that of attention only. null: all. Routed experts
+    and routers are none."""
     dropout: Annotated[float, below(0, 1)] = 0.0
     """Probability of dropping an input of an adapter in training. The frozen layer sees all inputs."""
 
@@ -62,7 +63,7 @@ class LoRALinear(DropsInputs):
 
     Args:
         linear: the layer whose parameters this one takes over, so that their names, dtype and device stay.
-        name: of the layer in its block: one of `dropout.SITES`.
+        name: of the layer in its block: one of `dropout.SITES`, or below mlp.shared, which is a block's only MLP then.
     """
 
     def __init__(self, linear: nn.Linear, config: LoRAConfig, name: str) -> None:
@@ -72,7 +73,7 @@ class LoRALinear(DropsInputs):
         empty = partial(torch.empty, device=linear.weight.device, dtype=torch.float32)
         self.lora_a = nn.Parameter(empty(config.rank, linear.in_features))
         self.lora_b = nn.Parameter(empty(linear.out_features, config.rank))
-        self.scale, self.dropout, self.site = config.scale, config.dropout, SITES.index(name)
+        self.scale, self.dropout, self.site = config.scale, config.dropout, SITES.index(name.replace(".shared.", "."))
         self.first_input = 0  # the number of this rank's first input
 
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
@@ -106,10 +107,8 @@ def apply_lora(model: GPT, config: LoRAConfig) -> None:
     The names of all parameters stay. Call it before `parallelize`, and `reset_adapters` after `init_weights`.
 
     Raises:
-        UserError: a target names no layer; the message has the nearest name. The model has experts.
+        UserError: a target names no layer; the message has the nearest name.
     """
-    if problem := experts_problem(model.config):
-        raise UserError(problem)
     layers = _linear_layers(model)
     if problems := _target_problems(config, list(layers)):
         raise UserError("\n".join(problems))
@@ -119,11 +118,6 @@ def apply_lora(model: GPT, config: LoRAConfig) -> None:
         if _is_target(name, config):
             parent, _, own_name = name.rpartition(".")
             setattr(model.get_submodule(parent), own_name, LoRALinear(layer, config, name.split(".", 2)[2]))
-
-
-def experts_problem(model: GPTConfig) -> str | None:
-    """A sentence if the model has experts."""
-    return None if model.moe is None else "lora does not adapt a mixture of experts yet (--lora null, to train all weights)"
 
 
 def _linear_layers(model: GPT) -> dict[str, nn.Linear]:

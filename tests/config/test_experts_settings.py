@@ -47,7 +47,11 @@ REFUSED = {
     "unknown": (["--model.moe.expert", "9"], ["expert"]),
     "kind": (["--model.moe.router", "tanh"], ["router"]),
     "no experts": (["--expert_balance", "ExpertBalance"], ["expert_balance", "--model.moe.experts"]),
-    "lora": (["--model.moe.experts", "4", "--lora.rank", "4"], ["lora", "mixture of experts", "--lora null"]),
+    "lora": (["--model.moe.experts", "4", "--model.moe.balance", "0.1", "--lora.rank", "4"], ["lora", "--model.moe.balance 0"]),
+    "lora, biases": (
+        ["--model.moe.experts", "4", "--expert_balance", "ExpertBalance", "--lora.rank", "4"],
+        ["lora", "--expert_balance null"],
+    ),
     "architecture": (
         [
             "--model.moe.experts",

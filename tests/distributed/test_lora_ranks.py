@@ -13,6 +13,13 @@ from lit_llm.checkpoint.disk_format import read
 SCRIPT = Path(layouts.__file__)
 KINDS = {
     "modern": {"model": "modern", "settings": {"mlp": "swiglu"}, "lora": {"rank": 3, "alpha": 12.0}},
+    "experts": {
+        "model": "experts",
+        "settings": {
+            "moe": {"experts": 4, "top_k": 2, "expert_width": 24, "shared_experts": 1, "first_dense": 1, "z_loss": 0.01}
+        },
+        "lora": {"rank": 3},
+    },
     "gpt2": {"model": "gpt2", "lora": {"rank": 4, "targets": ["query", "project"]}},  # biases, a tied head
 }
 LAYOUTS = {"ddp": "ddp", "fsdp2": {"shard": 2}, "tp": {"shard": 1, "tensor_parallel": 2}}
@@ -39,6 +46,7 @@ def test_two_processes_train_as_one_and_their_checkpoints_cross(folder):
     jobs = {f"{kind} / {name}": recipe(kind, strategy=layout) for kind in KINDS for name, layout in LAYOUTS.items()}
     full = {"activation_checkpointing": "full"}
     jobs |= {
+        "experts / ep": recipe("experts", strategy={"shard": 2, "expert": 2}),
         "modern / recomputed": recipe("modern", strategy=LAYOUTS["fsdp2"], compute=full),
         "modern / recomputed tp": recipe("modern", strategy=LAYOUTS["tp"], compute=full),
         "modern / saved": recipe("modern", strategy=LAYOUTS["fsdp2"], save_at=2, to="sharded", sharded=True),

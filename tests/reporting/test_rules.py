@@ -177,6 +177,15 @@ def test_a_healthy_run_has_no_finding():
     assert diagnose(observed()) == []
 
 
+def test_with_something_that_balances_a_dead_expert_is_no_finding():
+    curves = everywhere_logged("experts/dead", 1.0) | everywhere_logged("experts/load", 2.0)
+    for more in (
+        {"model": {"moe": MOE["model"]["moe"] | {"balance": 0.01}}},
+        MOE | {"expert_balance": {"init_args": {"rate": 0.001}}},
+    ):
+        assert diagnose(observed(curves, more)) == []
+
+
 @pytest.mark.parametrize(
     "curves",
     [

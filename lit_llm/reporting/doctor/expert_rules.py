@@ -41,11 +41,13 @@ def unbalanced(run: Observed) -> str | None:
     dead, loads = run.values("experts/dead", since), run.values("experts/load", since)
     if len(loads) < 4:
         return None
-    if dead and min(dead) >= 1:
+    # What balances may take long to wake a last expert.
+    balances = ("model.moe.balance", "model.moe.sequence_balance", "expert_balance.init_args.rate")
+    if dead and min(dead) >= 1 and not any(run.setting(key) for key in balances):
         return f"in every logged step since {since:,} at least {min(dead):.0f} experts had no token at all"
     if min(loads) < LOAD_HIGH * experts / top_k:
         return None
-    return f"in every logged step since {since:,} one expert of a layer had at least {min(loads):.1f} times its share of the tokens"
+    return f"in every logged step since {since:,} one expert had at least {min(loads):.1f} times its share of the tokens"
 
 
 EXPERT_RULES = (bias_too_large, unbalanced)
