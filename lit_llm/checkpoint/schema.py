@@ -42,17 +42,13 @@ def _is_optimizer_state(value: Any) -> bool:
     if not _fits(value, dict):
         return False
     states, groups = value.get("state", {}), value.get("param_groups", [])
-    if not (
+    return (
         isinstance(states, Mapping)
         and _fits(groups, [{"params": list}])
         and all(isinstance(group.get("lr", 0.0), int | float | Tensor) for group in groups)
         and all(isinstance(number, int | str) and _fits(state, dict) for number, state in states.items())
         and (not groups or states.keys() <= {number for group in groups for number in group["params"]})
-    ):
-        return False
-    # An optimizer makes the state of a parameter at its first step, so that all of a group have the same names, or none.
-    names = ({frozenset(states[number]) for number in group["params"] if states.get(number)} for group in groups)
-    return all(len(each) <= 1 for each in names)
+    )
 
 
 def _are_weights(value: Any) -> bool:
@@ -61,7 +57,10 @@ def _are_weights(value: Any) -> bool:
 
 _SCHEMA: dict[str, tuple[Any, str]] = {  # of Lightning's keys and ours; others belong to callbacks and data modules
     **dict.fromkeys(("global_step", "epoch", "tokens"), (int, "a whole number from 0 on")),
-    **dict.fromkeys(("callbacks", "loops", "settings", "model_config", "lora"), (dict, "a dict with texts as keys")),
+    **dict.fromkeys(
+        ("callbacks", "loops", "settings", "model_config", "lora"),
+        (lambda value: _fits(value, dict) and len(value) <= 10_000, "a dict with at most 10,000 texts as keys"),
+    ),
     **dict.fromkeys(("state_dict", "ema_state_dict"), (_are_weights, "tensors by their names")),
     **dict.fromkeys(("optimizer_class", "tokenizer_sha256"), (str, "a text")),
     "pytorch-lightning_version": (lambda value: isinstance(value, str) and value[:1].isdigit(), "a version"),

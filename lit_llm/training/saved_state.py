@@ -71,6 +71,24 @@ def class_name(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
+def check_states(optimizer: Optimizer) -> None:
+    """A hook after an optimizer's state was loaded: in a group, parameters of as many dimensions have states of the same names.
+
+    An optimizer makes them at the first gradient, so that one may have none yet.
+
+    Raises:
+        UserError: they have not, and a step would end in a KeyError.
+    """
+    for group in optimizer.param_groups:
+        names = {
+            (parameter.ndim, *sorted(map(str, state)))
+            for parameter in group["params"]
+            if (state := optimizer.state.get(parameter))
+        }
+        if len({ndim for ndim, *_ in names}) < len(names):
+            raise UserError("the checkpoint's optimizer states are incomplete: restore it, or use another one (--resume)")
+
+
 def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     """A hook for loading an optimizer's state: the configured options apply, not those of the checkpoint. Warns if they differ.
 

@@ -11,11 +11,13 @@ from lightning.pytorch import Callback, LightningDataModule, Trainer, seed_every
 from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import GradientNorm, SpikeGuard
+from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
+from lit_llm.optim import MuonAdamW
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.saved_state import keep_configured_options
+from lit_llm.training.saved_state import check_states, keep_configured_options
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 VOCABULARY, LENGTH = 23, 8
@@ -302,3 +304,20 @@ def test_an_option_that_an_older_checkpoint_lacks_has_its_configured_value_after
     optimizer.register_load_state_dict_pre_hook(keep_configured_options)
     optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["nesterov"] is True and optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9), MuonAdamW])
+def test_states_that_lack_a_tensor_are_a_sentence_at_loading(make):
+    """Those of a matrix and of a vector may have other names, and one may have none yet."""
+    matrices, vectors = ([torch.nn.Parameter(torch.ones(*shape)) for _ in range(2)] for shape in ((3, 2), (2,)))
+    unused = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = make([*matrices, *vectors, unused], lr=0.1)
+    for parameter in (*matrices, *vectors):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    optimizer.register_load_state_dict_post_hook(check_states)
+    optimizer.load_state_dict(saved)
+    saved["state"][1] = {"step": torch.tensor(1.0), "other": torch.ones(1)}
+    with pytest.raises(UserError, match=r"optimizer states are incomplete.*--resume"):
+        optimizer.load_state_dict(saved)
