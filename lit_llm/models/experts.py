@@ -109,7 +109,7 @@ class Experts(nn.Module):
     def _compute(self, x: Tensor, ends: Tensor) -> Tensor:
         """(M, d) sorted by expert → (M, d)."""
         up = self.up(x, ends)  # (M, f)
-        hidden = self.activate(up, None if self.gate is None else self.gate(x, ends))
+        hidden = self.activate(up) if self.gate is None else self.activate(self.gate(x, ends)) * self.activate.gated(up)
         return self.project(hidden, ends)
 
 

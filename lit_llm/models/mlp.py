@@ -36,28 +36,32 @@ class MLP(nn.Module):
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
         """(B, T, d) → (B, T, d)."""
         up = apply_linear(self.up, x, drops)  # (B, T, f)
-        hidden = self.activate(up, None if self.gate is None else apply_linear(self.gate, x, drops))
+        if self.gate is None:
+            hidden = self.activate(up)
+        else:  # in one expression, so that nothing keeps the gate's output
+            hidden = self.activate(apply_linear(self.gate, x, drops)) * self.activate.gated(up)
         if self.unit_probe is not None:
             self.unit_probe(hidden)
         return apply_linear(self.project, hidden, drops)
 
 
 class Activation:
-    """The nonlinearity of an MLP, elementwise: of `up`, or of its gate, which `up` is multiplied by."""
+    """The nonlinearity of an MLP, or of its gate, elementwise."""
 
     def __init__(self, config: GPTConfig) -> None:
         self.kind, self.gelu_approximate = config.mlp, config.resolved_gelu_approximate
 
-    def __call__(self, up: Tensor, gate: Tensor | None) -> Tensor:
-        """(…, f), (…, f) → (…, f)."""
-        if self.kind == "relu2":
-            y = F.relu(up)
-            return y * y  # autocast on a GPU would compute a square in fp32
-        if gate is None:
-            return F.gelu(up, approximate=self.gelu_approximate)
+    def __call__(self, x: Tensor) -> Tensor:
         if self.kind == "swiglu":
-            return F.silu(gate) * up
+            return F.silu(x)
         if self.kind == "clamped_swiglu":
-            gate = gate.clamp(max=CLAMP)
-            return gate * (SIGMOID_GAIN * gate).sigmoid() * (up.clamp(-CLAMP, CLAMP) + 1)
-        return F.gelu(gate, approximate=self.gelu_approximate) * up
+            x = x.clamp(max=CLAMP)
+            return x * (SIGMOID_GAIN * x).sigmoid()
+        if self.kind == "relu2":
+            y = F.relu(x)
+            return y * y  # autocast on a GPU would compute a square in fp32
+        return F.gelu(x, approximate=self.gelu_approximate)
+
+    def gated(self, up: Tensor) -> Tensor:
+        """What the activation of the gate is multiplied by."""
+        return up.clamp(-CLAMP, CLAMP) + 1 if self.kind == "clamped_swiglu" else up
