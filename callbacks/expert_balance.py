@@ -29,7 +29,7 @@ class ExpertBalance(Callback):
     Logs, at logged steps, of that step's global batch:
         `experts/load`: tokens of the busiest expert over the mean; the largest of all layers. 1: balanced.
         `experts/dead`: experts without a token, of all layers.
-        `experts/bias`: the largest absolute bias.
+        `experts/bias`: the largest distance of a bias from the mean of its layer: what all have in common chooses nothing.
         `experts/entropy`: of the router's probabilities in nats, mean over tokens and layers, if the module says it.
 
     Contract:
@@ -74,7 +74,8 @@ class ExpertBalance(Callback):
         step = trainer.global_step + 1
         if is_logged(trainer, step):
             load = (counts / mean.clamp(min=1e-9)).amax()
-            largest = torch.stack([counts.new_zeros(()), *(bias.detach().double().abs().amax() for bias, _ in own)]).amax()
+            apart = ((bias - bias.mean()).double().abs().amax() for bias, _ in own)
+            largest = torch.stack([counts.new_zeros(()), *apart]).amax()
             if offered(trainer.strategy, SplitsLayers) is not None:  # other ranks have other layers
                 largest = largest.new_tensor(max(gathered(float(largest))))
             values = {"experts/load": load, "experts/dead": (counts == 0).sum().double(), "experts/bias": largest}

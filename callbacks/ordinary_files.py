@@ -23,6 +23,9 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 _DISK = NO_ROOM | {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 
 
+_NOT_ORDINARY = "it is a pipe, socket or device, not an ordinary file"
+
+
 class UnusableFile(OSError, UserError):
     """A folder, pipe, device or link in place of a file, or a file that is too large."""
 
@@ -42,13 +45,13 @@ def open_ordinary(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: 
         if error.errno == errno.ELOOP and os.path.islink(path):
             raise UnusableFile(errno.EINVAL, "it is a link, not an ordinary file", os.fspath(path)) from None
         if error.errno == errno.ENXIO:
-            raise UnusableFile(errno.EINVAL, "it is a socket, pipe or device, not an ordinary file", os.fspath(path)) from None
+            raise UnusableFile(errno.EINVAL, _NOT_ORDINARY, os.fspath(path)) from None
         raise
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind):
         return descriptor
     os.close(descriptor)
-    what = "it is a folder, not a file" if stat.S_ISDIR(kind) else "it is a pipe or device, not an ordinary file"
+    what = "it is a folder, not a file" if stat.S_ISDIR(kind) else _NOT_ORDINARY
     raise UnusableFile(errno.EINVAL, what, os.fspath(path))
 
 
@@ -60,6 +63,8 @@ def is_there(path: str | os.PathLike[str]) -> bool:
     """
     if not os.path.lexists(path):
         return False
+    if not os.path.exists(path):
+        raise UnusableFile(errno.ENOENT, "it is a link to nothing", os.fspath(path))
     os.close(open_ordinary(path))
     return True
 

@@ -88,22 +88,25 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
             return f"has the tensor {name[:80]} without values (sparse, or on the meta device)"
         if is_placeholder(tensor) and not _is_placeholder_of_a_tensor(tensor):
             return f"has a malformed placeholder for the tensor {name[:80]}"
-    return _progress_problem(content.get("loops", {}), "loops", set())
+    return _progress_problem(content.get("loops", {}))
 
 
-def _progress_problem(tree: Mapping[Any, Any], where: str, seen: set[int]) -> str | None:
+def _progress_problem(loops: Mapping[Any, Any]) -> str | None:
     """What is wrong with the counters of Lightning's loops, which it adds to."""
-    seen.add(id(tree))
-    for name, value in tree.items():
-        here, is_counted = f"{where}.{name}", where.endswith((".total", ".current")) or name == "_batches_that_stepped"
-        if is_counted and not _fits(value, int):
-            return f"has the {here} {str(value)[:40]!r}, which must be a whole number from 0 on"
-        if name == "is_last_batch" and not isinstance(value, bool):
-            return f"has the {here} {str(value)[:40]!r}, which must be true or false"
-        if name in ("total", "current") and not isinstance(value, Mapping):
-            return f"has the {here} {str(value)[:40]!r}, which must be a dict of numbers"
-        if isinstance(value, Mapping) and id(value) not in seen and (problem := _progress_problem(value, here, seen)):
-            return problem
+    waiting, seen = [("loops", loops)], set[int]()
+    while waiting:  # not recursive, as in `leaves`
+        where, tree = waiting.pop()
+        seen.add(id(tree))
+        for name, value in tree.items():
+            here, is_counted = f"{where}.{name}", where.endswith((".total", ".current")) or name == "_batches_that_stepped"
+            if is_counted and not _fits(value, int):
+                return f"has the {here} {str(value)[:40]!r}, which must be a whole number from 0 on"
+            if name == "is_last_batch" and not isinstance(value, bool):
+                return f"has the {here} {str(value)[:40]!r}, which must be true or false"
+            if name in ("total", "current") and not isinstance(value, Mapping):
+                return f"has the {here} {str(value)[:40]!r}, which must be a dict of numbers"
+            if isinstance(value, Mapping) and id(value) not in seen:
+                waiting.append((here, value))
     return None
 
 

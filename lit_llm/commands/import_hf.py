@@ -23,6 +23,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, unread_layers, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
+from lit_llm.hf.families import FAMILIES
 from lit_llm.hf.peft import is_adapter_folder, read_adapter
 from lit_llm.hf.read import CONFIG, WeightFiles, read_weights, text_config
 from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
@@ -97,6 +98,8 @@ def import_folder(
         notes.append(f"of {whole['model_type']}, only the text model is imported: it reads no images")
     stored = WeightFiles(folder, text_only=text is not None) if dcp is None else DcpFolder(dcp)
     experts_in_all = 0 if config.moe is None else config.experts_layers * config.moe.experts
+    if FAMILIES[content["model_type"]].experts_in_one:
+        experts_in_all = 0
     least = experts_in_all + (config.n_layer if dcp is None else 0)  # `DcpWeightFiles` says which names it looked for
     if least > len(stored.files):  # before a layer is built, or a tensor is named
         what = f"{config.n_layer:,} layers" + f" and {experts_in_all:,} experts" * bool(experts_in_all)

@@ -53,11 +53,10 @@ def _lora_problems(run: Run, made: Objects) -> list[str]:
         ]
     found = []
     if model is not None and model.moe is not None and run.fits:
-        # What balances by counts changes the router's buffers, and checkpoints of adapters have none.
-        balance = parts.get("expert_balance")
-        frozen = "lora freezes the routers of the experts, so that nothing can balance them"
-        found += [f"{frozen} (--model.moe.balance 0)"] * bool(model.moe.balance)
-        found += [f"{frozen} (--expert_balance null)"] * bool(balance is not None and balance.rate)
+        balance, lacks = parts.get("expert_balance"), "lora saves adapters only, and not the routers' loads and biases"
+        found += [f"{lacks}: leave out the loss that needs them (--model.moe.balance 0)"] * bool(model.moe.balance)
+        moves = balance is not None and balance.rate
+        found += [f"{lacks}: leave out what moves them (--expert_balance null)"] * bool(moves)
     if run.fits and run.initial is None and run.start.checkpoint is None:
         found.append("lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)")
     if "compute" in parts and parts["compute"].float8:

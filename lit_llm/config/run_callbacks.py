@@ -30,7 +30,7 @@ def run_callbacks(run: Run, own: list[Callback], groups: list[Callback], *, save
     if not run.fits:  # only what shows or scores takes part
         return [*own, *(c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores))]
     found = [callbacks.LoggerErrors(), *own, *chosen]
-    if run.config.model.moe and run.config.expert_balance is None:
+    if run.config.model.moe and not any(isinstance(callback, callbacks.ExpertBalance) for callback in found):
         found.append(callbacks.ExpertBalance(rate=0.0))  # their loads are logged whatever balances them
     found += [callbacks.StepSeed(int(run.config.seed_everything)), callbacks.DDPBucketWarmup()]
     if saves:

@@ -422,11 +422,10 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name in ("consumed_samples", "global_step"):
-            if not 0 <= (count := int(state_dict[name])) < 2**63:
-                raise UserError(
-                    f"the checkpoint's {type(self).__qualname__} has the {name} {count}: restore it, or use another one"
-                )
-        self._base_samples, self._base_step = int(state_dict["consumed_samples"]), int(state_dict["global_step"])
+            count: Any = state_dict.get(name)
+            if type(count) is not int or not 0 <= count < 2**63:
+                raise UserError(f"the checkpoint has {name} {str(count)[:40]!r}: restore it, or use another one (--resume)")
+        self._base_samples, self._base_step = state_dict["consumed_samples"], state_dict["global_step"]
         # On rank 0 only: it may read the data.
         resumes = self.trainer is not None and self.trainer.state.fn == "fit" and self.trainer.is_global_zero
         if resumes and (changed := self._changes(state_dict)):

@@ -33,7 +33,7 @@ def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
     if layers is not None and not (domain := MODEL_DOMAINS["n_layer"]).accepts(count := content[layers]):
         raise UserError(f"'{layers}' is {shown(count)}, but must be {domain.rule(count)}")  # before lists of so many are made
     if content.get("quantization_config") is not None:
-        fields.refuse("'quantization_config': quantised weights cannot be trained; import the original or dequantised ones")
+        fields.refuse("'quantization_config': quantised weights cannot be trained; import unquantised ones")
         fields.read.add("quantization_config")
     settings = family.read(fields)
     dropouts = {name: fields.number(name, 0.0, MODEL_DOMAINS["dropout"]) for name in family.dropouts}

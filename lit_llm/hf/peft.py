@@ -97,7 +97,7 @@ def write_adapter(
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "bias": "none",
-        "fan_in_fan_out": any(link.transposed for link in table),
+        "fan_in_fan_out": any(link.transposed for link in _matrices(table)),
         "target_modules": shortest_endings(ranks, every),
         "rank_pattern": patterns,
         "alpha_pattern": {name: lora.scale * rank for name, rank in patterns.items()},

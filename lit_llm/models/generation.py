@@ -159,7 +159,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ())
         UserError: if there is no id to start from, or the tokenizer does not know one of `prefix`.
     """
     if unknown := [i for i in prefix if i >= tokenizer.vocab_size]:
-        raise UserError(f"prompts start with the id {unknown[0]}, but the tokenizer has {tokenizer.vocab_size:,}")
+        raise UserError(f"prompts start with the id {unknown[0]}, but the tokenizer has {tokenizer.vocab_size:,} ids")
     start = prefix or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])
     ids = [*start, *(int(i) for i in tokenizer.encode(prompt))]
     if ids:

@@ -160,8 +160,7 @@ def _target_problems(config: LoRAConfig, layers: list[str]) -> list[str]:
         return []
     if not config.targets:
         return ["lora.targets is empty, but must name linear layers, or be null for all of them (--lora.targets)"]
-    endings = [".".join(name.split(".")[start:]) for name in layers for start in (3, 2)]  # query, attention.query
-    known = list(dict.fromkeys(endings))
+    known = list(dict.fromkeys(ending for name in layers for ending in _endings(name)))
     found = []
     for target in config.targets:
         if not any(_names(target, name) for name in layers):
@@ -177,8 +176,13 @@ def _target_problems(config: LoRAConfig, layers: list[str]) -> list[str]:
 
 def _names(target: str, layer: str) -> bool:
     """Whether a target names a layer such as blocks.0.mlp.project: project (also attention's) and mlp.project do."""
-    _, _, *names = layer.split(".")
-    return target in (names[-1], ".".join(names))
+    return target in _endings(layer)
+
+
+def _endings(layer: str) -> list[str]:
+    """The names of a layer of any block: `up`, `shared.up`, `mlp.shared.up`."""
+    names = layer.split(".")[2:]
+    return [".".join(names[start:]) for start in reversed(range(len(names)))]
 
 
 def is_adapter(parameter: str) -> bool:

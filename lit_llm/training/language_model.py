@@ -37,7 +37,7 @@ from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.weights import planned_model
 from lit_llm.training.accumulation import Accumulation, mean_of
 from lit_llm.training.evaluation import Evaluation, safe_exp, without_repeats
-from lit_llm.training.saved_state import add_entries, check_entries, check_states, keep_configured_options
+from lit_llm.training.saved_state import add_entries, check_entries, keep_configured_options
 from lit_llm.training.text_generation import TextGeneration
 
 
@@ -198,7 +198,6 @@ class LanguageModel(TextGeneration):
         else:
             optimizer = optimizer_of(self.model, self.optimizer_factory)
         optimizer.register_load_state_dict_pre_hook(keep_configured_options)
-        optimizer.register_load_state_dict_post_hook(check_states)
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
             # A fused optimizer would unscale fp16 gradients itself, after gradient clipping and the spike guard.
             take_unscaled_gradients(optimizer)

@@ -71,24 +71,6 @@ def class_name(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def check_states(optimizer: Optimizer) -> None:
-    """A hook after an optimizer's state was loaded: in a group, parameters of as many dimensions have states of the same names.
-
-    An optimizer makes them at the first gradient, so that one may have none yet.
-
-    Raises:
-        UserError: they have not, and a step would end in a KeyError.
-    """
-    for group in optimizer.param_groups:
-        names = {
-            (parameter.ndim, *sorted(map(str, state)))
-            for parameter in group["params"]
-            if (state := optimizer.state.get(parameter))
-        }
-        if len({ndim for ndim, *_ in names}) < len(names):
-            raise UserError("the checkpoint's optimizer states are incomplete: restore it, or use another one (--resume)")
-
-
 def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     """A hook for loading an optimizer's state: the configured options apply, not those of the checkpoint. Warns if they differ.
 
@@ -134,4 +116,11 @@ def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
                 return f"has {name} of another shape than {shape}, for parameter {number}"
             if name == "step" and type(value) in (int, float, torch.Tensor) and not state[name] >= 0:
                 return f"has step {float(state[name]):g} for parameter {number}"
+    # A state is made at the first gradient, so that one may have none. Adafactor's of matrices and vectors have other names.
+    ndims = dict(zip(numbers, (parameter.ndim for parameter in parameters), strict=False))
+    for group in saved["param_groups"]:
+        states = [(ndims.get(number), saved["state"].get(number)) for number in group["params"]]
+        names = {(ndim, *sorted(map(str, state))) for ndim, state in states if state}
+        if len({ndim for ndim, *_ in names}) < len(names):
+            return "is incomplete: restore it, or use another one"
     return None

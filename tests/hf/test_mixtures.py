@@ -8,6 +8,7 @@ from family_models import model_of
 from folders import differ, export, ids, load, logits, ours, save
 from published import PUBLISHED
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.import_hf import import_folder
@@ -111,6 +112,14 @@ def test_experts_of_different_dtypes_are_refused(tmp_path):
     tensors = load_file(file)
     save_file(tensors | {name: tensors[name].half()}, file, metadata={"format": "pt"})
     assert f"{name} has dtype torch.float16, but other experts have torch.float32" in refusal(tmp_path / "hf", tmp_path / "run")
+
+
+def test_a_tensor_with_all_experts_counts_once(tmp_path):
+    settings = model_of("gpt_oss").config
+    settings.num_local_experts, settings.num_hidden_layers, settings.layer_types = 64, 2, settings.layer_types[:2]
+    AutoModelForCausalLM.from_config(settings).save_pretrained(tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    assert load_model(tmp_path / "run/checkpoints/last.ckpt").config.moe.experts == 64
 
 
 def test_keys_that_published_files_of_qwen3_coder_have_are_read():

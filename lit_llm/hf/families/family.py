@@ -47,6 +47,8 @@ class Family:
     """Whether the keys in `dropouts` cover the three places of model.dropout, so that one rate can be kept."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys of which lit_llm supports only some values. The first one is the default."""
+    experts_in_one: bool = False
+    """Whether a tensor has the matrices of all experts."""
     ahead: str | None = None
     """The key with the number of layers after the last that predict further tokens: they are not imported."""
     harmless: tuple[str, ...] = ()

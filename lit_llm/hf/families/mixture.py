@@ -164,6 +164,7 @@ GPT_OSS = Family(
         Mixture(("num_local_experts", "num_experts"), fixed={"router_bias": True}),
     ),
     tensors=partial(decoder, experts=ExpertNames(in_one=True)),
+    experts_in_one=True,
     only={"hidden_act": ("silu",), "swiglu_alpha": (SIGMOID_GAIN,), "swiglu_limit": (CLAMP,)},
     harmless=(*_TRAINING, "initial_context_length", "experts_per_token"),
 )

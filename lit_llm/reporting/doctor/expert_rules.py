@@ -8,7 +8,7 @@ from lit_llm.reporting.doctor.observed import Observed
 FEWEST_TOKENS = 100
 """Of each expert, a step, if all have equally many. Below, an expert may have none by chance."""
 LOAD_HIGH = 0.8
-"""Load of the busiest expert over the largest that there can be. Healthy runs had at most 0.66 in their last quarter."""
+"""Where the load of the busiest expert lies between 1, of balanced ones, and the largest that there can be."""
 
 
 @error(
@@ -20,8 +20,10 @@ LOAD_HIGH = 0.8
     explains=("experts-unbalanced", "loss-spikes", "loss-stuck"),
 )
 def bias_too_large(run: Observed) -> str | None:
-    bias = run.last("experts/bias")
-    return None if bias is None or bias <= 1 else f"the largest bias is {bias:.3g}, so that it alone decides who gets a token"
+    bias, moves = run.last("experts/bias"), run.setting("expert_balance.init_args.rate", 0 if run.config else 1)
+    if bias is None or bias <= 1 or not moves:
+        return None
+    return f"a bias is {bias:.3g} away from the mean of its layer, so that it alone decides who gets a token"
 
 
 @warning(
@@ -33,7 +35,9 @@ def bias_too_large(run: Observed) -> str | None:
 )
 def unbalanced(run: Observed) -> str | None:
     experts, top_k, tokens = run.setting("model.moe.experts"), run.setting("model.moe.top_k"), run.finite("progress/tokens")
-    if not isinstance(experts, int) or not isinstance(top_k, int) or not tokens or experts <= top_k:
+    if not isinstance(experts, int) or not isinstance(top_k, int) or not tokens or experts < 2 * top_k:
+        return None
+    if run.setting("lora") is not None:  # which freezes the routers
         return None
     if tokens[-1][1] / tokens[-1][0] * top_k / experts < FEWEST_TOKENS:
         return None
@@ -44,8 +48,8 @@ def unbalanced(run: Observed) -> str | None:
     # What balances may take long to wake a last expert.
     balances = ("model.moe.balance", "model.moe.sequence_balance", "expert_balance.init_args.rate")
     if dead and min(dead) >= 1 and not any(run.setting(key) for key in balances):
-        return f"in every logged step since {since:,} at least {min(dead):.0f} experts had no token at all"
-    if min(loads) < LOAD_HIGH * experts / top_k:
+        return f"in every logged step since {since:,} some experts ({min(dead):.0f} or more) had no token at all"
+    if min(loads) - 1 < LOAD_HIGH * (experts / top_k - 1):
         return None
     return f"in every logged step since {since:,} one expert had at least {min(loads):.1f} times its share of the tokens"
 
