@@ -213,10 +213,10 @@ FILES = {
     "latin.yaml": "latin.yaml is not UTF-8 text: byte 0xe9 at line 2",
     "utf16.yaml": "utf16.yaml is not UTF-8 text: byte 0xff at line 1",
     "large.yaml": "large.yaml is larger than 1,000,000 bytes",
-    "pipe.yaml": "pipe.yaml is a pipe or device",
+    "pipe.yaml": "pipe.yaml is a pipe",
     "number.yaml": "base is 3, but must be the name of a recipe (base, in number.yaml)",
     "dup.yaml": "dup.yaml sets the key model at line 1 and again at line 2",
-    "/dev/zero": "/dev/zero is a pipe or device",
+    "/dev/zero": "/dev/zero is a pipe",
     "x" * 5000: "cannot be read: File name too long",
     "no\0name": "cannot be read: ",
 }
