@@ -125,7 +125,7 @@ class HasMicroBatches(Protocol):
 class CountsExperts(Protocol):
     """Needed by `ExpertBalance`, of a module with L mixtures of E experts.
 
-    It may also have `expert_entropy`, (L,): the mean entropy of the router's probabilities, in nats.
+    It may also have `router_means`, dict of (L,) tensors: what to log as well, by name, such as the entropy.
     """
 
     expert_counts: Tensor

@@ -30,7 +30,8 @@ class ExpertBalance(Callback):
         `experts/load`: tokens of the busiest expert over the mean; the largest of all layers. 1: balanced.
         `experts/dead`: experts without a token, of all layers.
         `experts/bias`: the largest distance of a bias from the mean of its layer: what all have in common chooses nothing.
-        `experts/entropy`: of the router's probabilities in nats, mean over tokens and layers, if the module says it.
+        What the module says as well (`router_means`), mean over layers. `LanguageModel`: `experts/entropy`, of the router's
+        probabilities in nats, and `experts/z`, logsumexp(logits)², which grows with the logits; means over tokens.
 
     Contract:
         Needs a module with `expert_counts` and `expert_biases` (`contracts.py`).
@@ -79,9 +80,8 @@ class ExpertBalance(Callback):
             if offered(trainer.strategy, SplitsLayers) is not None:  # other ranks have other layers
                 largest = largest.new_tensor(max(gathered(float(largest))))
             values = {"experts/load": load, "experts/dead": (counts == 0).sum().double(), "experts/bias": largest}
-            entropy = getattr(pl_module, "expert_entropy", None)
-            if entropy is not None:
-                values["experts/entropy"] = entropy.double().mean()
+            of_routers: dict[str, Tensor] = getattr(pl_module, "router_means", {})
+            values |= {f"experts/{name}": of_layers.double().mean() for name, of_layers in of_routers.items()}
             write_row(trainer, dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True)), step)
 
 

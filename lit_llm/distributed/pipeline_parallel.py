@@ -103,7 +103,7 @@ class Stage(nn.Module):
             torch.zeros(moe.experts, dtype=torch.int64, device=sums.nll.device),
         )
         with_experts = [i for i, layer in enumerate(whole.layers) if layer.experts]
-        return with_routers(sums, [next(own) if i in self.layers else RouterSums(zero, zeros, zero) for i in with_experts])
+        return with_routers(sums, [next(own) if i in self.layers else RouterSums(zero, zeros, zero, zero) for i in with_experts])
 
 
 class _WithLoss(Function):

@@ -78,9 +78,9 @@ class LossSums(NamedTuple):
 
 def with_routers(sums: LossSums, routers: Sequence[RouterSums]) -> LossSums:
     """Add the losses of the routers, which are sums over the same targets, and what they count."""
-    loss = torch.stack([each.loss for each in routers])
-    counts, entropy = torch.stack([each.counts for each in routers]), torch.stack([each.entropy for each in routers])
-    return sums._replace(loss=sums.loss + loss.sum().to(sums.loss.dtype), router=RouterSums(loss.detach(), counts, entropy))
+    of_all = RouterSums(*map(torch.stack, zip(*routers, strict=True)))
+    loss = sums.loss + of_all.loss.sum().to(sums.loss.dtype)
+    return sums._replace(loss=loss, router=of_all._replace(loss=of_all.loss.detach()))
 
 
 class VocabularyShards(NamedTuple):

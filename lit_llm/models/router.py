@@ -26,6 +26,8 @@ class RouterSums(NamedTuple):
     """(E,) int64: how many of the tokens each expert computed."""
     entropy: Tensor
     """0-d, detached: of the tokens' probabilities, in nats."""
+    z: Tensor
+    """0-d, detached: logsumexp(logits)²."""
 
 
 class Routing(NamedTuple):
@@ -126,8 +128,9 @@ class Router(nn.Module):
             each = torch.zeros_like(p[:, 0])
             if config.balance:
                 each = each + config.balance * config.experts * (p @ self.shares.to(p.dtype))
+            z = torch.logsumexp(routing.logits, dim=-1).square()
             if config.z_loss:
-                each = each + config.z_loss * torch.logsumexp(routing.logits, dim=-1).square()
+                each = each + config.z_loss * z
             loss = each.where(where, 0).sum()
             chosen = where[:, None].expand_as(routing.experts).reshape(batch, -1).long()
             numbers = routing.experts.reshape(batch, -1)  # (B, T k)
@@ -141,7 +144,8 @@ class Router(nn.Module):
                 own = own / own.sum(dim=1, keepdim=True).clamp(min=1)
                 loss = loss + config.sequence_balance * config.experts * (own * mean).sum()
             entropy = torch.special.entr(p.detach()).sum(dim=-1).where(where, 0).sum()
-        return RouterSums(loss, by_sequence.sum(dim=0), entropy)
+            z = z.detach().where(where, 0).sum()
+        return RouterSums(loss, by_sequence.sum(dim=0), entropy, z)
 
 
 def initial_buffers(experts: int) -> dict[str, Tensor]:

@@ -45,10 +45,10 @@ class Accumulation:
         self.is_last = False  # whether the backward pass of the step's last micro-batch runs
         self.latest_count: Tensor | int = 0
         self.routers: Tensor | None = None
-        """(L, E + 1) float64, of the latest step, over all ranks: counts of experts, and the sum of entropies."""
+        """(L, E + 2) float64, of the latest step, over all ranks: counts of experts, the sums of entropies and of z."""
         self._nll: Tensor | float = 0.0
         self._count: Tensor | int = 0
-        self._routers: Tensor | None = None  # (L, E + 1): counts and entropy of each block with experts
+        self._routers: Tensor | None = None  # (L, E + 2): counts, entropy and z of each block with experts
 
     def add(self, batch: dict[str, Tensor], sums: LossSums) -> None:
         if "sources" in batch:
@@ -57,7 +57,8 @@ class Accumulation:
         self._nll = self._nll + sums.nll
         self._count = self._count + sums.count
         if sums.router is not None:
-            of_routers = torch.cat((sums.router.counts, sums.router.entropy[:, None].double()), dim=1)
+            router = sums.router
+            of_routers = torch.cat((router.counts, torch.stack((router.entropy, router.z), dim=1).double()), dim=1)
             self._routers = of_routers if self._routers is None else self._routers + of_routers
 
     def weight(self, count: Tensor | int) -> Tensor | float:

@@ -111,7 +111,7 @@ class LanguageModel(TextGeneration):
         self.step_loss, self.step_count = torch.tensor(math.nan), torch.tensor(0)
         # Of a mixture of experts, see `lit_llm.callbacks.contracts.CountsExperts`.
         self.expert_counts: Tensor | None = None
-        self.expert_entropy: Tensor | None = None
+        self.router_means: dict[str, Tensor] = {}
 
     # -- building ---------------------------------------------------------------------------------------------------
 
@@ -322,7 +322,8 @@ class LanguageModel(TextGeneration):
         """Say what experts computed in the step, and set the shares that the balancing loss of the next one uses."""
         # Under tensor parallelism each rank has routed a part of the positions, and counted the targets of all.
         tokens = self.step_count.clamp(min=1) / self._mesh("tensor_parallel", 1)
-        self.expert_counts, self.expert_entropy = sums[:, :-1], sums[:, -1] / tokens
+        self.expert_counts, means = sums[:, :-2], sums[:, -2:] / tokens
+        self.router_means = {"entropy": means[:, 0], "z": means[:, 1]}
         model = self.whole_model
         assert isinstance(model, GPT)
         for router, counts in zip(model.routers, self.expert_counts, strict=True):

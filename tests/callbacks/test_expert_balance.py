@@ -25,8 +25,8 @@ class Counting(Foreign):
         return torch.tensor(COUNTS[self.trainer.global_step])
 
     @property
-    def expert_entropy(self) -> torch.Tensor:
-        return torch.tensor([1.0, 0.5])
+    def router_means(self) -> dict[str, torch.Tensor]:
+        return {"entropy": torch.tensor([1.0, 0.5])}
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)

@@ -181,7 +181,7 @@ def test_losses_are_sums_of_the_formulas_over_counted_targets():
     counted = torch.rand(3, 8, generator=torch.Generator().manual_seed(6)) < 0.6
     counted[1] = False
     _, sums = experts(x, None, counted)
-    wanted, entropy, shares = 0.0, 0.0, experts.router.shares.tolist()
+    wanted, entropy, z, shares = 0.0, 0.0, 0.0, experts.router.shares.tolist()
     for row, mask in zip(x, counted, strict=True):
         picked = row[mask]
         if not len(picked):
@@ -189,11 +189,12 @@ def test_losses_are_sums_of_the_formulas_over_counted_targets():
         logits, chosen = picked @ experts.router.weight.T, slow(experts, picked)[1]
         p = torch.exp(logits) / torch.exp(logits).sum(dim=1, keepdim=True)
         wanted += 0.3 * 5 * sum(shares[e] * p[t, e].item() for t in range(len(p)) for e in range(5))
-        wanted += 0.11 * torch.log(torch.exp(logits).sum(dim=1)).square().sum().item()
+        z += torch.log(torch.exp(logits).sum(dim=1)).square().sum().item()
         own = [sum(c.count(e) for c in chosen) / (2 * len(p)) for e in range(5)]
         wanted += 0.7 * 5 * len(p) * sum(own[e] * p[:, e].mean().item() for e in range(5))
         entropy -= (p * p.log()).sum().item()
-    assert sums.loss.item() == pytest.approx(wanted, rel=1e-12) and sums.entropy.item() == pytest.approx(entropy, rel=1e-12)
+    wanted += 0.11 * z
+    assert [sums.loss.item(), sums.entropy.item(), sums.z.item()] == pytest.approx([wanted, entropy, z], rel=1e-12)
     parts = [experts(x[i : i + 1], None, counted[i : i + 1])[1] for i in range(3)]
     assert sum(part.loss.item() for part in parts) == pytest.approx(wanted, rel=1e-12)
     assert torch.equal(sum(part.counts for part in parts), sums.counts)
