@@ -150,7 +150,7 @@ class Run:
     def __init__(self, technique: Technique, size: Size, vocab_size: int, *, seed: int, total: int) -> None:
         torch.manual_seed(seed)
         shape = {"n_layer": size.layers, "n_head": size.heads, "n_embd": size.width, "block_size": size.block_size}
-        config = GPTConfig(**{**shape, "vocab_size": vocab_size, **technique.config})
+        config = GPTConfig(**{**shape, "vocab_size": vocab_size, **technique.settings(size.width)})
         model: nn.Module = GPT(config)
         self.model = model if technique.model is None else technique.model(model)
         groups = parameter_groups(self.model)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lit_llm.models.attention import attend
 from lit_llm.models.block import Block
+from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPT, View
 from lit_llm.models.loss import LossSums, cross_entropy, logits
 from lit_llm.models.rotary import rotate
@@ -31,6 +32,7 @@ GATE_INPUTS = 12
 CONVOLUTION = 4
 """Positions of the convolutions."""
 NEXT_TOKENS_STEPS = 200
+BIAS_RATE = 0.01
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,24 @@ def variant(**settings: Any) -> Callable[[nn.Module], nn.Module]:
     return change
 
 
+def balanced(model: nn.Module) -> nn.Module:
+    """Moves the biases of the experts once for each batch, as `ExpertBalance` does."""
+
+    def move(model: GPT, _: Any, sums: Tensor | LossSums) -> None:
+        if model.training and isinstance(sums, LossSums) and sums.router is not None:
+            for router, counts in zip(model.routers, sums.router.counts.double(), strict=True):
+                router.choice_bias += BIAS_RATE * (counts.mean() - counts).sign()
+
+    model.register_forward_hook(move)  # type: ignore[arg-type]
+    return model
+
+
+def experts(count: int) -> Technique:
+    """Two of `count` experts with half of the hidden width compute a token: the FLOPs of the dense MLP, beside the router's."""
+    config = {"moe": lambda width: MoEConfig(experts=count, top_k=2, expert_width=2 * width)}
+    return Technique(f"experts-{count}", "2 of them, half as wide; arXiv 2408.15664", config=config, model=balanced)
+
+
 SPEED_RUN = "modded-nanogpt, github.com/KellerJordan/modded-nanogpt, record of"
 TECHNIQUES = [
     Technique("half-rope", "half-truncated rotary embedding: modded-nanogpt; GPT-NeoX", config={"partial_rotary_factor": 0.5}),
@@ -266,6 +286,7 @@ TECHNIQUES = [
     Technique("head-gates", f"arXiv 2505.06708; {SPEED_RUN} 2025-08", model=variant(head_gates=True)),
     Technique("exclusive", "exclusive self-attention, Zhai 2026", config={"exclusive_attention": True}),
     Technique("key-offset", f"{SPEED_RUN} 2025-12", model=variant(key_offset=True)),
+    *map(experts, (4, 8, 16)),
     Technique("branch-gains", "LayerScale, arXiv 2103.17239, from 1", model=variant(branch_gains=True)),
     Technique(
         "next-tokens", f"multi-token prediction, {SPEED_RUN} 2025-12; arXiv 2404.19737", model=variant(next_tokens=(0.5, 0.25))

@@ -40,7 +40,7 @@ class Technique:
     source: str
     """Where it comes from: a paper or an address."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of `GPTConfig`."""
+    """Settings of `GPTConfig`, or functions of the width that give them."""
     model: Callable[[nn.Module], nn.Module] | None = None
     """Changes the initialised model, or wraps it. The result is called as `GPT` is: model(ids, targets, loss=…) gives
     `LossSums`. In training `loss` may hold more than `nll`; in evaluation only `nll` counts. It should change nothing at
@@ -63,6 +63,10 @@ class Technique:
     """(t, total) → the number of equal pieces that each sequence is cut into, a divisor of the block size."""
     average: Callable[[nn.Module], Averaging] | None = None
     """Makes the averaged weights of a model."""
+
+    def settings(self, width: int) -> dict[str, Any]:
+        """`config` of a model of this width."""
+        return {key: value(width) if callable(value) else value for key, value in self.config.items()}
 
 
 BASELINE = Technique("baseline", "GPTConfig(), MuonAdamW, cosine to a tenth after 20 steps of warmup, gradients clipped at 1")

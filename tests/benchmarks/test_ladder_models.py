@@ -21,7 +21,7 @@ def test_every_technique_is_causal_and_its_loss_leaves_out_padding():
     for technique in ladder_model.TECHNIQUES:
         torch.manual_seed(0)
         shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 12, "vocab_size": 20}
-        model = GPT(GPTConfig(**{**shape, **technique.config}))
+        model = GPT(GPTConfig(**{**shape, **technique.settings(16)}))
         model = technique.model(model) if technique.model else model
         with torch.no_grad():
             for parameter in model.parameters():
