@@ -26,7 +26,7 @@ def test_every_technique_is_causal_and_its_loss_leaves_out_padding():
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
-        model.eval()
+        model.double().eval()
         ids, targets = torch.randint(20, (2, 12)), torch.randint(20, (2, 12))
         targets[1, 9:] = -100
         later = ids.clone()
@@ -34,8 +34,9 @@ def test_every_technique_is_causal_and_its_loss_leaves_out_padding():
         with torch.no_grad():
             logits, others = model(ids), model(later)
             sums = model(ids, targets, loss=cross_entropy)
-        assert torch.equal(logits[:, :7], others[:, :7]), technique.name
-        assert not torch.equal(logits[:, 7], others[:, 7]), technique.name
+        # Not bit for bit: how many rows an expert has changes the rounding.
+        torch.testing.assert_close(logits[:, :7], others[:, :7], rtol=1e-12, atol=1e-12, msg=technique.name)
+        assert (logits[:, 7] - others[:, 7]).abs().max() > 1e-6, technique.name
         expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         torch.testing.assert_close(sums.nll, expected, msg=technique.name)
         assert int(sums.count) == 21, technique.name
