@@ -21,11 +21,12 @@ TOLERANCES = {"32-true": 1e-5, "bf16-mixed": 2**-7, "bf16-true": 2**-7, "float8"
 """Of a loss, relative. fp32: sums in another order over 20 steps. bf16: two steps of its 8 bits. float8: products of 4 bits."""
 
 
-def layouts(devices: int) -> dict[str, dict[str, Any] | str]:
-    """Name → strategy."""
+def layouts(devices: int) -> dict[str, dict[str, Any]]:
+    """Name → strategy and size of the model, as settings of `training.train`. Layouts of experts have a model with experts."""
+    sparse: dict[str, Any] = {"size": "experts"}
     if devices == 1:
-        return {"one": "auto"}
-    found: dict[str, dict[str, Any] | str] = {
+        return {"one": {"strategy": "auto"}, "one-experts": {"strategy": "auto", **sparse}}
+    found: dict[str, Any] = {
         "ddp": "ddp",
         "fsdp2": {"shard": devices},
         "replicas": {"replicate": devices, "shard": 1},
@@ -39,7 +40,12 @@ def layouts(devices: int) -> dict[str, dict[str, Any] | str]:
             found["hsdp"] = {"replicate": 2, "shard": devices // 2}
             found["fsdp2-tp"] = {"shard": devices // 2, "tensor_parallel": 2}
             found["fsdp2-context"] = {"shard": devices // 2, "context": 2}
-    return found
+    with_experts: dict[str, Any] = {"fsdp2-experts": {"shard": devices}, "experts": {"shard": devices, "expert": devices}}
+    if devices % 2 == 0 and devices > 2:
+        with_experts["experts-tp"] = {"shard": devices // 2, "tensor_parallel": 2, "expert": devices // 2}
+    return {name: {"strategy": strategy} for name, strategy in found.items()} | {
+        name: {"strategy": strategy, **sparse} for name, strategy in with_experts.items()
+    }
 
 
 def pairwise(
@@ -73,13 +79,14 @@ def cells(devices: int, *, float8: bool) -> dict[str, dict[str, Any]]:
     found = {}
 
     def possible(cell: dict[str, Any]) -> bool:
-        strategy = names[cell["layout"]]
+        strategy = names[cell["layout"]]["strategy"]
         sizes = strategy if isinstance(strategy, dict) else {}
         compute = ComputeConfig(cell["activation_checkpointing"], compile=cell["compile"])
-        return compile_problem(sizes.get("tensor_parallel", 1), compute) is None
+        shared_and_compiled = compute.compile and sizes.get("expert", 1) > 1
+        return not shared_and_compiled and compile_problem(sizes.get("tensor_parallel", 1), compute) is None
 
     for cell in sorted(pairwise(axes, plain, possible), key=lambda each: each["compile"]):
         layout, mode = cell.pop("layout"), "compiled" if cell["compile"] else "eager"
         words = (layout, cell["precision"], mode, cell["activation_checkpointing"], cell["optimizer"])
-        found["losses/" + "/".join(words)] = {"do": "train", "strategy": names[layout], **cell}
+        found["losses/" + "/".join(words)] = {"do": "train", **names[layout], **cell}
     return found

@@ -19,6 +19,8 @@ SAVED_AT, CONTINUED_TO = 3, 6
 MEMORY_TOLERANCE = {"cpu": 0.01, "cuda": 0.1}
 """On a CPU the planner counts tensors; on a GPU it estimates what kernels and the allocator add."""
 TRAFFIC_TOLERANCE = 0.01  # the plan leaves out single numbers: sums of losses and norms
+OF_EXPERTS_TOLERANCE = {"memory": 0.05, "traffic": 0.15}
+"""At least, of ranks that share experts: the plan gives each of them the same number of tokens."""
 LINK_TOLERANCE = 2.0  # only large messages reach the bandwidths of data sheets
 SPEED_TOLERANCE = 1.05
 MOST_GRAPHS = 3
@@ -43,7 +45,7 @@ def groups(devices: int, device: str, *, place: str, assumed_gbps: float | None 
     plain = {name: job for name, job in trained.items() if PLAIN.items() <= job.items()}
     eager = {name: job for name, job in trained.items() if name not in plain and not job["compile"]}
     compiled = {name: job for name, job in trained.items() if job["compile"]}
-    ways = [(how, name) for how in HOW for name in of if how != "sharded" or isinstance(of[name], dict)]
+    ways = [(how, name) for how in HOW for name in of if how != "sharded" or isinstance(of[name]["strategy"], dict)]
     found = [
         _attention(),
         _losses(devices, plain),
@@ -87,8 +89,9 @@ def _losses(devices: int, jobs: Jobs) -> Group:
     alone: Jobs = {}
     checks = []
     for name, job in jobs.items():
-        reference = f"one process, {job['precision']}, {job['optimizer']}"
-        alone[reference] = {"do": "train", "precision": job["precision"], "optimizer": job["optimizer"]}
+        shared: dict[str, Any] = {key: job[key] for key in ("precision", "optimizer", "size") if key in job}
+        reference = ", ".join(("one process", *shared.values()))
+        alone[reference] = {"do": "train", **shared}
         checks.append(Check(name, (name, reference), partial(_same_losses, job), PLAIN.items() <= job.items()))
     return Group(LOSSES, tuple(checks), ((1, alone), (devices, jobs)))
 
@@ -100,9 +103,9 @@ def _same_losses(job: dict[str, Any], found: Found, alone: Found) -> Figure | st
     return Figure(difference(found["losses"], alone["losses"]), TOLERANCES[job["precision"]], details=details)
 
 
-def _resume(devices: int, strategy: Any, name: str, how: str) -> Group:
+def _resume(devices: int, layout: dict[str, Any], name: str, how: str) -> Group:
     """A run whose processes were all killed is continued from its newest checkpoint."""
-    job = {"do": "train", "strategy": strategy, "steps": STEPS, **HOW[how]}
+    job = {"do": "train", **layout, "steps": STEPS, **HOW[how]}
     killed = {"killed": {**job, "save": "saved", "kill_at": KILLED_AT}}
     starts = ((devices, killed), (devices, {"straight": job, "resumed": {**job, "resume": "saved"}}))
 
@@ -116,35 +119,44 @@ def _resume(devices: int, strategy: Any, name: str, how: str) -> Group:
 
 
 def _cross(devices: int) -> Group:
-    """A checkpoint of each layout in each other, in shards if the layout has them."""
+    """A checkpoint of each layout in each other of the same model, in shards if the layout has them."""
     of, train = layouts(devices), {"do": "train", "steps": CONTINUED_TO}
+    size = {name: of[name].get("size", "tiny") for name in of}
+    alone: Jobs = {f"straight {each}": {**train, "size": each} for each in dict.fromkeys(size.values())}
     jobs: Jobs = {}
-    for name, strategy in of.items():
-        shards = isinstance(strategy, dict)
-        jobs[f"save {name}"] = {**train, "strategy": strategy, "steps": SAVED_AT, "save": name, "sharded": shards}
-    pairs = list(itertools.permutations(of, 2))
-    jobs |= {f"{one} in {other}": {**train, "strategy": of[other], "resume": one} for one, other in pairs}
+    for name, layout in of.items():
+        shards = isinstance(layout["strategy"], dict)
+        jobs[f"save {name}"] = {**train, **layout, "steps": SAVED_AT, "save": name, "sharded": shards}
+    pairs = [(one, other) for one, other in itertools.permutations(of, 2) if size[one] == size[other]]
+    jobs |= {f"{one} in {other}": {**train, **of[other], "resume": one} for one, other in pairs}
 
     def judge(saved: Found, found: Found, straight: Found) -> Figure:
         return Figure(difference(found["losses"], straight["losses"], SAVED_AT + 1), TOLERANCES["32-true"])
 
-    checks = (Check(f"checkpoint/{a}/in/{b}", (f"save {a}", f"{a} in {b}", "straight"), judge) for a, b in pairs)
-    return Group("a checkpoint of one layout continues in another", tuple(checks), ((1, {"straight": train}), (devices, jobs)))
+    checks = (Check(f"checkpoint/{a}/in/{b}", (f"save {a}", f"{a} in {b}", f"straight {size[a]}"), judge) for a, b in pairs)
+    return Group("a checkpoint of one layout continues in another", tuple(checks), ((1, alone), (devices, jobs)))
 
 
 def _plan(devices: int, tolerance: float) -> Group:
-    job = {"do": "train", "size": "small", "micro_batch": 2, "batch": 2 * max(4, devices), "steps": 5, "watch": "plan"}
-    jobs: Jobs = {f"plan {name}": {**job, "strategy": strategy} for name, strategy in layouts(devices).items()}
+    job = {"do": "train", "micro_batch": 2, "batch": 2 * max(4, devices), "steps": 5, "watch": "plan"}
+    sizes = {"tiny": "small", "experts": "small-experts"}
+    jobs: Jobs = {
+        f"plan {name}": {**job, **layout, "size": sizes[layout.get("size", "tiny")]}
+        for name, layout in layouts(devices).items()
+    }
 
     def judge(what: str, tolerance: float, found: Found) -> Figure:
         planned, measured = found[what]["planned"], found[what]["measured"]
         return Figure(abs(planned / measured - 1), tolerance, details=found[what])
 
-    tolerances = {"memory": tolerance} | ({"traffic": TRAFFIC_TOLERANCE} if devices > 1 else {})
+    of = {"memory": tolerance} | ({"traffic": TRAFFIC_TOLERANCE} if devices > 1 else {})
+    at_least = {
+        name: OF_EXPERTS_TOLERANCE if "expert" in layout["strategy"] else {} for name, layout in layouts(devices).items()
+    }
     checks = (
-        Check(f"plan/{what}/{name}", (f"plan {name}",), partial(judge, what, most), required=True)
-        for name in layouts(devices)
-        for what, most in tolerances.items()
+        Check(f"plan/{what}/{name}", (f"plan {name}",), partial(judge, what, max(most, least.get(what, 0))), required=True)
+        for name, least in at_least.items()
+        for what, most in of.items()
     )
     return Group("peak memory and bytes sent are those of the plan", tuple(checks), ((devices, jobs),))
 

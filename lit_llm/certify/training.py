@@ -15,7 +15,16 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import DDPStrategy
 
-from lit_llm.callbacks import BatchRamp, Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed, ValidateEvery
+from lit_llm.callbacks import (
+    BatchRamp,
+    Cosine,
+    ExpertBalance,
+    GradientNorm,
+    SpikeGuard,
+    StepCheckpoint,
+    StepSeed,
+    ValidateEvery,
+)
 from lit_llm.callbacks._lightning import is_logged
 from lit_llm.certify.watch import WATCHES, Watch
 from lit_llm.checkpoint.disk_format import newest_good
@@ -26,6 +35,7 @@ from lit_llm.data import TextFiles
 from lit_llm.distributed.block_kernels import float8_problem, no_compiler
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
@@ -36,6 +46,11 @@ from lit_llm.training.language_model import LanguageModel
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"n_layer": 2, "n_head": 8, "n_embd": 64, "block_size": 32},
     "small": {"n_layer": 6, "n_head": 8, "n_embd": 256, "block_size": 128, "vocab_size": 2048},
+    "experts": {"n_layer": 2, "n_head": 8, "n_embd": 64, "block_size": 32, "moe": MoEConfig(8, 2, 64, router="sigmoid")},
+    "small-experts": {
+        **{"n_layer": 4, "n_head": 8, "n_embd": 256, "block_size": 128, "vocab_size": 2048},
+        **{"moe": MoEConfig(8, 2, 256, router="sigmoid")},
+    },
     "gpt2-124m": {
         **{"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "mlp": "gelu"},
         **{"norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
@@ -121,6 +136,8 @@ def train(
     watcher = WATCHES[watch]() if watch else Watch()
     losses = Losses(kill_at)
     callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), StepSeed(3)]
+    if config.moe is not None:
+        callbacks.append(ExpertBalance())
     if save is not None:
         callbacks.append(StepCheckpoint(3, monitor=None, dirpath=str(folder / save), keep_last=9))
     if ramp is not None:

@@ -98,12 +98,10 @@ class Stage(nn.Module):
         whole, own = self._whole[0], iter(view.router_sums)
         moe = whole.config.moe
         assert moe is not None
-        zero, zeros = (
-            torch.zeros((), device=sums.nll.device),
-            torch.zeros(moe.experts, dtype=torch.int64, device=sums.nll.device),
-        )
+        zero = torch.zeros((), device=sums.nll.device)
+        none = RouterSums(zero, zero.new_zeros(moe.experts, dtype=torch.int64), zero, zero)
         with_experts = [i for i, layer in enumerate(whole.layers) if layer.experts]
-        return with_routers(sums, [next(own) if i in self.layers else RouterSums(zero, zeros, zero, zero) for i in with_experts])
+        return with_routers(sums, [next(own) if i in self.layers else none for i in with_experts])
 
 
 class _WithLoss(Function):
