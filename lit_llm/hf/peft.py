@@ -63,6 +63,9 @@ def write_adapter(
         table: the tensors of the base model.
         shapes: of our weights by name.
         dtype: of the written tensors; None: unchanged.
+
+    Raises:
+        UserError: there are adapters of routers or routed experts.
     """
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
@@ -86,6 +89,13 @@ def write_adapter(
         for name, tensor in both.items():
             tensors[f"{_PREFIX}{theirs}.lora_{name}.weight"] = tensor.to(dtype or tensor.dtype).contiguous()
         ranks[theirs] = rank
+    written = {name for link in _matrices(table) for name in link.ours}
+    left = [name for name in adapters if name.endswith("lora_a") and f"{name.removesuffix('lora_a')}weight" not in written]
+    if left:
+        raise UserError(
+            f"peft stores adapters of routers and routed experts ({left[0].removesuffix('.lora_a')}) in another way: export "
+            "the merged weights (leave out --adapter)"
+        )
     patterns = {name: rank for name, rank in ranks.items() if rank != lora.rank}
     every = [link.theirs.removesuffix(".weight") for link in table if link.theirs.endswith(".weight")]
     content = {
@@ -164,7 +174,8 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
         if _kind(layer) in kinds and layer not in found:  # peft can adapt some blocks only
             adapters[f"{layer}lora_a"] = torch.zeros(rank, shapes[f"{layer}weight"][1])
             adapters[f"{layer}lora_b"] = torch.zeros(shapes[f"{layer}weight"][0], rank)
-    targets = shortest_endings(sorted(kinds), sorted({_kind(layer) for layer in every}))
+    layers = {_kind(name.removesuffix("weight")) for name in shapes if name.startswith("blocks.") and len(shapes[name]) > 1}
+    targets = shortest_endings(sorted(kinds), sorted(layers))  # which name no stack of experts
     dropout = content.get("lora_dropout")
     return LoRAConfig(rank, scale * rank, targets, float(dropout) if isinstance(dropout, int | float) else 0.0), adapters
 

@@ -1,6 +1,6 @@
 """LoRA (Hu et al. 2021, arXiv 2106.09685): frozen linear layers, each with a trained update of low rank beside it.
 
-Shape letters: B sequences, T positions, i inputs and o outputs of a linear layer, r ``rank``.
+Shape letters: B sequences, T positions, i inputs and o outputs of a linear layer, r ``rank``, E experts.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_llm.core.dtensor import draw_
+from lit_llm.core.dtensor import differentiable_part, draw_
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import above, below, whole
 from lit_llm.models.dropout import SITES, Drops, DropsInputs, drop
+from lit_llm.models.experts import StackedLinear, grouped_linear
 from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.router import Router
 
 ADAPTERS = ("lora_a", "lora_b")
 """Names of the parameters of an adapter, beside the `weight` of its layer."""
@@ -46,8 +48,8 @@ class LoRAConfig:
     alpha: Annotated[float, above(0, 10**6)] = 32.0
     """Updates are scaled by alpha / rank."""
     targets: list[str] | None = None
-    """Linear layers of every block, such as query, or attention.project for that of attention only. null: all. Routed experts
-    and routers are none."""
+    """Linear layers of every block, such as query, or attention.project for that of attention only. null: all but routers and
+    routed experts, which have adapters if they are named: router, mlp.up, mlp.gate, mlp.project."""
     dropout: Annotated[float, below(0, 1)] = 0.0
     """Probability of dropping an input of an adapter in training. The frozen layer sees all inputs."""
 
@@ -56,10 +58,40 @@ class LoRAConfig:
         return self.alpha / self.rank
 
 
-class LoRALinear(DropsInputs):
-    """y = x Wᵀ + b + scale · dropout(x) Aᵀ Bᵀ, with A ``lora_a`` (r, i) and B ``lora_b`` (o, r).
+class Adapted(nn.Module):
+    """A layer with an adapter: A ``lora_a`` (r, i) and B ``lora_b`` (o, r), or those of E experts: (E, r, i) and (E, o, r).
 
     Adapters are stored in fp32 at least, and computed in the dtype of the input: a base in bf16 loses no update to rounding.
+    """
+
+    weight: Any  # of `nn.Linear`, a router or a stack, whose types differ
+    bias: Any
+
+    def add_adapter(self, config: LoRAConfig) -> None:
+        *experts, outputs, inputs = self.weight.shape
+        empty = partial(torch.empty, device=self.weight.device, dtype=torch.float32)
+        self.lora_a = nn.Parameter(empty(*experts, config.rank, inputs))
+        self.lora_b = nn.Parameter(empty(*experts, outputs, config.rank))
+        self.scale = config.scale
+
+    def reset_adapter(self) -> None:
+        """A as torch initialises a linear layer (as in the paper's code and peft), B zero: the first output is the base's."""
+        bound = 1 / math.sqrt(self.lora_a.size(-1))
+        draw_(self.lora_a, partial(nn.init.uniform_, a=-bound, b=bound))
+        nn.init.zeros_(self.lora_b)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            is_adapter = tensor is not self.weight and tensor is not self.bias  # or a gradient of it, or a router's buffer
+            return tensor.to(moved.device) if is_adapter and moved.dtype.itemsize < tensor.dtype.itemsize else moved
+
+        super()._apply(keep_precision, recurse)
+        return self
+
+
+class LoRALinear(Adapted, DropsInputs):
+    """y = x Wᵀ + b + scale · dropout(x) Aᵀ Bᵀ.
 
     Args:
         linear: the layer whose parameters this one takes over, so that their names, dtype and device stay.
@@ -70,10 +102,8 @@ class LoRALinear(DropsInputs):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        empty = partial(torch.empty, device=linear.weight.device, dtype=torch.float32)
-        self.lora_a = nn.Parameter(empty(config.rank, linear.in_features))
-        self.lora_b = nn.Parameter(empty(linear.out_features, config.rank))
-        self.scale, self.dropout, self.site = config.scale, config.dropout, SITES.index(name.replace(".shared.", "."))
+        self.add_adapter(config)
+        self.dropout, self.site = config.dropout, SITES.index(name.replace(".shared.", "."))
         self.first_input = 0  # the number of this rank's first input
 
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
@@ -86,19 +116,32 @@ class LoRALinear(DropsInputs):
         low = F.linear(x, a.to(x.dtype)) * self.scale  # (B, T, r)
         return F.linear(low, b.to(x.dtype))
 
-    def reset_adapter(self) -> None:
-        """A as torch initialises a linear layer (as in the paper's code and peft), B zero: the first output is the base's."""
-        draw_(self.lora_a, partial(nn.init.kaiming_uniform_, a=math.sqrt(5)))
-        nn.init.zeros_(self.lora_b)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LoRALinear:
-        def keep_precision(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            is_base = tensor is self.weight or tensor is self.bias  # the others are the adapter and its gradients
-            return moved if is_base or moved.dtype.itemsize >= tensor.dtype.itemsize else tensor.to(moved.device)
+class LoRARouter(Adapted, Router):
+    """A router whose logits have an update: scale · x Aᵀ Bᵀ. It takes over parameters, buffers and settings of `router`."""
 
-        super()._apply(keep_precision, recurse)
-        return self
+    def __init__(self, router: Router, config: LoRAConfig) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(router.__dict__)
+        self.add_adapter(config)
+
+    def logits(self, x: Tensor) -> Tensor:
+        a, b = (differentiable_part(each).to(x.dtype) for each in (self.lora_a, self.lora_b))
+        return super().logits(x) + F.linear(F.linear(x, a) * self.scale, b)
+
+
+class LoRAStackedLinear(Adapted, StackedLinear):
+    """A linear layer of each expert, and an adapter of each. It takes over the parameters of `stack`."""
+
+    def __init__(self, stack: StackedLinear, config: LoRAConfig) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(stack.__dict__)
+        self.add_adapter(config)
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        y = super().forward(x, ends)
+        a, b = (differentiable_part(each).to(y.dtype) for each in (self.lora_a, self.lora_b))
+        return y + grouped_linear(grouped_linear(x.to(y.dtype), a, ends) * self.scale, b, ends)  # (M, i) → (M, r) → (M, o)
 
 
 def apply_lora(model: GPT, config: LoRAConfig) -> None:
@@ -110,34 +153,44 @@ def apply_lora(model: GPT, config: LoRAConfig) -> None:
         UserError: a target names no layer; the message has the nearest name.
     """
     layers = _linear_layers(model)
-    if problems := _target_problems(config, list(layers)):
+    if problems := _target_problems(config, layers):
         raise UserError("\n".join(problems))
     model.requires_grad_(False)
     model.drops = model.drops or config.dropout > 0
     for name, layer in layers.items():
-        if _is_target(name, config):
+        if _is_target(name, layer, config):
             parent, _, own_name = name.rpartition(".")
-            setattr(model.get_submodule(parent), own_name, LoRALinear(layer, config, name.split(".", 2)[2]))
+            adapted: Adapted
+            if isinstance(layer, Router):
+                adapted = LoRARouter(layer, config)
+            elif isinstance(layer, StackedLinear):
+                adapted = LoRAStackedLinear(layer, config)
+            else:
+                adapted = LoRALinear(layer, config, name.split(".", 2)[2])
+            setattr(model.get_submodule(parent), own_name, adapted)
 
 
-def _linear_layers(model: GPT) -> dict[str, nn.Linear]:
-    """The linear layers of the blocks by name, such as blocks.0.attention.query."""
+Layer: TypeAlias = nn.Linear | StackedLinear | Router
+
+
+def _linear_layers(model: GPT) -> dict[str, Layer]:
+    """What an adapter can stand beside in the blocks, by name, such as blocks.0.attention.query."""
     found = model.named_modules()
-    return {name: module for name, module in found if isinstance(module, nn.Linear) and name.startswith("blocks.")}
+    return {name: module for name, module in found if isinstance(module, Layer) and name.startswith("blocks.")}
 
 
 def target_problems(config: LoRAConfig, model: GPTConfig) -> list[str]:
-    """A sentence for each target that names no linear layer in the blocks of a valid model."""
-    return _target_problems(config, list(_linear_layers(_on_meta(model))))
+    """A sentence for each target that the blocks of a valid model do not have, or that cannot have the dropout."""
+    return _target_problems(config, _linear_layers(_on_meta(model)))
 
 
 def rank_problem(config: LoRAConfig, model: GPTConfig) -> str | None:
     """A sentence if the rank is above that of the smallest targeted matrix of a valid model: an update cannot have it."""
-    layers = {name: layer for name, layer in _linear_layers(_on_meta(model)).items() if _is_target(name, config)}
+    layers = {name: layer for name, layer in _linear_layers(_on_meta(model)).items() if _is_target(name, layer, config)}
     if not layers:
         return None
-    name, layer = min(layers.items(), key=lambda item: min(item[1].weight.shape))
-    outputs, inputs = layer.weight.shape
+    name, layer = min(layers.items(), key=lambda item: min(item[1].weight.shape[-2:]))
+    outputs, inputs = layer.weight.shape[-2:]
     if config.rank <= min(outputs, inputs):
         return None
     return (
@@ -151,11 +204,13 @@ def _on_meta(model: GPTConfig) -> GPT:
         return GPT(replace(model, vocab_size=model.vocab_size or (model.eos_id or 0) + 1))
 
 
-def _is_target(layer: str, config: LoRAConfig) -> bool:
-    return config.targets is None or any(_names(target, layer) for target in config.targets)
+def _is_target(name: str, layer: Layer, config: LoRAConfig) -> bool:
+    if config.targets is None:
+        return isinstance(layer, nn.Linear)
+    return any(_names(target, name) for target in config.targets)
 
 
-def _target_problems(config: LoRAConfig, layers: list[str]) -> list[str]:
+def _target_problems(config: LoRAConfig, layers: Mapping[str, Layer]) -> list[str]:
     if config.targets is None:
         return []
     if not config.targets:
@@ -171,6 +226,12 @@ def _target_problems(config: LoRAConfig, layers: list[str]) -> list[str]:
                 f"lora.targets has {target!r}, but the model has no such linear layer; the nearest is {near} "
                 f"(--lora.targets; layers: {', '.join(name for name in known if '.' not in name)})"
             )
+    routed = [name for name, layer in layers.items() if not isinstance(layer, nn.Linear) and _is_target(name, layer, config)]
+    if routed and config.dropout:
+        found.append(
+            f"lora.dropout is {config.dropout}, but adapters of routers and routed experts ({routed[0].split('.', 2)[2]}) have "
+            "none (--lora.dropout 0, or other --lora.targets)"
+        )
     return found
 
 
@@ -193,7 +254,7 @@ def is_adapter(parameter: str) -> bool:
 def reset_adapters(model: nn.Module) -> None:
     """Initialise all adapters. The draws are the same on any number of ranks."""
     for module in model.modules():
-        if isinstance(module, LoRALinear):
+        if isinstance(module, Adapted):
             module.reset_adapter()
 
 
@@ -201,9 +262,9 @@ class MergedTensor:
     """A frozen weight plus the update of its adapter, in fp32. Indexing computes only that box, and reads no more from disk.
 
     Args:
-        weight: (o, i), a tensor or on disk.
-        a: (r, i).
-        b: (o, r).
+        weight: (o, i), or (E, o, i) of experts; a tensor or on disk.
+        a: (r, i) or (E, r, i).
+        b: (o, r) or (E, o, r).
     """
 
     def __init__(self, weight: Any, a: Tensor, b: Tensor, scale: float) -> None:
@@ -213,8 +274,10 @@ class MergedTensor:
         """Of the frozen weight."""
 
     def __getitem__(self, box: Any) -> Tensor:
-        rows, columns = (slice(None), slice(None)) if box is ... else box
-        merged: Tensor = self.weight[box].float() + self.scale * (self.b[rows].float() @ self.a[:, columns].float())
+        whole = (slice(None),)
+        rows, columns = (whole * (self.a.ndim - 1), whole) if box is ... else (box[:-1], box[-1:])
+        a = self.a[rows[:-1] + whole + columns].float()
+        merged: Tensor = self.weight[box].float() + self.scale * (self.b[rows].float() @ a)
         return merged
 
 
@@ -223,7 +286,7 @@ def merged_weights(weights: Mapping[str, Any], adapters: Mapping[str, Any], conf
 
     Args:
         weights: of the frozen model, tensors or on disk.
-        adapters: `….lora_a` (r, i) and `….lora_b` (o, r) by name.
+        adapters: `….lora_a` (…, r, i) and `….lora_b` (…, o, r) by name.
 
     Raises:
         UserError: adapters do not fit the weights.
@@ -235,7 +298,7 @@ def merged_weights(weights: Mapping[str, Any], adapters: Mapping[str, Any], conf
             tuple(tree[name].shape) if name in tree else ()
             for tree, name in zip((weights, adapters, adapters), names, strict=True)
         ]
-        if shapes[1:] != [(config.rank, *shapes[0][1:]), (*shapes[0][:1], config.rank)]:
+        if shapes[1:] != [(*shapes[0][:-2], config.rank, *shapes[0][-1:]), (*shapes[0][:-1], config.rank)]:
             raise UserError(f"adapters of rank {config.rank} do not fit their base: {names} have the shapes {shapes}")
     return {
         f"{layer}weight": MergedTensor(
@@ -255,7 +318,13 @@ def flops_saved(model: GPT) -> float:
     """How many FLOPs per token fewer than `GPTConfig.flops_per_token` a step needs, because matrices are frozen.
 
     A frozen matrix needs no gradient of its own: 4 FLOPs per parameter and token instead of 6 (forward, and the gradient of
-    its input). An adapter needs 6. The head counts as frozen, the look-up in the embedding not at all. Zero without LoRA.
+    its input). An adapter needs 6, in top_k of the experts. The head counts as frozen, the look-up in the embedding not at
+    all. Zero without LoRA.
     """
-    adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if is_adapter(name))
+    moe = model.config.moe
+    adapters = sum(
+        parameter.numel() * (moe.top_k / moe.experts if moe is not None and parameter.ndim == 3 else 1)
+        for name, parameter in model.named_parameters()
+        if is_adapter(name)
+    )
     return model.config.flops_per_token(0) / 3 - 6.0 * adapters if adapters else 0.0

@@ -93,8 +93,7 @@ class Router(nn.Module):
         """Route N tokens: (N, d)."""
         with torch.autocast(x.device.type, enabled=False):
             dtype = torch.promote_types(x.dtype, torch.float32)
-            weight, bias = differentiable_part(self.weight), None if self.bias is None else differentiable_part(self.bias)
-            logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+            logits = self.logits(x.to(dtype))
             if self.config.router == "softmax":
                 scores = probabilities = logits.softmax(dim=-1)
             else:
@@ -107,6 +106,11 @@ class Router(nn.Module):
             if self.config.scale != 1.0:
                 weights = weights * self.config.scale
         return Routing(experts, weights, logits, probabilities)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(N, d) → (N, E), in the dtype of x."""
+        weight, bias = differentiable_part(self.weight), None if self.bias is None else differentiable_part(self.bias)
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def choose(self, scores: Tensor) -> Tensor:
         """The numbers of the k largest scores, in ascending order: (N, E) → (N, k)."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lit_llm.plan.weights import OwnModel, PlannedModel, parameters
+from lit_llm.plan.weights import OwnModel, PlannedModel, weights_of
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
@@ -59,7 +59,9 @@ def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length:
     matmul = model.flops_per_token(0)
     attention = model.flops_per_token(length) - matmul
     if lora is not None:
-        matmul = 4 / 6 * matmul + 6 * parameters(model, lora)["adapters"]
+        adapters = [weight for weight in weights_of(model, lora) if weight.part == "adapters"]
+        active = 1.0 if model.moe is None else model.moe.top_k / model.moe.experts  # of those of experts
+        matmul = 4 / 6 * matmul + 6 * sum(weight.total * (active if weight.experts else 1) for weight in adapters)
     spans = [min(length, model.layer(i).window or length) for i in range(model.n_layer)]
     # Position t attends to min(t, window) positions: take the mean over the context.
     seen = sum(span * (span + 1) / 2 + (length - span) * span for span in spans) / length

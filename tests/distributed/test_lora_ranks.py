@@ -18,7 +18,7 @@ KINDS = {
         "settings": {
             "moe": {"experts": 4, "top_k": 2, "expert_width": 24, "shared_experts": 1, "first_dense": 1, "z_loss": 0.01}
         },
-        "lora": {"rank": 3},
+        "lora": {"rank": 3, "targets": ["query", "value", "router", "up", "gate", "project"]},  # also of routed experts
     },
     "gpt2": {"model": "gpt2", "lora": {"rank": 4, "targets": ["query", "project"]}},  # biases, a tied head
 }

@@ -18,7 +18,7 @@ from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.core.errors import UserError
 from lit_llm.hf.config_map import links
-from lit_llm.hf.peft import read_adapter, shortest_endings
+from lit_llm.hf.peft import read_adapter, shortest_endings, write_adapter
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
 
@@ -312,3 +312,9 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path, capsys):
     head = get_peft_model(built("llama"), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
     head.save_pretrained(tmp_path / "adapter")
     assert "lm_head.lora_A.weight adapts no linear layer in a block" in refused(*words, str(base))
+
+
+def test_adapters_of_routed_experts_have_no_place_in_its_format(tmp_path):
+    adapters = {"blocks.0.mlp.up.lora_a": torch.zeros(4, 2, 8), "blocks.0.mlp.up.lora_b": torch.zeros(4, 8, 2)}
+    with pytest.raises(UserError, match=r"blocks\.0\.mlp\.up.*merged"):
+        write_adapter(adapters, LoRAConfig(rank=2), [], {}, tmp_path)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from lit_llm.core.errors import UserError
 from lit_llm.models.dropout import make_drops
+from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import (
     LoRAConfig,
@@ -15,6 +16,7 @@ from lit_llm.models.lora import (
     MergedTensor,
     apply_lora,
     flops_saved,
+    merged_weights,
     rank_problem,
     reset_adapters,
     target_problems,
@@ -183,3 +185,62 @@ def test_flops_leave_out_the_gradients_of_frozen_matrices():
     adapters = PARAMETERS["all"][2]
     assert flops_saved(build(LoRAConfig(rank=4))) == 2 * matrices - 6 * adapters
     assert flops_saved(GPT(GPTConfig(**SIZE))) == 0
+
+
+SPARSE = {"mlp": "swiglu", "moe": MoEConfig(experts=4, top_k=2, expert_width=24, shared_experts=1)}
+OF_EXPERTS = ["router", "mlp.up", "mlp.gate", "mlp.project"]
+
+
+@pytest.mark.parametrize("targets", [OF_EXPERTS, ["router"], ["mlp.project"]])
+def test_a_mixture_with_adapters_computes_the_merged_weights(targets):
+    config = LoRAConfig(rank=4, targets=targets)
+    model = build(config, **SPARSE).double()
+    fill(model)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {
+        f"blocks.{i}.mlp.{each.removeprefix('mlp.')}.lora_{ab}" for i in range(2) for each in targets for ab in "ab"
+    }
+    plain = GPT(GPTConfig(**{**SIZE, "zero_init_projections": False, **SPARSE})).double()
+    own = model.state_dict()
+    weights = {name: own[name].clone() for name in plain.state_dict()}
+    for name in own:
+        if name.endswith("lora_a"):
+            a, b = own[name], own[name.replace("lora_a", "lora_b")]
+            weights[name.replace("lora_a", "weight")] += config.alpha / 4 * torch.einsum("...or,...ri->...oi", b, a)
+    plain.load_state_dict(weights)
+    ids = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model(ids), plain(ids), rtol=1e-10, atol=1e-10)
+    merged = merged_weights(
+        {n: p for n, p in own.items() if "lora" not in n}, {n: p for n, p in own.items() if "lora" in n}, config
+    )
+    for name, tensor in merged.items():  # in fp32
+        torch.testing.assert_close(tensor[...].double(), weights[name], rtol=1e-5, atol=1e-5)
+        box = (slice(1, 3),) * len(tensor.shape)
+        torch.testing.assert_close(tensor[box], tensor[...][box], rtol=1e-5, atol=1e-5)
+
+
+def test_adapters_of_experts_start_at_the_base_and_count_where_they_compute():
+    model, plain = (
+        build(LoRAConfig(rank=4, targets=OF_EXPERTS), **SPARSE),
+        build(LoRAConfig(rank=4, targets=["query"]), **SPARSE),
+    )
+    ids = torch.arange(16)[None]
+    assert torch.equal(model(ids), plain(ids))  # B is zero
+    a = model.blocks[0].mlp.up.lora_a
+    assert 0.9 / 32**0.5 < a.abs().max() <= 1 / 32**0.5  # as `nn.Linear` of one expert
+    model.to(torch.bfloat16)
+    assert (a.dtype, model.blocks[0].mlp.up.weight.dtype) == (torch.float32, torch.bfloat16)
+    assert model.blocks[0].mlp.router.choice_bias.dtype == torch.float32
+    of_router, of_experts = 2 * 4 * (32 + 4), 2 * 4 * 3 * 4 * (32 + 24)  # two blocks, rank 4
+    active = sum(p.numel() for n, p in plain.named_parameters() if p.ndim > 1 and "lora" not in n and "embedding" not in n)
+    active -= 2 * 3 * 2 * 32 * 24  # of four experts two compute
+    saved = 6 * active - (4 * active + 6 * (of_router + of_experts / 2))
+    assert flops_saved(model) == pytest.approx(saved)
+
+
+def test_dropout_beside_adapters_of_experts_is_refused():
+    config = GPTConfig(**{**SIZE, **SPARSE})
+    (problem,) = target_problems(LoRAConfig(rank=4, targets=["up"], dropout=0.1), config)
+    assert "mlp.up" in problem and "--lora.dropout 0" in problem
+    assert target_problems(LoRAConfig(rank=4, targets=["shared.up"], dropout=0.1), config) == []
+    assert "4 x 32" in rank_problem(LoRAConfig(rank=8, targets=["router"]), config)
