@@ -12,10 +12,11 @@ from typing import Any
 import lightning
 
 from lit_llm.checkpoint import disk_format
-from lit_llm.checkpoint.adapters import BASE, LORA, base_record
+from lit_llm.checkpoint.adapters import BASE, LORA, base_record, saved_weights
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.crash_safe import make_folder
 from lit_llm.checkpoint.dcp_folder import DcpFolder, is_dcp_folder
+from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.disk import read_object
@@ -223,8 +224,11 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
         raise UserError(damage)
     home = run_of(base.checkpoint)
     content, _ = write_config(base.model, imported_family(home))
-    shapes = {name: tensor.shape for name, tensor in weights_on_meta(base.model).items()}
-    lora, adapters = read_adapter(folder, links(content), shapes)
+    own = weights_on_meta(base.model)
+    saved = saved_weights(disk_format.read(base.checkpoint, lazy=True), base.checkpoint)
+    if problem := mismatch(own, saved, f"{base.checkpoint} (--init_from)"):
+        raise UserError(problem)
+    lora, adapters = read_adapter(folder, links(content), {name: tensor.shape for name, tensor in own.items()})
     with _new_run(run, replace=replace, sources=[folder, home]) as partial:
         recipe: dict[str, Any] = {"init_from": str(base.checkpoint), "model": asdict(base.model), "lora": asdict(lora)}
         if base.tokenizer_file is not None:

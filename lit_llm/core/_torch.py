@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, ShardingStr
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.pipelining._backward import stage_backward_input
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import Placement, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 from torch.optim._muon import _zeropower_via_newtonschulz
@@ -159,16 +159,20 @@ def _parameters_of(unit: FSDPModule) -> list[FSDPParam]:
     return [parameter for group in unit._get_fsdp_state()._fsdp_param_groups for parameter in group.fsdp_params]
 
 
-def placement_on(mesh: DeviceMesh, parameters: set[nn.Parameter]) -> Callable[[nn.Parameter], ShardPlacementResult | None]:
-    """`shard_placement_fn` of `fully_shard` for a unit in which these parameters are sharded over another mesh.
+def placement_on(
+    mesh: DeviceMesh | None, parameters: Mapping[nn.Parameter, Shard]
+) -> Callable[[nn.Parameter], Shard | ShardPlacementResult | None]:
+    """`shard_placement_fn` of `fully_shard` for a unit in which these parameters are sharded over this mesh and dimension.
 
     Args:
-        mesh: of shards, or of replicas × shards.
+        mesh: of shards, or of replicas × shards. None: that of the other parameters.
     """
+    if mesh is None:
+        return parameters.get
     info = (
         FSDPMeshInfo(mesh, shard_mesh_dim=0) if mesh.ndim == 1 else HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
     )
-    return lambda parameter: ShardPlacementResult(None, info) if parameter in parameters else None
+    return lambda parameter: ShardPlacementResult(parameters[parameter], info) if parameter in parameters else None
 
 
 def _init_with_own_dtype(parameter: FSDPParam, policy: MixedPrecisionPolicy) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from lit_llm.callbacks._torch import local_box as local_box
 from lit_llm.callbacks._torch import local_part as local_part
@@ -25,6 +25,22 @@ def differentiable_part(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local(grad_placements=[Partial() if isinstance(p, Replicate) else p for p in tensor.placements])
+
+
+def whole_experts(tensor: DTensor) -> list[Placement]:
+    """The placements of (E, …) where the experts of which a rank holds a part are whole."""
+    return [Replicate() if isinstance(p, Shard) and p.dim > 0 else p for p in tensor.placements]
+
+
+def zeros_by_row(tensor: Tensor) -> Tensor:
+    """(E, r, 1) for matrices of experts, (E, r, c): those of all rows of the experts of which a rank holds a part."""
+    local, shape = local_part(tensor), (*tensor.shape[:2], 1)
+    zeros = torch.zeros(local.size(0), *shape[1:], dtype=tensor.dtype, device=local.device)
+    if not isinstance(tensor, DTensor):
+        return zeros
+    return DTensor.from_local(
+        zeros, tensor.device_mesh, whole_experts(tensor), shape=torch.Size(shape), stride=(shape[1], 1, 1)
+    )
 
 
 @torch.no_grad()

@@ -13,11 +13,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from lit_llm.core._torch import gather_in_own_dtype, placement_on, whole_parameters
 from lit_llm.core.dtensor import local_part
 from lit_llm.core.memory import memory_bytes
-from lit_llm.distributed.keep_rule import KeptWhole, keep
+from lit_llm.distributed.keep_rule import KeptWhole, keep, sharded_dimension
 from lit_llm.distributed.pipeline_parallel import Stage
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.experts import StackedLinear
@@ -46,9 +47,12 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_
         "mp_policy": MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=wide, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy(pin_memory=on_accelerator) if strategy.cpu_offload else OffloadPolicy(),
     }
-    if expert_mesh is not None:
-        stacked = {p for module in model.modules() if isinstance(module, StackedLinear) for p in module.parameters()}
-        options["shard_placement_fn"] = placement_on(expert_mesh, stacked)
+    stacked = [p for module in model.modules() if isinstance(module, StackedLinear) for p in module.parameters()]
+    if stacked:
+        mesh = strategy.shard_mesh if expert_mesh is None else expert_mesh
+        shards = mesh.size(mesh.ndim - 1)
+        placements = {p: Shard(sharded_dimension(local_part(p).shape, shards)) for p in stacked}
+        options["shard_placement_fn"] = placement_on(expert_mesh, placements)
     units: list[nn.Module] = list(model.blocks)
     if isinstance(model, GPT | Stage) and model.embedding is not None and not model.ties_head:
         units.insert(0, model.embedding)

@@ -1,7 +1,8 @@
-"""When FSDP2 keeps whole weights or gradients. `MeshStrategy` and the planner decide by the same function."""
+"""What FSDP2 shards, and when it keeps weights or gradients whole. `MeshStrategy` and the planner decide by these functions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 KEPT_WHOLE_SHARE = 1 / 8
@@ -39,3 +40,11 @@ def keep(
         return KeptWhole(weights=reshard_after_forward is not True, gradients=True)
     asked = ((reshard_after_forward, weight_bytes), (reduce_each_micro_batch, gradient_bytes))
     return KeptWhole(*(size <= KEPT_WHOLE_SHARE * memory if value == "auto" else not value for value, size in asked))
+
+
+def sharded_dimension(shape: Sequence[int], shards: int) -> int:
+    """The dimension by which matrices of experts, (E, …), are sharded: whole experts if possible, else rows or columns.
+
+    0, unevenly, if no dimension is a multiple of `shards`: FSDP2 shards only the first one unevenly.
+    """
+    return next((dimension for dimension, size in enumerate(shape) if size % shards == 0), 0)

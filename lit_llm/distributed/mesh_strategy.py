@@ -32,7 +32,7 @@ from lit_llm.core._lightning import (
     set_process_group_backend,
 )
 from lit_llm.core._torch import HYBRID_SHARD_GRAD_OP, flatten_mesh, unflatten_mesh
-from lit_llm.core.dtensor import fill_
+from lit_llm.core.dtensor import fill_, zeros_by_row
 from lit_llm.core.errors import UserError
 from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.core.number_domain import above, range_problems, whole
@@ -417,7 +417,7 @@ class MeshStrategy(ModelParallelStrategy):
 def _part_of(value: Any, parameter: Tensor) -> Any:
     """This rank's part of an optimizer state, distributed like the parameter. A value of another shape stays whole."""
     if isinstance(parameter, DTensor) and parameter.ndim == 3 and getattr(value, "shape", None) == (*parameter.shape[:2], 1):
-        parameter = parameter.detach()[..., :1]  # NorMuon's numbers of rows of experts
+        parameter = zeros_by_row(parameter)  # NorMuon's numbers
     if not isinstance(parameter, DTensor) or not hasattr(value, "shape") or value.shape != parameter.shape:
         return value[...] if hasattr(value, "shape") and not isinstance(value, Tensor) else value
     part = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)  # a copy, because the value may be a mapped file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.adamw import adamw
 
 from lit_llm.core._torch import foreach_lerp, lerp_
-from lit_llm.core.dtensor import local_gradients, local_part
+from lit_llm.core.dtensor import local_box, local_gradients, local_part, whole_experts, zeros_by_row
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.core.number_domain import at_least, below, check_ranges, whole
@@ -43,7 +44,8 @@ class MuonAdamW(GroupOptimizer):
 
     Muon updates a parameter if it has 2 dimensions and its group is named ``matrix`` or ``projection`` (as in
     `parameter_groups`) or has no name, and the matrices of a parameter of 3 dimensions if it is named ``experts``. A group with
-    both kinds is split in two. Of a sharded parameter of experts, each rank updates its own experts.
+    both kinds is split in two. Of a sharded parameter of experts, each rank orthogonalises its own experts, or all of which it
+    has a part.
 
     Args:
         lr: learning rate of Muon groups without their own.
@@ -142,20 +144,30 @@ class MuonAdamW(GroupOptimizer):
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             if group["normuon_beta2"] is not None and "row_square" not in self.state[p]:
-                one = torch.zeros(p.size(0), dtype=p.dtype, device=p.device) if p.ndim == 2 else torch.zeros_like(p[..., :1])
-                self.state[p]["row_square"] = one
+                of_matrix = partial(torch.zeros, dtype=p.dtype, device=p.device)
+                self.state[p]["row_square"] = of_matrix(p.size(0)) if p.ndim == 2 else zeros_by_row(p)
         alone = [p for p in params if not isinstance(p, DTensor) or p.ndim == 3]
         sizes = [local_part(p).numel() for p in alone]
         for numbers in turns(sizes, [0] * len(alone), MUON_BATCH_NUMEL):
             chosen = [alone[i] for i in numbers]
             updates = self._updates(group, chosen)
-            for i in range(len(updates)):
-                if chosen[i].ndim == 2:
+            squares: list[Tensor] = []
+            rows: list[Any] = [slice(None)] * len(chosen)
+            for i, p in enumerate(chosen):
+                if p.ndim == 2:
                     updates[i] = self._orthogonal(group, updates[i])
-                elif len(updates[i]):  # of experts: this rank's
-                    updates[i] = self._orthogonal_experts(group, updates[i])
-            found = None if group["normuon_beta2"] is None else [mean_squares(update) for update in updates]
-            self._apply(group, chosen, updates, found)
+                else:  # of experts: this rank's, and those of which it has a part
+                    whole = updates[i]
+                    if is_divided := isinstance(p, DTensor) and whole_experts(p) != list(p.placements):
+                        parts = DTensor.from_local(whole, p.device_mesh, p.placements)
+                        whole = parts.redistribute(placements=whole_experts(p)).to_local()
+                    updates[i] = whole = self._orthogonal_experts(group, whole) if len(whole) else whole
+                    if is_divided:
+                        own_rows, own_columns = local_box(p)[1:]  # type: ignore[arg-type]
+                        rows[i], updates[i] = (slice(None), own_rows), whole[:, own_rows, own_columns]
+                if group["normuon_beta2"] is not None:
+                    squares.append(mean_squares(updates[i] if p.ndim == 2 else whole))
+            self._apply(group, chosen, updates, squares or None, rows)
         meshes: dict[Any, list[DTensor]] = defaultdict(list)
         for p in params:
             if isinstance(p, DTensor) and p.ndim == 2:
@@ -222,7 +234,7 @@ class MuonAdamW(GroupOptimizer):
         params: Sequence[Tensor],
         updates: list[Tensor],
         squares: list[Tensor] | None = None,
-        rows: list[slice] | None = None,
+        rows: Sequence[Any] | None = None,
     ) -> None:
         """Decay this rank's parts and move them by their parts of the orthogonal updates, which may be flat.
 
@@ -230,7 +242,7 @@ class MuonAdamW(GroupOptimizer):
 
         Args:
             squares: of each whole update, `mean_squares`. None: without NorMuon.
-            rows: of each parameter, this rank's. None: all.
+            rows: of each parameter, this rank's, as an index of its numbers of rows. None: all.
         """
         local, lr = [local_part(p) for p in params], group["lr"]
         factors = None if squares is None else self._row_factors(group, params, squares)
@@ -238,7 +250,7 @@ class MuonAdamW(GroupOptimizer):
             for i, (p, part, update) in enumerate(zip(params, local, updates, strict=True)):
                 wide = part.to(torch.promote_types(part.dtype, torch.float32))
                 wide.mul_(1 - lr * group["weight_decay"])
-                update = update.view(part.shape).to(wide)
+                update = update.reshape(part.shape).to(wide)
                 if factors is not None:
                     update.mul_(factors[i][slice(None) if rows is None else rows[i]].to(update).unsqueeze(-1))
                 wide.add_(update, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape[-2:]))

@@ -139,7 +139,7 @@ def _resident(settings: RunSettings, weights: Weights, whole: Weights) -> dict[s
     if not layout.cpu_offload:
         found["weights"] = stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
         found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
-        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, math.prod(layout.owners[0]))
+        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, math.prod(layout.owners[0]), layout.expert)
         if settings.ema:
             found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
     if isinstance(settings.model, OwnModel):
@@ -157,7 +157,7 @@ def _optimizer_work(settings: RunSettings, weights: Weights, whole: Weights, *, 
     shapes, normuon = matrix_shapes(whole), optimizer.normuon
     return max(
         muon_work_bytes(shapes, weight_bytes, iterate, shards=shards, rows=rows, cuda=cuda, normuon=normuon),
-        expert_work_bytes(expert_shapes(whole), weight_bytes, iterate, shards=shards, cuda=cuda),
+        expert_work_bytes(expert_shapes(whole), weight_bytes, iterate, shards=shards, expert=layout.expert, cuda=cuda),
     )
 
 

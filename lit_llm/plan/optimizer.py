@@ -60,15 +60,26 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
     return int(sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies * w.held for w in trainable))
 
 
-def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, shards: int = 1) -> int:
+def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, shards: int = 1, expert: int = 1) -> int:
     """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split.
 
-    Of experts it has those of its own: a part of so many `shards`.
+    Of experts it has those that it orthogonalises. Arguments as in `_own_experts`.
     """
     if not optimizer.normuon:
         return 0
-    rows = ((w, math.prod(w.shape[:-1]) / (shards if w.group == "experts" else 1)) for w in whole if _takes_muon(w))
-    return int(sum(w.itemsize(parameter_bytes) * number * w.copies for w, number in rows))
+    matrices = [weight for weight in whole if _takes_muon(weight)]
+    rows = [_own_experts(w.shape[0], shards, expert) * w.shape[1] if w.group == "experts" else w.shape[0] for w in matrices]
+    return sum(w.itemsize(parameter_bytes) * number * w.copies for w, number in zip(matrices, rows, strict=True))
+
+
+def _own_experts(experts: int, shards: int, expert: int) -> int:
+    """The experts of a layer that a rank orthogonalises: its own, or all of which it has a part (`MuonAdamW`).
+
+    Args:
+        shards: ranks that share them.
+        expert: of these, groups of ranks that have other experts.
+    """
+    return experts // expert if experts % shards else experts // shards
 
 
 def _takes_muon(weight: Weight) -> bool:
@@ -183,19 +194,20 @@ def muon_work_bytes(
 
 
 def expert_work_bytes(
-    shapes: tuple[tuple[int, int, int], ...], parameter_bytes: int, iterate_bytes: int, *, shards: int, cuda: bool
+    shapes: tuple[tuple[int, int, int], ...], parameter_bytes: int, iterate_bytes: int, *, shards: int, expert: int, cuda: bool
 ) -> int:
-    """Peak temporary memory of a step of MuonAdamW for experts, of which each rank updates its own. Arguments as above."""
-    p, w, peak = parameter_bytes, iterate_bytes, 0
-    own = [(-(-experts // shards), rows, columns) for experts, rows, columns in shapes]
-    sizes = [math.prod(shape) for shape in own]
+    """Peak temporary memory of a step of MuonAdamW for experts. Arguments as above and in `_own_experts`."""
     from lit_llm.optim.owners import turns
 
-    for numbers in turns(sizes, [0] * len(sizes), MUON_BATCH_NUMEL):
-        held = sum(sizes[i] for i in numbers)
-        largest, shape = max((sizes[i], own[i][1:]) for i in numbers)
-        made = largest * w if w != p else 0
-        peak = max(peak, held * p * (2 if cuda else 1), held * p + made + _iterating(shape, w, cuda=cuda))
+    p, w, peak = parameter_bytes, iterate_bytes, 0
+    parts = [math.prod(shape) // shards for shape in shapes]
+    whole = [_own_experts(shape[0], shards, expert) * math.prod(shape[1:]) for shape in shapes]
+    for numbers in turns(parts, [0] * len(parts), MUON_BATCH_NUMEL):
+        held = sum(parts[i] for i in numbers) * p
+        largest, i = max((whole[i], i) for i in numbers)
+        gathered = 0 if whole[i] == parts[i] else largest * p
+        iterating = gathered + (largest * w if w != p else 0) + _iterating(shapes[i][1:], w, cuda=cuda)
+        peak = max(peak, held * (2 if cuda else 1), held + 2 * gathered, held + iterating)
     return peak
 
 

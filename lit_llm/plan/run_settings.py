@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.keep_rule import sharded_dimension
 from lit_llm.distributed.layout_problems import expert_problems, pipeline_problems
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.layout import Layout
@@ -212,13 +213,15 @@ class RunSettings:
     def weights(self) -> Weights:
         """A rank's part of the weights, by tensor and expert parallelism; of all stages of a pipeline.
 
-        Whole experts are sharded, so the rank that has most is counted.
+        Experts that ranks cannot share equally are counted on the rank that has most.
         """
         weights = weights_of(self.model, self.lora, self.layout.tensor_parallel, self.layout.expert)
         ranks = self.layout.divisor("parameters")
 
         def held(weight: Weight) -> float:
-            return -(-weight.shape[0] // self.holders(ranks)) * ranks / weight.shape[0]
+            holders = self.holders(ranks)
+            size = weight.shape[sharded_dimension(weight.shape, holders)]
+            return -(-size // holders) * ranks / size
 
         return tuple(replace(w, held=held(w)) if w.experts and self.layout.strategy != "single" else w for w in weights)
 

@@ -69,6 +69,7 @@ OPTIMIZERS: dict[str, Any] = {
     "AdamW-fused": lambda groups: torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=True),
     "MuonAdamW": MuonAdamW,
     "MuonAdamW-bfloat16": lambda groups: MuonAdamW(groups, ns_dtype="bfloat16"),
+    "NorMuon": lambda groups: MuonAdamW(groups, momentum=0.9, normuon_beta2=0.95),
     "Lion": lambda groups: Lion(groups, lr=1e-3),
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
 }
