@@ -263,7 +263,7 @@ def train(
         trainer.limit_val_batches, trainer.loggers = 1.0, []
         validated = trainer.validate(module, datamodule=data, verbose=False)[0]
         result["val/loss"] = validated["val/loss"]
-        result["sources"] |= {f"val/{name}": [validated[f"val/{name}"]] for name in names}
+        result["sources"] |= {f"val/{name}": [validated.get(f"val/{name}", -1.0)] for name in names}
     return result
 
 

@@ -25,7 +25,7 @@ def straight(folder):
     return layouts.train(folder, steps=STEPS, parameters=True, **COMMON)
 
 
-PARTS = ("tp, shards", "pp, shards", "fsdp2-tp, shards")
+PARTS = ("fsdp2-tp, shards", "tp, shards", "pp, shards")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The planned peak of a rank against the allocator's log of real processes.
 
-All layouts: benchmarks/plan_accuracy_ranks.py. Plain ones: certify.
+All layouts: benchmarks/plan_accuracy_ranks.py. Plain ones: certify. What other schedules keep:
+tests/plan/test_pipeline_plan.py.
 """
 
 import pytest
@@ -13,10 +14,8 @@ NAMES = [
     "tp, dropout, 125 positions",
     "tp with experts",
     "ep",
-    "pp, gpipe",
     "pp, interleaved1f1b",
     "pp, zbv",
-    "pp, dualpipev",
 ]
 SCRIPT = f"""
 import logging, warnings
@@ -28,13 +27,13 @@ warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 def smaller(name):
     job = LAYOUTS[2][name]
-    return {{**job, "model": {{**job.get("model", {{}}), "n_layer": 2 if "bf16" in name else 4}}}}
+    return {{**job, "model": {{**job.get("model", {{}}), "n_embd": 128, "n_layer": 2 if "bf16" in name else 4}}}}
 
 report(**{{name: measure(smaller(name), 2, Path(".")) for name in {NAMES}}})
 """
 
 
-@pytest.mark.slow  # two processes, ten layouts
+@pytest.mark.slow  # two processes, eight layouts
 def test_the_plan_tells_the_peak_of_a_rank(tmp_path):
     found = run_ranks(SCRIPT, 2, tmp_path, timeout=600)[0]
     ratios = {name: planned / measured for name, (planned, measured) in found.items()}
