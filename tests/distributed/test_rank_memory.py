@@ -27,7 +27,7 @@ warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 def smaller(name):
     job = LAYOUTS[2][name]
-    return {{**job, "model": {{**job.get("model", {{}}), "n_embd": 128, "n_layer": 2 if "bf16" in name else 4}}}}
+    return {{**job, "model": {{**job.get("model", {{}}), "n_layer": 2 if "bf16" in name else 4}}}}
 
 report(**{{name: measure(smaller(name), 2, Path(".")) for name in {NAMES}}})
 """
