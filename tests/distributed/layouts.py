@@ -161,6 +161,7 @@ def train(
     ema: float | None = None,
     balance: float | None = None,
     tilted: bool = False,
+    val_fraction: float = 0.0225,
     validate: bool = True,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
@@ -176,6 +177,7 @@ def train(
         ema: decay of an average of the weights.
         balance: rate of the biases of experts, whose values and counts are then in the result.
         tilted: the first expert of a layer gets no token, and the second one all.
+        val_fraction: of the text, for validation: 22 blocks, which four ranks cannot share evenly.
         validate: after the training.
         more: callbacks after the others.
     """
@@ -186,7 +188,7 @@ def train(
         micro_batch_size=micro_batch_size,
         global_batch_size=8,
         packing="best_fit" if packed else "concatenate",
-        val_fraction=0.0225,  # 22 blocks, which four ranks cannot share evenly
+        val_fraction=val_fraction,
     )
     size = {**SIZE, **MODELS[model]} if architecture is None else {"block_size": SIZE["block_size"]}
     config = GPTConfig(**{**size, "mask_documents": packed, **(settings or {})})
