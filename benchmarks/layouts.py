@@ -9,7 +9,7 @@ with the same precision, and for each precision its largest difference from fp32
 
 `cross` prints, for a layout that saves after half of the steps (rows) and one that continues (columns), the largest relative
 difference of any continued step's loss on any rank from an uninterrupted run of the first layout. 0 means bit for bit. It uses
-fp32 and takes the worst of checkpoints saved whole, sharded, and sharded asynchronously.
+fp32 and takes the worst of checkpoints saved whole and sharded, half of these asynchronously.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Faults that are planted into the library, each found by the check that should, and by the others not."""
+"""Faults that are planted into the library, each found by the check that should, and by the others not.
+
+That checks which `make certify` requires pass without a fault is not repeated here.
+"""
 
 import warnings
 from dataclasses import replace
@@ -124,7 +127,6 @@ def test_a_plan_of_memory_that_is_a_fifth_off(monkeypatch):
     def planned(settings, *, cuda, peak_memory=watch.peak_memory):
         return type("Planned", (), {"total": 0.8 * peak_memory(settings, cuda=cuda).total})
 
-    assert passes("plan/memory/one")
     monkeypatch.setattr(watch, "peak_memory", planned)
     assert not passes("plan/memory/one")
 
@@ -162,14 +164,12 @@ def test_a_reduction_that_leaves_a_rank_out(monkeypatch):
     def without(self, loss, *args, **kwargs):
         backward(self, loss * float(self.global_rank != 1), *args, **kwargs)
 
-    assert passes(PLAIN.format("ddp"), 2)
     monkeypatch.setattr(LanguageModel, "backward", without)
     assert not passes(PLAIN.format("ddp"), 2) and not passes(PLAIN.format("fsdp2"), 2)
 
 
 @pytest.mark.slow
 def test_a_plan_of_traffic_that_is_off(monkeypatch):
-    assert passes("plan/traffic/fsdp2", 2)
     real = watch.communicated_bytes
     monkeypatch.setattr(watch, "communicated_bytes", lambda *a, **k: {n: 1.2 * v for n, v in real(*a, **k).items()})
     assert not passes("plan/traffic/fsdp2", 2)

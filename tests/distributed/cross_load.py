@@ -36,19 +36,19 @@ def run(folder: Path, ranks: int, jobs: dict[str, dict[str, Any]], timeout: floa
 
 
 def save_all(folder: Path, at: int, processes: Iterable[int] = LAYOUTS) -> dict[str, str]:
-    """{name: folder of checkpoints}: one process, and every layout whole, in shards, and in shards in the background.
+    """{name: folder of checkpoints}: one process, and every layout whole and in shards, of which half in the background.
 
-    A name is that of the layout, followed by ", shards" or ", shards, async" where used.
+    A name is that of the layout, followed by ", shards" where used.
     """
     places = {"single": "single"}
     layouts.train(folder, steps=at, to="single", **COMMON)
     for ranks in processes:
         jobs = {}
-        for name, strategy in LAYOUTS[ranks].items():
+        for number, (name, strategy) in enumerate(LAYOUTS[ranks].items()):
             jobs[name] = {"strategy": strategy, "steps": at, "to": name}
             if name != "ddp":
-                jobs[f"{name}, shards"] = {**jobs[name], "to": f"{name}-shards", "sharded": True}
-                jobs[f"{name}, shards, async"] = {**jobs[f"{name}, shards"], "to": f"{name}-async", "background": True}
+                shards = {"to": f"{name}-shards", "sharded": True, "background": number % 2 == 0}
+                jobs[f"{name}, shards"] = {**jobs[name], **shards}
         run(folder, ranks, jobs)
         places |= {name: job["to"] for name, job in jobs.items()}
     return places

@@ -1,8 +1,8 @@
 """Every optimizer on one layout: trained, saved, killed and resumed. One process start per layout.
 
-    python optimizer_matrix.py LAYOUT 'NAME|NAME|…'     one process per rank (launch.run_ranks)
+    python optimizer_matrix.py LAYOUT '{NAME: [WAY, …], …}'     one process per rank (launch.run_ranks)
 
-A first process of each rank trains every optimizer without interruption, saving in the middle in every way, and is ended by
+A first process of each rank trains every optimizer without interruption, saving in the middle in its ways, and is ended by
 SIGKILL. A second one continues each save. Reported for each optimizer and way is "exact" if the continuation's losses, weights
 and last checkpoint equal those of the uninterrupted run, else what happened.
 """
@@ -10,6 +10,7 @@ and last checkpoint equal those of the uninterrupted run, else what happened.
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import os
 import signal
@@ -69,7 +70,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name in docs/evidence/support-matrix.md → class path, as `fit` uses it, and init_args."""
 
-STEPS, SAVE = 4, 2
+STEPS, SAVE = 3, 2
 WIDTH = 64  # so that a rank's part of a matrix has the 4,096 values from which torchao compresses
 MICRO_BATCH = {"single": 8, "tp": 8, "hsdp": 2}
 """Rows; 4 on other layouts. Few micro-batches a step: what is tested is the optimizer."""
@@ -109,7 +110,7 @@ def train(layout: str, optimizer: str, **job: Any) -> dict[str, Any]:
         save_at=SAVE,
         settings=settings,
         parameters=True,
-        val_fraction=0.0225,  # validation is not compared
+        validate=False,
         **job,
     )
 
@@ -169,12 +170,12 @@ def different(a: Any, b: Any) -> int:
     return int(a != b)
 
 
-def train_all(layout: str, names: list[str], ways: tuple[str, ...]) -> dict[str, Any]:
+def train_all(layout: str, ways_of: dict[str, list[str]]) -> dict[str, Any]:
     """{optimizer: its uninterrupted run, or what happened}."""
     runs: dict[str, Any] = {}
-    for number, name in enumerate(names):
+    for number, (name, ways) in enumerate(ways_of.items()):
         sharded = "sharded" in ways
-        more = [SaveWhole(Path(f"{number}-whole"))] if sharded else []
+        more = [SaveWhole(Path(f"{number}-whole"))] if sharded and "whole" in ways else []
         try:
             runs[name] = train(layout, name, to=f"{number}-straight", sharded=sharded, more=more)
         except Exception as error:
@@ -182,10 +183,10 @@ def train_all(layout: str, names: list[str], ways: tuple[str, ...]) -> dict[str,
     return runs
 
 
-def resume_all(layout: str, names: list[str], ways: tuple[str, ...], straight: dict[str, Any]) -> dict[str, dict[str, str]]:
+def resume_all(layout: str, ways_of: dict[str, list[str]], straight: dict[str, Any]) -> dict[str, dict[str, str]]:
     """{optimizer: {way: "exact" or what happened}}."""
-    results: dict[str, dict[str, str]] = {name: {} for name in names}
-    for number, name in enumerate(names):
+    results: dict[str, dict[str, str]] = {name: {} for name in ways_of}
+    for number, (name, ways) in enumerate(ways_of.items()):
         for way in ways:
             if isinstance(straight[name], str):
                 results[name][way] = straight[name]
@@ -220,11 +221,10 @@ def agreed_port(number: int) -> int:
 def main() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    layout, names = sys.argv[1], sys.argv[2].split("|")
-    ways = ("whole", "sharded") if isinstance(LAYOUTS[layout][1], dict) else ("whole",)
-    code, straight = in_a_fork(partial(train_all, layout, names, ways), 0)
+    layout, ways_of = sys.argv[1], json.loads(sys.argv[2])
+    code, straight = in_a_fork(partial(train_all, layout, ways_of), 0)
     assert code == -signal.SIGKILL and straight is not None, "no run ended"
-    code, results = in_a_fork(partial(resume_all, layout, names, ways, straight), 1)
+    code, results = in_a_fork(partial(resume_all, layout, ways_of, straight), 1)
     assert code == 0, "a continuation ended the process"
     launch.report(**results)
 

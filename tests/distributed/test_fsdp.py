@@ -189,7 +189,7 @@ def test_a_pipeline_refuses_to_reduce_each_micro_batch():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "olmo", "gemma", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "olmo", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("gemma", "gpt2"))])
 def test_whole_blocks_compile_under_tensor_parallelism(alone, kind):
     """The whole block is one graph, its collectives included; a fake process group gives both sides the same values."""
     ids = torch.randint(0, 61, (2, 32), generator=torch.Generator().manual_seed(0))

@@ -23,7 +23,7 @@ TWO = {"ddp": {"strategy": "ddp"}}
 TWO |= {name: {"strategy": mesh, "micro_batch_size": ROWS.get(name, 2)} for name, mesh in MESHES.items()}
 TWO["pp, tied"] = {"strategy": MESHES["pp"], "settings": {"tie_embeddings": True}}
 TWO["fsdp2, bf16, compiled"] = {"strategy": {"shard": 2}, "precision": "bf16-mixed", "compute": {"compile": True}}
-TWO |= {f"{name}, dropout": {**TWO[name], "settings": {"dropout": 0.2}} for name in ("ddp", "tp", "pp")}
+TWO |= {f"{name}, dropout": {**TWO[name], "settings": {"dropout": 0.2}} for name in ("tp", "pp")}
 TWO["differ"] = {"strategy": "ddp", "differ": True}
 FOUR = {"hsdp": {"strategy": {"replicate": 2, "shard": 2}}, "fsdp2-tp": {"strategy": {"shard": 2, "tensor_parallel": 2}}}
 

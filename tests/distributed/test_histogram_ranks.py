@@ -16,7 +16,6 @@ SCRIPT = Path(histogram_script.__file__)
 PIPELINE = {"shard": 1, "pipeline": 2}
 TWO = {
     "ddp": {"strategy": "ddp"},
-    "fsdp2": {"strategy": {"shard": 2}},
     "fsdp2, bf16": {"strategy": {"shard": 2}, "precision": "bf16-mixed"},
     "fsdp2, uneven": {"strategy": {"shard": 2}, "settings": {"mlp_width": 33}, "model": "olmo"},
     "tp": {"strategy": {"shard": 1, "tensor_parallel": 2}, "micro_batch_size": 4},

@@ -22,7 +22,7 @@ ROWS = {"tp": 4, "context": 4}
 """Of a micro-batch, where ranks share the samples: two micro-batches a step, as elsewhere."""
 JOBS = {"ddp": {"strategy": "ddp"}}
 JOBS |= {name: {"strategy": mesh, "micro_batch_size": ROWS.get(name, 2)} for name, mesh in MESHES.items()}
-JOBS["fsdp2, average"] = {"strategy": {"shard": 2}, "averages": True}
+JOBS["fsdp2"]["averages"] = True
 JOBS["documents, bf16"] = {"strategy": {"shard": 2}, "settings": {"mask_documents": True}, "precision": "bf16-mixed"}
 
 

@@ -7,7 +7,7 @@ import matrix
 import pytest
 from configurations import CONFIGURATIONS
 
-QUICK = ("adamw cosine", "two shards, adamw", "two shards, lora", "two shards, ema", "two ranks, health", "two shards, experts")
+QUICK = ("adamw cosine", "two shards, lora", "two shards, ema", "two ranks, health", "two shards, experts")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def prepared(launcher, tmp_path_factory):
 @pytest.mark.parametrize("name", QUICK)
 def test_a_killed_run_of_another_configuration_is_bit_exact_too(launcher, prepared, name):
     configuration = next(each for each in CONFIGURATIONS if each.name == name)
-    result = matrix.run_cell(launcher, configuration, prepared, {}, kills=2, rng=random.Random(name))
+    result = matrix.run_cell(launcher, configuration, prepared, {}, kills=1, rng=random.Random(name))
     assert result.differing == 0, "\n".join(result.found)
     assert result.kills >= 1 and result.values > 400
 

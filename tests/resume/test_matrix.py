@@ -25,7 +25,8 @@ def known():
 
 @pytest.mark.parametrize("cell", QUICK, ids=str)
 def test_a_run_killed_repeatedly_equals_the_uninterrupted_run_bit_for_bit(launcher, folder, known, cell):
-    result = matrix.run_cell(launcher, cell, folder, known, kills=2, rng=random.Random(str(cell)))
+    kills = 1 if cell.layout in ("2 pp", "2 cp") else 2  # at an operation on a checkpoint's files; then at a random moment
+    result = matrix.run_cell(launcher, cell, folder, known, kills=kills, rng=random.Random(str(cell)))
     assert result.differing == 0 and not result.found, "\n".join(result.found)
     assert result.kills >= 1 and result.values > 400
 

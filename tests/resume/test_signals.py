@@ -82,7 +82,7 @@ def stopped_at(run: Run, folder: Path, name: str, by: str) -> int:
 @pytest.mark.parametrize(
     ("cell", "signum", "rank"),
     [
-        pytest.param(DDP, signal.SIGTERM, 0, marks=pytest.mark.slow),
+        pytest.param(DDP, signal.SIGTERM, 0, marks=pytest.mark.soak),
         (DDP, signal.SIGTERM, 1),
         pytest.param(STAGES, signal.SIGTERM, 1, marks=pytest.mark.slow),
         pytest.param(DDP, signal.SIGUSR1, 1, marks=pytest.mark.soak),
@@ -108,8 +108,8 @@ def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_continues_exactly(la
     "cell",
     [
         pytest.param(SINGLE, id="one"),
-        pytest.param(DDP, id="two", marks=pytest.mark.slow),
-        pytest.param(STAGES, id="stages", marks=pytest.mark.slow),
+        pytest.param(DDP, id="two", marks=pytest.mark.soak),
+        pytest.param(STAGES, id="stages"),
     ],
 )
 def test_a_signal_during_validation_exits_with_75_before_its_next_batch_and_the_resumed_run_makes_all_of_it(
