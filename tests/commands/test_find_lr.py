@@ -141,7 +141,7 @@ def test_a_mistake_is_a_sentence_and_leaves_no_file(folder, capsys, words, said)
 @pytest.mark.slow
 def test_the_command_writes_an_overlay_that_fit_takes(folder, capsys):
     """Its rates are those of the recipe that it makes, and a second search of the same seeds finds the same."""
-    few = {"--trainer.max_steps": 20, "--seeds": 1, "--sweep_steps": 10, "--probe_steps": 3, "--trainer.devices": 1}
+    few = {"--trainer.max_steps": 40, "--seeds": 1, "--sweep_steps": 20, "--probe_steps": 5, "--trainer.devices": 1}
     words = ["find-lr", *TINY, *(str(word) for pair in few.items() for word in pair)]
     code, out, _ = run(capsys, *words, "--out", "rate.yaml", "--html", "rate.html")
     assert code == 0

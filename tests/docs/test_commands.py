@@ -120,7 +120,7 @@ def train(words: list[str]) -> None:
 def find(words: list[str]) -> None:
     """Run `find-lr` with few and short runs."""
     few = {
-        "find-lr": ["--seeds", "1", "--sweep_steps", "10", "--probe_steps", "3"],
+        "find-lr": ["--seeds", "1", "--sweep_steps", "20", "--probe_steps", "5"],
         "find-batch": ["--seeds", "1", "--noise_steps", "4"],
     }
     run([words[0], *small(words[1:]), *few.get(words[0], [])])
