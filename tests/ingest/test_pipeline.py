@@ -111,7 +111,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tm
     draw, kills = random.Random(workers), 0
     for case in range(cases):
         out = tmp_path / f"out{case}"
-        kills += run_with_kills(functools.partial(start, folder, out, workers), out, draw, most=40)  # of about 120 files
+        kills += run_with_kills(functools.partial(start, folder, out, workers), out, draw, most=25)  # of about 120 files
         assert contents(out) == expected
     print(f"{workers} workers: {kills} kills")
     assert kills >= 3
