@@ -101,18 +101,15 @@ def written(files: dict[str, str], kind: str) -> dict[str, str]:
     return {re.sub(r"tfevents.*", "tfevents", name): "" if DIFFERS.search(name) else content for name, content in mine.items()}
 
 
-REPEATED = {
-    *(("events", "read-only"), ("tokenizer", "read-only"), ("plan", "read-only"), ("pack", "read-only")),
-    *(("config", "deleted"), ("cache", "deleted"), ("export", "deleted"), ("curve", "deleted")),
-}
-"""Cannot be opened for writing, as in the cell of the other of these two faults and the same file."""
+READ_ONLY_AGAIN = ("events", "tokenizer", "plan", "pack")
+"""Files of `fit` that a read-only disk meets as it meets metrics, config, lock, cache and checkpoints."""
 
 
 def mark(kind: str, fault: str) -> Any:
     if (kind, fault) == ("checkpoint", "full"):
         return ()
-    is_slow_disk = fault == "slow" and kind not in ("checkpoint", "prepare")
-    return pytest.mark.soak if is_slow_disk or (kind, fault) in REPEATED else pytest.mark.slow
+    is_again = kind in READ_ONLY_AGAIN if fault == "read-only" else fault == "slow" and kind not in ("checkpoint", "prepare")
+    return pytest.mark.soak if is_again else pytest.mark.slow
 
 
 CELLS = [
