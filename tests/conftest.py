@@ -1,6 +1,7 @@
 """Isolation of tests from each other, time limits by tier, and the folder in which command line tests run."""
 
 import gc
+import shutil
 import signal
 
 import fork_server
@@ -79,6 +80,21 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "tiny.yaml").write_text(RECIPE)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """`made(folder, make)` calls `make` once for the tests of a module, and copies what it has left for the others."""
+    kept = tmp_path_factory.mktemp("made") / "folder"
+
+    def made(folder, make):
+        if kept.exists():
+            shutil.copytree(kept, folder, symlinks=True, dirs_exist_ok=True)
+        else:
+            make()
+            shutil.copytree(folder, kept, symlinks=True)
+
+    return made
 
 
 @pytest.fixture

@@ -292,7 +292,6 @@ class World:
     def judge(self, triple: Triple, folder: Path) -> tuple[str | None, int]:
         """What is wrong with the outcome, None if nothing is; bytes of memory that the command took."""
         command = COMMANDS[triple.command]
-        right = self.right(triple.command)
         self.copy(folder, triple.command)
         if triple.file.startswith("value "):
             path = self.path("runs/mine/checkpoints/newest/checkpoint.pt")
@@ -324,7 +323,8 @@ class World:
         if strangers:
             return f"changed: {strangers} ({outcome.code})", memory
         if outcome.code == 0 and self._cannot_be_right(triple) and path.name not in outcome.said:
-            missing = {each for each in right - _result(outcome.said, folder, command) if not each.startswith(f"{path}:")}
+            right = self.right(triple.command) - _result(outcome.said, folder, command)  # last: it takes two runs
+            missing = {each for each in right if not each.startswith(f"{path}:")}
             if missing and not any(part in outcome.said for part in (path.parent.name, path.stem) if len(part) > 6):
                 return f"silent: without {sorted(missing)[:3]!r:.300}; said {outcome.said[-200:]!r}", memory
         return None, memory

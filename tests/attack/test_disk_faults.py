@@ -101,10 +101,15 @@ def written(files: dict[str, str], kind: str) -> dict[str, str]:
     return {re.sub(r"tfevents.*", "tfevents", name): "" if DIFFERS.search(name) else content for name, content in mine.items()}
 
 
+READ_ONLY_AGAIN = ("events", "tokenizer", "plan", "pack")
+"""Files of `fit` that a read-only disk meets as it meets metrics, config, lock, cache and checkpoints."""
+
+
 def mark(kind: str, fault: str) -> Any:
     if (kind, fault) == ("checkpoint", "full"):
         return ()
-    return pytest.mark.soak if fault == "slow" and kind not in ("checkpoint", "prepare") else pytest.mark.slow
+    is_again = kind in READ_ONLY_AGAIN if fault == "read-only" else fault == "slow" and kind not in ("checkpoint", "prepare")
+    return pytest.mark.soak if is_again else pytest.mark.slow
 
 
 CELLS = [

@@ -34,6 +34,8 @@ MEMORY = 6 * 2**30
 
 PROCESSES = 64
 FAULT = Fault()
+MADE: dict[str, Path] = {}
+"""Folders after a case's commands of preparation, by these."""
 
 
 class TimeIsUp(BaseException):
@@ -58,6 +60,19 @@ def write(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
 
 
+def set_up(commands: list[list[str]], folder: Path, main: Any) -> None:
+    """Run commands in a new folder, or copy what they made for an earlier case."""
+    name = json.dumps(commands)
+    if name in MADE:
+        shutil.copytree(MADE[name], folder, symlinks=True, dirs_exist_ok=True)
+    else:
+        for words in commands:
+            outcome = call(main, words)
+            assert outcome["code"] == 0, outcome
+        MADE[name] = Path(tempfile.mkdtemp(prefix="attack-"))
+        shutil.copytree(folder, MADE[name], symlinks=True, dirs_exist_ok=True)
+
+
 def attack(case: dict[str, Any], main: Any) -> dict[str, Any]:
     """Run one case in a new folder; returns what happened."""
     folder = Path(tempfile.mkdtemp(prefix="attack-"))
@@ -66,9 +81,7 @@ def attack(case: dict[str, Any], main: Any) -> dict[str, Any]:
     for name, content in {"recipe.yaml": RECIPE.encode(), "text.txt": TEXT.encode(), **BYSTANDERS}.items():
         write(folder, name, content)
     try:
-        for words in case["setup"]:
-            outcome = call(main, words)
-            assert outcome["code"] == 0, outcome
+        set_up(case["setup"], folder, main)
         for name, content in case["files"].items():
             write(folder, name, content.encode("latin-1"))
         before = contents(folder)
@@ -136,6 +149,8 @@ def serve() -> None:
         json.dump(attack(json.loads(line), main), outcomes)
         outcomes.write("\n")
         outcomes.flush()
+    for folder in MADE.values():
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def test_finished_jobs_are_not_read_again(corpus, expected, tmp_path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [1, pytest.param(5, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(("workers", "rules"), [(0, ""), (2, ""), (2, "rules")])
+@pytest.mark.parametrize(("workers", "rules"), [(0, ""), pytest.param(2, "", marks=pytest.mark.soak), (2, "rules")])
 def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tmp_path, workers, rules, cases):
     if rules:
         clean_folder(corpus, tmp_path / "reference", 0, rules=True)

@@ -183,7 +183,7 @@ def test_a_class_of_the_users_own_has_an_identity_of_its_own():
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(project, capsys):
     assert run(capsys, *PREPARE, "--out", "whole")[0] == 0
-    lines = (json.dumps({"text": f"{i} plus {i} is {2 * i}. " * 40}) + "\n" for i in range(50_000))
+    lines = (json.dumps({"text": f"{i} plus {i} is {2 * i}. " * 40}) + "\n" for i in range(8_000))
     (project / "corpus/z.jsonl").write_text("".join(lines))
     command = [sys.executable, "-m", "lit_llm", *PREPARE, "--out", "shards", "--workers", "2"]
     process = fork_server.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)

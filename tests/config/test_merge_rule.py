@@ -332,7 +332,7 @@ def test_the_values_of_generated_recipes_follow_the_rule(one_parser, tmp_path):
 
 @pytest.mark.slow
 def test_the_values_of_many_generated_recipes_follow_the_rule(one_parser, tmp_path):
-    assert sum(check(seed, tmp_path / str(seed)) for seed in range(1000, 1050)) > 1_250
+    assert sum(check(seed, tmp_path / str(seed)) for seed in range(1000, 1020)) > 500
 
 
 def test_flags_that_turn_a_group_off_and_give_its_arguments_contradict_each_other():

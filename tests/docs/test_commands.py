@@ -31,10 +31,14 @@ import yaml
 from ingest.chat_templates import unmarked
 from pages import ROOT, Command, anchors, commands, files, flag_lines, pages
 from ports import free_port
+from resume.launcher import Launcher
 from safetensors.torch import load_file
+from torch.distributed.run import get_args_parser
 
 from lit_llm.__main__ import COMMANDS, main
+from lit_llm.certify.training import SIZES
 from lit_llm.config.arguments import leaves
+from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.resolved_config import resolved
 from lit_llm.training import checklist
 
@@ -94,10 +98,8 @@ def run(arguments: list[str]) -> None:
 
 def parse(arguments: list[str], *, devices: int) -> None:
     """Check every key, class and combination as `fit` does, for a number of devices that are not here, without training."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        run(["plan", *arguments, "--json"])
-    assert json.loads(printed.getvalue())["layout"]["devices"] == devices
+    planned = PlannedRecipe(arguments)
+    assert planned.devices == devices and not planned.settings().problems(), arguments
 
 
 def is_run(words: list[str]) -> bool:
@@ -155,13 +157,17 @@ ONE_CHECK = ["--only", "attention/blocks/all"]
 
 
 def certify(words: list[str]) -> None:
-    """Run a quick check, and the one that measures what `plan --from_certificate` reads."""
-    more = ["--out", "one-check.json"] if "--only" in words else [*ONE_CHECK, "speed/plain loop"]
+    """Run a quick check; for the page whose `plan` reads the certificate's speeds also the one that measures them."""
+    speed = ["speed/plain loop"] if "--out" in words else []
+    more = ["--out", "one-check.json"] if "--only" in words else [*ONE_CHECK, *speed]
     run([*words, *more, "--replace"])
 
 
 def torchrun(words: list[str]) -> None:
-    """Run two processes on one machine instead of the command's machines and devices."""
+    """Run two processes on one machine instead of the command's machines and devices.
+
+    torchrun, whose ranks import for ten seconds each, starts those of several machines; of the others, it parses the flags.
+    """
     changed = {"--nnodes": "1", "--nproc_per_node": "2", "--trainer.num_nodes": "1", "--trainer.devices": "2"}
     for flag, value in changed.items():
         if flag in words:
@@ -172,12 +178,19 @@ def torchrun(words: list[str]) -> None:
     else:
         mesh = ["--trainer.strategy.replicate=2"] if any("strategy/" in word for word in words) else []
         arguments = [*small(words[start + 3 :]), *mesh, "--run_dir=runs/launched"]
-    launch = [*words[1:start], "--master_port", str(free_port())]
-    command = [sys.executable, "-m", "torch.distributed.run", *launch, *words[start : start + 3], *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = fork_server.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("certified: 1 passed" if is_certify else "at step 6") == 1  # only rank 0 prints
+    launch = [*words[1:start], "--master_port", str(free_port()), "-m", "lit_llm", words[start + 2], *arguments]
+    if "--node_rank" in words:
+        command = [sys.executable, "-m", "torch.distributed.run", *launch]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = fork_server.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        codes, said = [done.returncode], done.stdout + done.stderr
+    else:
+        parsed = get_args_parser().parse_args(launch)
+        assert parsed.module and parsed.training_script == "lit_llm" and parsed.nproc_per_node == "2"
+        started = Launcher().run(parsed.training_script_args, Path.cwd(), ranks=2)
+        codes, said = started.codes, started.said()
+    assert set(codes) == {0}, said[-3000:]
+    assert said.count("certified: 1 passed" if is_certify else "at step 6") == 1  # only rank 0 prints
 
 
 def parse_tensorboard(words: list[str]) -> None:
@@ -209,6 +222,12 @@ def is_a_dependency(words: list[str]) -> None:
     project = (ROOT / "pyproject.toml").read_text()
     extra = re.fullmatch(r"lit_llm\[(\w+)\]", words[2])
     assert re.search(rf"^{extra[1]} = \[" if extra else rf'"{re.escape(words[2])}[">]', project, re.M), words
+
+
+def is_planned_elsewhere(words: list[str]) -> None:
+    """That of a recipe's header, whose figures tests/recipes/test_recipes.py compares with those of this command."""
+    header = (ROOT / "recipes" / f"{words[words.index('--config') + 1]}.yaml").read_text().replace("\\\n#", "")
+    assert f"plan {shlex.join(words)}" in re.sub(" +", " ", header), words
 
 
 def parse_sbatch(words: list[str]) -> None:
@@ -259,12 +278,18 @@ RULES = [  # the first that matches
     ),
     Rule("`recipes`", "run as written", r"python -m lit_llm recipes( |$)", lit_llm(recipes)),
     Rule(
+        "`plan` in a recipe's header",
+        "its figures are compared with the header's (tests/recipes/test_recipes.py)",
+        r"python -m lit_llm plan HEADER ",
+        is_planned_elsewhere,
+    ),
+    Rule(
         "`plan`, `validate`, `test`, `generate`, `curve`, `report`, `consolidate`, `import`, `export`",
         "run as written",
         r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export) ",
         lit_llm(run),
     ),
-    Rule("`certify`", "run with two checks", r"python -m lit_llm certify ", lit_llm(certify)),
+    Rule("`certify`", "run with one check or two", r"python -m lit_llm certify ", lit_llm(certify)),
     Rule("`doctor`", "run as written; it may have findings", r"python -m lit_llm doctor ", lit_llm(doctor)),
     Rule(
         "`clean`, `prepare`",
@@ -272,7 +297,7 @@ RULES = [  # the first that matches
         r"python -m lit_llm (clean|prepare) ",
         lit_llm(run),
     ),
-    Rule("`torchrun`", "run with two processes on one machine", r"torchrun ", torchrun),
+    Rule("`torchrun`", "run with two processes on one machine, one of them by torchrun itself", r"torchrun ", torchrun),
     Rule("`sbatch`", "parsed only", r"sbatch ", parse_sbatch),
     Rule("TensorBoard", "parsed only", r"python -m tensorboard\.main ", parse_tensorboard),
     Rule("`make`", "dry run (`make -n`)", r"make [\w-]+$", dry_run_target),
@@ -287,6 +312,8 @@ def rule(command: Command) -> Rule | None:
     line = shlex.join(words)
     if words[1:4] == ["-m", "lit_llm", "fit"] and is_run(words[3:]):
         line = line.replace(" fit ", " fit RUN ", 1)
+    if command.page.startswith("recipes/"):
+        line = line.replace(" plan ", " plan HEADER ", 1)
     return next((rule for rule in RULES if re.match(rule.pattern, line)), None)
 
 
@@ -452,7 +479,10 @@ def test_every_command_of_a_page(page, template, tmp_path, monkeypatch, capsys, 
         write_sources()
     # The tiny model trains about as fast as its data are read; every other line of the checklist must pass.
     monkeypatch.setattr(checklist, "LOADER_SHARE", math.inf)
+    monkeypatch.setitem(SIZES, "small", SIZES["tiny"])
     for command in found:
+        if any(other.words[: len(command.words) + 1] == (*command.words, "--html") for other in found):
+            continue  # with this flag it prints the same
         chosen = rule(command)
         assert chosen is not None
         try:

@@ -91,7 +91,7 @@ def test_every_document_of_every_format_is_in_the_right_split_with_the_ids_of_to
     )
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_any_number_of_workers_writes_the_same_bytes(corpus, expected, tmp_path, workers):
     run(corpus[0] / "files", tmp_path / "out", workers)
     assert contents(tmp_path / "out") == expected
@@ -105,7 +105,7 @@ def start(corpus_folder: Path, out: Path, workers: int) -> fork_server.Popen:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [1, pytest.param(5, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("workers", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 4)), 2])
 def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tmp_path, workers, cases):
     folder, _ = corpus
     draw, kills = random.Random(workers), 0

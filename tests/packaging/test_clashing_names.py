@@ -118,7 +118,9 @@ def test_every_command_runs_and_uses_the_modules_of_lit_llm(environment, project
     assert len(imported) == len(modules) and all(Path(file).is_relative_to(site / "lit_llm") for file in imported)
 
 
-@pytest.mark.parametrize("project", ["callbacks.py", "callbacks/__init__.py"], indirect=True)
+@pytest.mark.parametrize(
+    "project", ["callbacks.py", pytest.param("callbacks/__init__.py", marks=pytest.mark.soak)], indirect=True
+)
 @pytest.mark.slow
 def test_short_names_of_callbacks_are_those_of_lit_llm(environment, project):
     shown = run(environment[0], "-m", "lit_llm", "recipes", "show", "mine.yaml", cwd=project)

@@ -23,10 +23,8 @@ def debug(recipe, capsys, *arguments):
     "recipe",
     [
         "gemma3-1b",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("minicpm-2.4b", "gpt2-124m", "gpt3-125m", "llama3.1-8b", "olmo2-1b", "pythia-160m")
-        ),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("minicpm-2.4b", "gpt3-125m", "llama3.1-8b")),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("gpt2-124m", "olmo2-1b", "pythia-160m")),
     ],
 )
 def test_a_recipe_keeps_its_architecture_and_runs_small(tmp_path, monkeypatch, capsys, recipe):

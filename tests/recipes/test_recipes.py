@@ -31,6 +31,13 @@ PLANNED = [name for name in NAMES if name not in IMPORTED]
 # One that two cores can finish, and one with WSD and rates by width.
 QUICK = ("quickstart", "minicpm-2.4b")
 TIERED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLANNED]
+SHRUNK_ALIKE = {
+    *("gpt2-355m", "gpt2-774m", "gpt2-1.5b"),  # as gpt2-124m, and the next line as gpt3-125m
+    *("gpt3-350m", "gpt3-760m", "gpt3-1.3b", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b", "gpt3-175b"),
+    *("qwen3-4b", "olmo2-7b", "llama2-70b"),  # as qwen3-0.6b, olmo2-1b, tinyllama-1.1b
+    *("llama2-7b", "llama2-13b", "llama3.2-1b", "mixtral-8x7b"),  # each setting is that of one of the others
+}
+"""Recipes that only differ from another one in what a run of ten small steps replaces."""
 
 
 def test_every_file_is_a_recipe_an_overlay_or_the_base_of_a_recipe():
@@ -116,8 +123,10 @@ def planned(arguments: list[str]) -> tuple[PlannedRecipe, Plan]:
 def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no data here, whatever this machine has
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path))
-    cli, plan = planned(["--config", name])
-    facts, text, settings = Header.of(SHIPPED / f"{name}.yaml").facts, comment(name), plan.settings
+    facts, text = Header.of(SHIPPED / f"{name}.yaml").facts, comment(name)
+    command = re.search(r"  plan  python -m lit_llm plan (.*?)  memory  ", text)[1]  # the header's own, which adds a layout
+    cli, plan = planned(command.split())
+    settings = plan.settings
     with torch.device("meta"):
         built = GPT(cli.model_config(settings.model.vocab_size)).num_parameters()
     assert facts["parameters"] == f"{built:,}" and plan.parameters == built
@@ -138,9 +147,6 @@ def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
     if found.hardware.is_gpu:
         flags = " ".join(found.flags) or "as it is"
         assert f"  {found}  ({flags}: {found.bytes_per_device / 1e9:.1f} GB each)" in text
-    # The header's own `plan` command gives its memory and time.
-    command = re.search(r"  plan  python -m lit_llm plan (.*?)  memory  ", text)[1]
-    cli, plan = planned(command.split())
     assert cli.config.run_dir is None and f"--config {name}" in command
     assert f"{plan.memory.needed / 1e9:.{1 if plan.hardware.is_gpu else 2}f} GB" == facts["memory"] and plan.fits is not False
     if plan.run_seconds is not None:
@@ -215,7 +221,11 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
 VOCABULARY = {"quickstart": 257, "bytes": 257, "moe": 257, "chars": 128}  # these follow the data
 
 
-@pytest.mark.parametrize("name", TIERED)
+def tier(name: str) -> tuple | pytest.MarkDecorator:
+    return () if name in QUICK else pytest.mark.soak if name in SHRUNK_ALIKE else pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=tier(name)) for name in PLANNED])
 def test_ten_steps_of_each_recipe_start_at_ln_v_and_learn(name, data, tmp_path, monkeypatch, capsys):
     losses, val = fit(tmp_path / "run", data, monkeypatch, capsys, "--config", name, "--config", shrunk(name, data, tmp_path))
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())

@@ -17,11 +17,11 @@ def contents(run_dir: Path) -> dict[str, bytes | str]:
 
 
 @pytest.fixture
-def stable(folder, capsys):
+def stable(folder, made, capsys):
     """A WSD run of 10 steps whose stable phase ends after step 7."""
     recipe = RECIPE.replace("Cosine, init_args: {warmup_steps: 2}", "WSD, init_args: {warmup_steps: 2, decay_steps: 3}")
     Path("wsd.yaml").write_text(recipe.replace("max_steps: 8", "max_steps: 10"))
-    run(capsys, "fit", "--config", "wsd.yaml", "--run_dir", "runs/x")
+    made(folder, lambda: run(capsys, "fit", "--config", "wsd.yaml", "--run_dir", "runs/x"))
     assert Path(STABLE).readlink() == Path("step-00000007.ckpt")
     return Path("runs/x")
 

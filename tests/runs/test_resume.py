@@ -24,8 +24,8 @@ def damage(checkpoint: Path) -> None:
 
 
 @pytest.fixture
-def trained(folder, capsys):
-    run(capsys, "fit", "--config", "tiny.yaml")
+def trained(folder, made, capsys):
+    made(folder, lambda: run(capsys, "fit", "--config", "tiny.yaml"))
     return Path("runs/tiny")
 
 

@@ -17,8 +17,8 @@ MORE = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps
 
 
 @pytest.fixture
-def trained(folder, capsys):
-    run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "4")
+def trained(folder, made, capsys):
+    made(folder, lambda: run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "4"))
     return folder
 
 

@@ -14,8 +14,12 @@ from lit_llm.data import PythonStdlib
 from lit_llm.runs.curve import Curve
 
 CURVES = sorted((SHIPPED / "evidence").glob("*.csv"), key=lambda path: path.stem)
-TIERS = {"bytes": pytest.mark.soak, "chars": pytest.mark.slow, "quickstart": pytest.mark.slow}
-RECIPES = [pytest.param(path, id=path.stem, marks=TIERS[path.stem]) for path in CURVES]
+
+
+def tiered(slow: str) -> list:
+    return [pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem == slow else pytest.mark.soak) for p in CURVES]
+
+
 TEXT_OF_THE_CURVES = "68332a719eed82a879fd09c4ecbd8749afffb08046fb7b01301a7c98c682d184"
 """`text_hash` of the standard library that the curves were made on: that of Python 3.11.7."""
 
@@ -40,8 +44,7 @@ def ten_steps(path: Path) -> list[str]:
     return ["fit", "--config", path.stem, *steps, "--trainer.limit_val_batches", "1", "--samples", "null"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", RECIPES)
+@pytest.mark.parametrize("path", tiered("quickstart"))
 def test_ten_steps_follow_the_shipped_curve(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # Other threads and processors sum in another order: 0.1 % is far more than that. Python versions differ in a part of
@@ -68,7 +71,7 @@ LOSSES = {
 """Training loss by step on FIXED_TEXT: torch 2.13, one thread, x86-64 with AVX2."""
 
 
-@pytest.mark.parametrize("path", RECIPES)
+@pytest.mark.parametrize("path", tiered("chars"))
 def test_ten_steps_on_a_fixed_text_are_what_they_were(path, tmp_path, monkeypatch):
     """On any version of Python."""
     monkeypatch.chdir(tmp_path)

@@ -24,8 +24,17 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["defaults", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(KINDS)[1:])])
-@pytest.mark.parametrize("name", ["AdamW", *(pytest.param(name, marks=pytest.mark.slow) for name in list(OPTIMIZERS)[1:])])
+SLOW = [("AdamW", kind) for kind in ("convolutions", "gpt2", "llama")]
+SLOW += [("Muon", "convolutions"), ("Muon", "gpt2"), ("Muon, match_rms_adamw", "llama"), ("Lion", "convolutions")]
+
+
+def mark(name: str, kind: str) -> tuple | pytest.MarkDecorator:
+    if (name, kind) == ("AdamW", "defaults"):
+        return ()
+    return pytest.mark.slow if (name, kind) in SLOW else pytest.mark.soak
+
+
+@pytest.mark.parametrize(("name", "kind"), [pytest.param(n, k, marks=mark(n, k)) for n in OPTIMIZERS for k in KINDS])
 def test_powers_are_small_with_base_width_and_large_without(name, kind):
     config = {"n_layer": 6, "n_head": 8, "n_embd": 512, "vocab_size": 1000, **KINDS[kind]}
     powers = width_powers(GPTConfig(**config, base_width=64), OPTIMIZERS[name])

@@ -140,7 +140,10 @@ TP = "{class_path: lit_llm.distributed.mesh_strategy.MeshStrategy, init_args: {s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("guilty", "ranks", "strategy"), [(1, 2, "ddp"), (3, 4, TP)], ids=["rank 1 of 2", "rank 3 of 4"])
+@pytest.mark.parametrize(
+    ("guilty", "ranks", "strategy"),
+    [pytest.param(1, 2, "ddp", id="rank 1 of 2", marks=pytest.mark.soak), pytest.param(3, 4, TP, id="rank 3 of 4")],
+)
 def test_a_rank_that_sleeps_is_named_on_all(folder, guilty, ranks, strategy):
     ended = fit(folder, f"sleeps {guilty}", "--trainer.strategy", strategy, ranks=ranks)
     for rank, (code, log) in ended.items():
@@ -154,7 +157,7 @@ def test_a_rank_that_sleeps_is_named_on_all(folder, guilty, ranks, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guilty", [1, 0])
+@pytest.mark.parametrize("guilty", [pytest.param(1, marks=pytest.mark.soak), 0])
 def test_a_process_that_has_been_stopped_is_named_on_the_others(folder, guilty):
     ended = fit(folder, f"stops {guilty}")
     code, log = ended[1 - guilty]

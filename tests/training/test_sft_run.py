@@ -29,7 +29,7 @@ def run(*words):
 ENDS = {"chatml": ("<|endoftext|>", "<|im_end|>"), "zephyr": ("</s>", "</s>")}
 
 
-@pytest.fixture(scope="module", params=ENDS)
+@pytest.fixture(scope="module", params=["chatml", pytest.param("zephyr", marks=pytest.mark.soak)])
 def project(request, tmp_path_factory):
     """A small model of transformers, and conversations."""
     folder = tmp_path_factory.mktemp("project")
