@@ -48,9 +48,14 @@ FOUR = {
         **{"strategy": {"pipeline": 2, "tensor_parallel": 2, "expert": 2}, "ignoring": False},
         **EXACT,
     },
+    # Ranks have rows of experts that they cannot share whole.
     "six experts, three over two ranks": {
         **{"strategy": {"shard": 4, "expert": 2}, "settings": {"moe": {**MOE, "experts": 6}}},
-        **MUON,
+        "optimizer": "NorMuon",
+    },
+    "two experts over four ranks": {
+        **{"strategy": {"shard": 4}, "settings": {"moe": {**MOE, "experts": 2, "top_k": 1}}},
+        "optimizer": "NorMuon",
     },
 }
 EIGHT = {
