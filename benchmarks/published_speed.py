@@ -2,6 +2,7 @@
 
     python benchmarks/published_speed.py          # with the constants of lit_llm/plan/speed.py
     python benchmarks/published_speed.py --fit    # fits them again by least squares of the relative error, and prints them
+    python benchmarks/published_speed.py --mixtures    # runs with experts, to which nothing is fitted
 
 Each run is also predicted with constants fitted to all others, and to all runs of other sources.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--brief", action="store_true", help="no fits without a run or a source")
+    parser.add_argument("--mixtures", action="store_true", help="of runs with experts, which do not say what they recompute")
     options = parser.parse_args()
+    if options.mixtures:
+        print("| run | published tokens/s | predicted/published | with full recomputation |\n|---|---|---|---|")
+        for run in runs(of="mixtures"):
+            full = replace(
+                run, settings=replace(run.settings, compute=replace(run.settings.compute, activation_checkpointing="full"))
+            )
+            ratios = [Known.of(each).ratio(FITTED) for each in (run, full)]
+            print(f"| {run} | {run.tokens_per_second:,.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+        return
     known = [Known.of(run) for run in runs()]
     constants = fitted(known, FITTED) if options.fit else FITTED
     ratios = [each.ratio(constants) for each in known]

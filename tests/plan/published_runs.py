@@ -13,6 +13,7 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
+from lit_llm.models.experts_config import MoEConfig
 from lit_llm.plan import Hardware, Layout, Optimizer, RunSettings, find
 
 FILE = Path(lit_llm.plan.__file__).with_name("published.yaml")
@@ -20,6 +21,8 @@ _BLOCKS: dict[str, dict[str, Any]] = {
     "gpt2": {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
     "llama": {"mlp": "swiglu", "qk_norm": False},
     "relu2": {},
+    "qwen3": {"mlp": "swiglu"},
+    "gpt-oss": {"mlp": "clamped_swiglu", "bias": True, "qk_norm": False, "attention_sinks": True},
 }
 
 
@@ -44,12 +47,12 @@ class Run:
 
 
 @functools.cache
-def runs(*, memory: bool = False) -> tuple[Run, ...]:
-    """All runs whose speed counts, or with `memory` all that state it."""
+def runs(*, memory: bool = False, of: str = "groups") -> tuple[Run, ...]:
+    """All runs whose speed counts, or with `memory` all that state it. `of` "mixtures": runs with experts."""
     raw = read_yaml_file(FILE)
     found = [
         _run(raw["models"], {key: value for key, value in group.items() if key != "rows"} | row, group["name"])
-        for group in raw["groups"]
+        for group in raw[of]
         for row in group["rows"] + (group.get("memory_rows", []) if memory else [])
     ]
     return tuple(run for run in found if run.memory_gib is not None or not memory)
@@ -59,6 +62,8 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
     shape = dict(models[row["model"]])
     layout = _layout(row["mesh"], row.get("shards", "parameters"), row.get("schedule", "1f1b"))
     micro_batch, accumulation = row["sequences"], row.get("accumulation", 1)
+    if "moe" in shape:
+        shape["moe"] = MoEConfig(**shape["moe"])
     settings = RunSettings(
         GPTConfig(**{**_BLOCKS[shape.pop("base")], **shape, "block_size": row["length"]}),
         Optimizer(row["optimizer"], fused=True),
@@ -89,7 +94,7 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
 
 
 def _layout(mesh: dict[str, int], shards: str, schedule: str) -> Layout:
-    sizes = {name: mesh.get(name, 1) for name in ("replicate", "shard", "context", "tensor_parallel")}
+    sizes = {name: mesh.get(name, 1) for name in ("replicate", "shard", "context", "tensor_parallel", "expert")}
     ranks = mesh.get("pipeline", 1)
     split = shards if sizes["shard"] * sizes["context"] > 1 else "nothing"
     name = "single" if not mesh else "ddp" if split == "nothing" else "zero1" if split == "optimizer" else "mesh"
