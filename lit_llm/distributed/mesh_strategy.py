@@ -416,7 +416,8 @@ class MeshStrategy(ModelParallelStrategy):
 
 def _part_of(value: Any, parameter: Tensor) -> Any:
     """This rank's part of an optimizer state, distributed like the parameter. A value of another shape stays whole."""
-    if isinstance(parameter, DTensor) and parameter.ndim == 3 and getattr(value, "shape", None) == (*parameter.shape[:2], 1):
+    shape = getattr(value, "shape", None)
+    if isinstance(parameter, DTensor) and parameter.ndim == 3 and parameter.shape != shape == (*parameter.shape[:2], 1):
         parameter = zeros_by_row(parameter)  # NorMuon's numbers
     if not isinstance(parameter, DTensor) or not hasattr(value, "shape") or value.shape != parameter.shape:
         return value[...] if hasattr(value, "shape") and not isinstance(value, Tensor) else value

@@ -174,8 +174,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
         if _kind(layer) in kinds and layer not in found:  # peft can adapt some blocks only
             adapters[f"{layer}lora_a"] = torch.zeros(rank, shapes[f"{layer}weight"][1])
             adapters[f"{layer}lora_b"] = torch.zeros(shapes[f"{layer}weight"][0], rank)
-    layers = {_kind(name.removesuffix("weight")) for name in shapes if name.startswith("blocks.") and len(shapes[name]) > 1}
-    targets = shortest_endings(sorted(kinds), sorted(layers))  # which name no stack of experts
+    targets = shortest_endings(sorted(kinds), sorted({_kind(layer) for layer in every}))
     dropout = content.get("lora_dropout")
     return LoRAConfig(rank, scale * rank, targets, float(dropout) if isinstance(dropout, int | float) else 0.0), adapters
 

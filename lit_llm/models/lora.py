@@ -49,7 +49,7 @@ class LoRAConfig:
     """Updates are scaled by alpha / rank."""
     targets: list[str] | None = None
     """Linear layers of every block, such as query, or attention.project for that of attention only. null: all but routers and
-    routed experts, which have adapters if they are named: router, mlp.up, mlp.gate, mlp.project."""
+    routed experts, which have adapters if they are named: router, experts.up, experts.gate, experts.project."""
     dropout: Annotated[float, below(0, 1)] = 0.0
     """Probability of dropping an input of an adapter in training. The frozen layer sees all inputs."""
 
@@ -158,7 +158,7 @@ def apply_lora(model: GPT, config: LoRAConfig) -> None:
     model.requires_grad_(False)
     model.drops = model.drops or config.dropout > 0
     for name, layer in layers.items():
-        if _is_target(name, layer, config):
+        if _is_target(layer_name(name, layer), layer, config):
             parent, _, own_name = name.rpartition(".")
             adapted: Adapted
             if isinstance(layer, Router):
@@ -179,6 +179,12 @@ def _linear_layers(model: GPT) -> dict[str, Layer]:
     return {name: module for name, module in found if isinstance(module, Layer) and name.startswith("blocks.")}
 
 
+def layer_name(name: str, layer: Layer) -> str:
+    """What targets name: attention.query for blocks.0.attention.query, mlp.experts.up for routed experts."""
+    *_, inside = name.split(".", 2)
+    return inside.replace("mlp.", "mlp.experts.") if isinstance(layer, StackedLinear) else inside
+
+
 def target_problems(config: LoRAConfig, model: GPTConfig) -> list[str]:
     """A sentence for each target that the blocks of a valid model do not have, or that cannot have the dropout."""
     return _target_problems(config, _linear_layers(_on_meta(model)))
@@ -186,7 +192,8 @@ def target_problems(config: LoRAConfig, model: GPTConfig) -> list[str]:
 
 def rank_problem(config: LoRAConfig, model: GPTConfig) -> str | None:
     """A sentence if the rank is above that of the smallest targeted matrix of a valid model: an update cannot have it."""
-    layers = {name: layer for name, layer in _linear_layers(_on_meta(model)).items() if _is_target(name, layer, config)}
+    named = {layer_name(name, layer): layer for name, layer in _linear_layers(_on_meta(model)).items()}
+    layers = {name: layer for name, layer in named.items() if _is_target(name, layer, config)}
     if not layers:
         return None
     name, layer = min(layers.items(), key=lambda item: min(item[1].weight.shape[-2:]))
@@ -194,7 +201,7 @@ def rank_problem(config: LoRAConfig, model: GPTConfig) -> str | None:
     if config.rank <= min(outputs, inputs):
         return None
     return (
-        f"lora.rank is {config.rank}, but {name.split('.', 2)[2]} is a matrix of {outputs} x {inputs}, whose rank is at most "
+        f"lora.rank is {config.rank}, but {name} is a matrix of {outputs} x {inputs}, whose rank is at most "
         f"{min(outputs, inputs)} (--lora.rank {min(outputs, inputs)}, or leave that layer out of --lora.targets)"
     )
 
@@ -210,7 +217,8 @@ def _is_target(name: str, layer: Layer, config: LoRAConfig) -> bool:
     return any(_names(target, name) for target in config.targets)
 
 
-def _target_problems(config: LoRAConfig, layers: Mapping[str, Layer]) -> list[str]:
+def _target_problems(config: LoRAConfig, modules: Mapping[str, Layer]) -> list[str]:
+    layers = {layer_name(name, layer): layer for name, layer in modules.items()}
     if config.targets is None:
         return []
     if not config.targets:
@@ -229,21 +237,22 @@ def _target_problems(config: LoRAConfig, layers: Mapping[str, Layer]) -> list[st
     routed = [name for name, layer in layers.items() if not isinstance(layer, nn.Linear) and _is_target(name, layer, config)]
     if routed and config.dropout:
         found.append(
-            f"lora.dropout is {config.dropout}, but adapters of routers and routed experts ({routed[0].split('.', 2)[2]}) have "
-            "none (--lora.dropout 0, or other --lora.targets)"
+            f"lora.dropout is {config.dropout}, but adapters of routers and routed experts ({routed[0]}) have none "
+            "(--lora.dropout 0, or other --lora.targets)"
         )
     return found
 
 
 def _names(target: str, layer: str) -> bool:
-    """Whether a target names a layer such as blocks.0.mlp.project: project (also attention's) and mlp.project do."""
+    """Whether a target names a layer such as mlp.project: project (also attention's) and mlp.project do."""
     return target in _endings(layer)
 
 
 def _endings(layer: str) -> list[str]:
-    """The names of a layer of any block: `up`, `shared.up`, `mlp.shared.up`."""
-    names = layer.split(".")[2:]
-    return [".".join(names[start:]) for start in reversed(range(len(names)))]
+    """The names of a layer: `up`, `shared.up`, `mlp.shared.up`. `up` alone names no routed experts."""
+    names = layer.split(".")
+    found = [".".join(names[start:]) for start in reversed(range(len(names)))]
+    return found[1:] if "experts" in names else found
 
 
 def is_adapter(parameter: str) -> bool:

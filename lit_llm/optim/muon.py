@@ -164,7 +164,7 @@ class MuonAdamW(GroupOptimizer):
                     updates[i] = whole = self._orthogonal_experts(group, whole) if len(whole) else whole
                     if is_divided:
                         own_rows, own_columns = local_box(p)[1:]  # type: ignore[arg-type]
-                        rows[i], updates[i] = (slice(None), own_rows), whole[:, own_rows, own_columns]
+                        rows[i], updates[i] = (slice(None), own_rows), whole[:, own_rows, own_columns].clone()  # frees the rest
                 if group["normuon_beta2"] is not None:
                     squares.append(mean_squares(updates[i] if p.ndim == 2 else whole))
             self._apply(group, chosen, updates, squares or None, rows)

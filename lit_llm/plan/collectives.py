@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.optimizer import matrix_shapes
+from lit_llm.plan.optimizer import are_divided, expert_shapes, matrix_shapes
 from lit_llm.plan.pipeline_order import StageShare, stages_of_rank, weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import Weights, average_bytes, gathered_bytes, reduced_bytes, stored_bytes
@@ -141,6 +141,10 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         dimensions, rows = layout.owners
         shapes, iterate = matrix_shapes(weights_of_rank(settings, rank, whole=True)), optimizer.newton_schulz_bytes(cuda=cuda)
         found += muon_collectives(shapes, iterate, dimensions=dimensions, rows=rows, normuon=optimizer.normuon)
+        shards, expert = math.prod(dimensions), layout.expert
+        stacks = [s for s in expert_shapes(weights_of_rank(settings, rank, whole=True)) if are_divided(s, shards, expert)]
+        size = sum(map(math.prod, stacks)) // expert * settings.weight_bytes
+        found += [Collective("Muon's updates", "all_gather", size, shards // expert, expert, overlap=0.0)] * bool(stacks)
     return found
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lit_llm.core.memory import MUON_BATCH_NUMEL
+from lit_llm.distributed.keep_rule import sharded_dimension
 from lit_llm.plan.weights import Weight, Weights
 
 STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
@@ -63,23 +64,29 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
 def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, shards: int = 1, expert: int = 1) -> int:
     """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split.
 
-    Of experts it has those that it orthogonalises. Arguments as in `_own_experts`.
+    Of experts it has those that it orthogonalises. Arguments as in `are_divided`.
     """
     if not optimizer.normuon:
         return 0
     matrices = [weight for weight in whole if _takes_muon(weight)]
-    rows = [_own_experts(w.shape[0], shards, expert) * w.shape[1] if w.group == "experts" else w.shape[0] for w in matrices]
+    rows = [own_experts(w.shape, shards, expert) * w.shape[1] if w.group == "experts" else w.shape[0] for w in matrices]
     return sum(w.itemsize(parameter_bytes) * number * w.copies for w, number in zip(matrices, rows, strict=True))
 
 
-def _own_experts(experts: int, shards: int, expert: int) -> int:
-    """The experts of a layer that a rank orthogonalises: its own, or all of which it has a part (`MuonAdamW`).
+def are_divided(shape: tuple[int, ...], shards: int, expert: int) -> bool:
+    """Whether ranks have parts of each expert, because they cannot share whole ones.
 
     Args:
+        shape: (E, rows, columns).
         shards: ranks that share them.
         expert: of these, groups of ranks that have other experts.
     """
-    return experts // expert if experts % shards else experts // shards
+    return sharded_dimension((shape[0] // expert, *shape[1:]), shards // expert) > 0
+
+
+def own_experts(shape: tuple[int, ...], shards: int, expert: int) -> int:
+    """The experts of a layer that a rank orthogonalises: its own, or all of which it has a part (`MuonAdamW`)."""
+    return shape[0] // expert if are_divided(shape, shards, expert) else -(-shape[0] // shards)
 
 
 def _takes_muon(weight: Weight) -> bool:
@@ -196,16 +203,17 @@ def muon_work_bytes(
 def expert_work_bytes(
     shapes: tuple[tuple[int, int, int], ...], parameter_bytes: int, iterate_bytes: int, *, shards: int, expert: int, cuda: bool
 ) -> int:
-    """Peak temporary memory of a step of MuonAdamW for experts. Arguments as above and in `_own_experts`."""
+    """Peak temporary memory of a step of MuonAdamW for experts. Arguments as above and in `are_divided`."""
     from lit_llm.optim.owners import turns
 
     p, w, peak = parameter_bytes, iterate_bytes, 0
-    parts = [math.prod(shape) // shards for shape in shapes]
-    whole = [_own_experts(shape[0], shards, expert) * math.prod(shape[1:]) for shape in shapes]
+    whole = [own_experts(shape, shards, expert) * math.prod(shape[1:]) for shape in shapes]
+    divided = [are_divided(shape, shards, expert) for shape in shapes]
+    parts = [math.prod(s) // shards if d else each for each, s, d in zip(whole, shapes, divided, strict=True)]
     for numbers in turns(parts, [0] * len(parts), MUON_BATCH_NUMEL):
         held = sum(parts[i] for i in numbers) * p
         largest, i = max((whole[i], i) for i in numbers)
-        gathered = 0 if whole[i] == parts[i] else largest * p
+        gathered = largest * p if divided[i] else 0
         iterating = gathered + (largest * w if w != p else 0) + _iterating(shapes[i][1:], w, cuda=cuda)
         peak = max(peak, held * (2 if cuda else 1), held + 2 * gathered, held + iterating)
     return peak

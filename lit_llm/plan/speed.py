@@ -23,7 +23,7 @@ from lit_llm.plan.collectives import exchange_of, fullest_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.micro_batch import one_micro_batch
-from lit_llm.plan.optimizer import expert_shapes, matrix_shapes, muon_flops, state_bytes
+from lit_llm.plan.optimizer import expert_shapes, matrix_shapes, muon_flops, own_experts, state_bytes
 from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import OwnModel, Weights, is_tied, stored_bytes, weights_of
@@ -88,8 +88,9 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
         owners = math.prod(layout.owners[0]) * layout.owners[1]
         whole = weights_of(model, settings.lora)
         iterations = muon_flops(matrix_shapes(whole)) / owners / layout.pipeline.ranks
-        of_experts = tuple(shape[1:] for shape in expert_shapes(whole) for _ in range(shape[0]))
-        iterations += muon_flops(of_experts) / math.prod(layout.owners[0])
+        shards, expert = math.prod(layout.owners[0]), layout.expert
+        own = ((shape, own_experts(shape, shards, expert)) for shape in expert_shapes(whole))
+        iterations += muon_flops(tuple(shape[1:] for shape, count in own for _ in range(count))) / layout.pipeline.ranks
     blocks = 0 if isinstance(model, OwnModel) else model.n_layer
     kernels = made.kernels or blocks * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
     return Work(

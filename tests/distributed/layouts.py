@@ -257,6 +257,7 @@ def train(
     if balance is not None:
         result["biases"] = [None if bias is None else bias.tolist() for bias in module.expert_biases or ()]
         result["load"] = [row["experts/load"] for row in rows.values()]
+        result["means"] = {name: values.tolist() for name, values in module.router_means.items()}  # of the last step
         routers = module.whole_model.routers  # type: ignore[union-attr]
         result["shares"] = [None if router.shares.is_meta else router.shares.tolist() for router in routers]
     if average is not None:

@@ -32,6 +32,8 @@ def compare(found: dict, wanted: dict) -> None:
     assert found["grad/norm"] == pytest.approx(wanted["grad/norm"], rel=5e-5)
     for name in ("load", "biases", "shares"):
         assert found[name] == wanted[name], name
+    for name in ("entropy", "z"):
+        assert found["means"][name] == pytest.approx(wanted["means"][name], rel=5e-5), name
     for name, value in found["parameters"].items():
         assert torch.allclose(value, wanted["parameters"][name], rtol=1e-3, atol=2e-4), name
 
@@ -57,7 +59,7 @@ def test_recomputation_changes_nothing(folder, alone, settings):
 
 
 def test_two_ranks_change_rounding_only(folder, alone):
-    """Five experts on two shards: three and two."""
+    """Two shards hold rows of five experts."""
     jobs = {
         "ddp": {"strategy": "ddp", "optimizer": "MuonAdamW", **JOB},
         "fsdp2": {"strategy": {"shard": 2}, "optimizer": "MuonAdamW", "compute": {"activation_checkpointing": "full"}, **JOB},

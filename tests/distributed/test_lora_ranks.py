@@ -18,7 +18,13 @@ KINDS = {
         "settings": {
             "moe": {"experts": 4, "top_k": 2, "expert_width": 24, "shared_experts": 1, "first_dense": 1, "z_loss": 0.01}
         },
-        "lora": {"rank": 3, "targets": ["query", "value", "router", "up", "gate", "project"]},  # also of routed experts
+        "lora": {"rank": 3, "targets": ["query", "router", "up", "experts.up", "experts.gate", "experts.project"]},
+    },
+    # Two shards hold rows of three experts. The state of B with rank 1 has the shape of NorMuon's numbers of rows.
+    "rows": {
+        "model": "experts",
+        "settings": {"moe": {"experts": 3, "top_k": 2, "expert_width": 24}},
+        "lora": {"rank": 1, "targets": ["experts.up", "experts.project"]},
     },
     "gpt2": {"model": "gpt2", "lora": {"rank": 4, "targets": ["query", "project"]}},  # biases, a tied head
 }
@@ -46,6 +52,8 @@ def test_two_processes_train_as_one_and_their_checkpoints_cross(folder):
     narrow = layouts.train(folder, **recipe("modern", precision="bf16-true"))
     jobs = {f"{kind} / {name}": recipe(kind, strategy=layout) for kind in KINDS for name, layout in LAYOUTS.items()}
     jobs["experts / ep"] = recipe("experts", strategy={"shard": 2, "expert": 2})
+    jobs["experts / ep × tp"] = recipe("experts", strategy={"shard": 1, "tensor_parallel": 2, "expert": 2})
+    jobs["rows / fsdp2"] |= {"save_at": 2, "to": "rows-saved", "sharded": True}
     jobs["modern / fsdp2"] |= {"save_at": 2, "to": "sharded", "sharded": True}
     jobs["modern / tp"] |= {"save_at": 2, "to": "whole"}
     for name in ("gpt2 / fsdp2", "gpt2 / tp"):
@@ -83,9 +91,14 @@ def test_two_processes_train_as_one_and_their_checkpoints_cross(folder):
         assert continued["steps"] == [3, 4]
         assert continued["train/loss"] == pytest.approx(alone["modern"]["train/loss"][2:], rel=2e-5)
     # The merged weights of a LoRA run, of which each rank computes its part, start another.
-    more = {"modern / onward": recipe("modern", strategy=LAYOUTS["fsdp2"]) | {"init_from": "sharded/step-00000004.ckpt"}}
+    more = {
+        "modern / onward": recipe("modern", strategy=LAYOUTS["fsdp2"]) | {"init_from": "sharded/step-00000004.ckpt"},
+        "rows / on": recipe("rows", strategy=LAYOUTS["fsdp2"], resume="rows-saved/step-00000002.ckpt"),
+    }
     (folder / "jobs.json").write_text(json.dumps(more))
-    onward = run_ranks(SCRIPT, 2, folder, folder / "jobs.json")[0]["modern / onward"]
+    found = run_ranks(SCRIPT, 2, folder, folder / "jobs.json")[0]
+    assert found["rows / on"]["train/loss"] == reports[0]["rows / fsdp2"]["train/loss"][2:]
+    onward = found["modern / onward"]
     expected = layouts.train(folder, **(recipe("modern") | {"init_from": "sharded/step-00000004.ckpt"}))
     assert onward["train/loss"] == pytest.approx(expected["train/loss"], rel=2e-5)
 

@@ -297,7 +297,12 @@ RULES = [  # the first that matches
         r"python -m lit_llm (clean|prepare) ",
         lit_llm(run),
     ),
-    Rule("`torchrun`", "run with two processes on one machine, one of them by torchrun itself", r"torchrun ", torchrun),
+    Rule(
+        "`torchrun`",
+        "run with two processes on one machine: that for several machines by torchrun itself, of others its flags are parsed",
+        r"torchrun ",
+        torchrun,
+    ),
     Rule("`sbatch`", "parsed only", r"sbatch ", parse_sbatch),
     Rule("TensorBoard", "parsed only", r"python -m tensorboard\.main ", parse_tensorboard),
     Rule("`make`", "dry run (`make -n`)", r"make [\w-]+$", dry_run_target),

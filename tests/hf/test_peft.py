@@ -312,6 +312,11 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path, capsys):
     head = get_peft_model(built("llama"), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
     head.save_pretrained(tmp_path / "adapter")
     assert "lm_head.lora_A.weight adapts no linear layer in a block" in refused(*words, str(base))
+    content = read(base / "checkpoints/last.ckpt")
+    content["model_config"] |= {"mlp_width": 8}
+    disk_format.remove(base / "checkpoints/last.ckpt")
+    disk_format.write(content, base / "checkpoints/last.ckpt")
+    assert "does not fit this model" in refused(*words, str(base))
 
 
 def test_adapters_of_routed_experts_have_no_place_in_its_format(tmp_path):

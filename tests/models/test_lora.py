@@ -188,17 +188,17 @@ def test_flops_leave_out_the_gradients_of_frozen_matrices():
 
 
 SPARSE = {"mlp": "swiglu", "moe": MoEConfig(experts=4, top_k=2, expert_width=24, shared_experts=1)}
-OF_EXPERTS = ["router", "mlp.up", "mlp.gate", "mlp.project"]
+OF_EXPERTS = ["router", "experts.up", "experts.gate", "mlp.experts.project"]
 
 
-@pytest.mark.parametrize("targets", [OF_EXPERTS, ["router"], ["mlp.project"]])
+@pytest.mark.parametrize("targets", [OF_EXPERTS, ["router"], ["experts.project"]])
 def test_a_mixture_with_adapters_computes_the_merged_weights(targets):
     config = LoRAConfig(rank=4, targets=targets)
     model = build(config, **SPARSE).double()
     fill(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {
-        f"blocks.{i}.mlp.{each.removeprefix('mlp.')}.lora_{ab}" for i in range(2) for each in targets for ab in "ab"
+        f"blocks.{i}.mlp.{each.rpartition('.')[2]}.lora_{ab}" for i in range(2) for each in targets for ab in "ab"
     }
     plain = GPT(GPTConfig(**{**SIZE, "zero_init_projections": False, **SPARSE})).double()
     own = model.state_dict()
@@ -240,7 +240,9 @@ def test_adapters_of_experts_start_at_the_base_and_count_where_they_compute():
 
 def test_dropout_beside_adapters_of_experts_is_refused():
     config = GPTConfig(**{**SIZE, **SPARSE})
-    (problem,) = target_problems(LoRAConfig(rank=4, targets=["up"], dropout=0.1), config)
-    assert "mlp.up" in problem and "--lora.dropout 0" in problem
-    assert target_problems(LoRAConfig(rank=4, targets=["shared.up"], dropout=0.1), config) == []
+    (problem,) = target_problems(LoRAConfig(rank=4, targets=["experts.up"], dropout=0.1), config)
+    assert "mlp.experts.up" in problem and "--lora.dropout 0" in problem
+    assert target_problems(LoRAConfig(rank=4, targets=["up"], dropout=0.1), config) == []  # of the shared expert
+    model = build(LoRAConfig(rank=4, targets=["up"]), **SPARSE)
+    assert not hasattr(model.blocks[0].mlp.up, "lora_a") and hasattr(model.blocks[0].mlp.shared.up, "lora_a")
     assert "4 x 32" in rank_problem(LoRAConfig(rank=8, targets=["router"]), config)

@@ -126,7 +126,7 @@ RUNS = {
     ),
     "experts, LoRA": (
         {"mlp": "swiglu", "moe": {"experts": 8, "top_k": 2, "expert_width": 64, "shared_experts": 1, "first_dense": 1}},
-        {"lora": LoRAConfig(rank=8, targets=["query", "router", "up", "gate", "project"])},
+        {"lora": LoRAConfig(rank=8, targets=["query", "router", "up", "experts.up", "experts.gate", "experts.project"])},
     ),
     "experts, cheap checkpointing": (
         {"n_layer": 4, "moe": {"experts": 4, "top_k": 1, "expert_width": 256, "router": "sigmoid", "z_loss": 0.01}},
