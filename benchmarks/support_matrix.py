@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from lit_llm.certify.cells import AXES
+from lit_llm.certify.cells import AXES, layouts
 from lit_llm.certify.checks import HOW
 from lit_llm.commands.certify import fingerprints
 
@@ -25,7 +25,7 @@ EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
 PAGE, CERTIFICATES = EVIDENCE / "support-matrix.md", EVIDENCE / "certificates"
 BEGIN, END = "<!-- from certificates: python benchmarks/support_matrix.py -->\n", "<!-- end -->\n"
 CODE = "<!-- code: {} -->"
-LAYOUTS = ("one", "ddp", "fsdp2", "replicas", "tp", "context", "heads", "pp", "hsdp", "fsdp2-tp", "fsdp2-context")
+LAYOUTS = tuple(layouts(1) | layouts(4))
 TRAINING = ("models", "distributed", "optim", "data", "training", "callbacks", "core", "certify")
 COVERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("losses", "graphs", "waits", "speed"), TRAINING),
