@@ -233,8 +233,12 @@ def test_some_parameters_of_a_unit_are_sharded_over_another_mesh(group):
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("other", "shard"))["shard"]
     experts = init_device_mesh("cpu", (2,), mesh_dim_names=("expert_shard",))
     unit = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    fully_shard(unit, mesh=mesh, shard_placement_fn=package.placement_on(experts, {unit[0].weight}))
+    fully_shard(unit, mesh=mesh, shard_placement_fn=package.placement_on(experts, {unit[0].weight: Shard(1)}))
     assert [layer.weight.device_mesh.mesh_dim_names for layer in unit] == [("expert_shard",), ("shard",)]
+    assert [layer.weight.placements for layer in unit] == [(Shard(1),), (Shard(0),)]
+    other = nn.Linear(4, 4, bias=False)
+    fully_shard(other, mesh=experts, shard_placement_fn=package.placement_on(None, {other.weight: Shard(1)}))
+    assert other.weight.placements == (Shard(1),)
     package.gather_in_own_dtype(unit, lambda owners: False)  # sees the parameters of both
 
 
