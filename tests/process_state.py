@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import lightning.pytorch  # noqa: F401  # sets the log levels that are recorded here
+import torch.distributed as dist
 
 LOG_LEVELS = {name: logging.getLogger(name).level for name in ("lightning.fabric", "lightning.pytorch")}
 LEFT_BY_LIGHTNING = (
@@ -18,9 +19,10 @@ the other ranks of a group that does not exist."""
 
 @contextmanager
 def restored_process_state() -> Iterator[None]:
-    """At the end, also after an exception: Lightning's initial log levels, and the environment as it was.
+    """At the end, also after an exception: Lightning's initial log levels, the environment as it was, and no process group.
 
-    What Lightning leaves is removed in any case: a fixture of a module may have set it before.
+    What Lightning leaves is removed in any case: a fixture of a module may have set it before. It never ends the process
+    group of a strategy on one process, and a test that forks a rank would inherit it.
     """
     environment = dict(os.environ)
     try:
@@ -33,3 +35,5 @@ def restored_process_state() -> Iterator[None]:
         os.environ.update(environment)
         for name in LEFT_BY_LIGHTNING:
             os.environ.pop(name, None)
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -4,6 +4,7 @@ import logging
 import os
 
 import pytest
+import torch.distributed as dist
 from lightning.pytorch import seed_everything
 from process_state import restored_process_state
 
@@ -42,6 +43,12 @@ def test_the_environment_of_ranks_is_removed_and_changed_variables_are_restored(
         del os.environ["KEPT"]
     assert os.environ["KEPT"] == os.environ["CHANGED"] == "1"
     assert not {"LOCAL_RANK", "MASTER_ADDR", "NEW"} & os.environ.keys()
+
+
+def test_the_process_group_that_a_strategy_on_one_process_leaves_is_ended():
+    with restored_process_state():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert not dist.is_initialized()
 
 
 def test_every_test_is_isolated_without_asking_for_it(request):

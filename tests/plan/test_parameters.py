@@ -76,7 +76,7 @@ def test_flops_are_those_that_throughput_reports(name):
     assert flops_per_token(config(name)).total == config(name).flops_per_token()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def two_ranks():
     """A mesh of two ranks without communication: enough to split the tensors of a model and count them."""
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
