@@ -21,9 +21,10 @@ if not TYPE_CHECKING:  # a type checker would take any name
         if find_spec(f"{__name__}.{name}"):  # `from callbacks import errors` asks for the name before it imports the file
             raise AttributeError(name)
         public = {name: thing for name, thing in vars(import_module(f"{__name__}.exports")).items() if name[0] != "_"}
-        if name not in (*public, "__all__"):
+        globals().update(public, __all__=list(public))
+        if name not in globals():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return list(public) if name == "__all__" else public[name]
+        return globals()[name]
 
     def __dir__() -> list[str]:
         return [*globals(), *__getattr__("__all__")]

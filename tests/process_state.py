@@ -1,5 +1,6 @@
 """Undo what a command sets for its whole process, so that the order of tests does not matter."""
 
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from contextlib import contextmanager
 
 import lightning.pytorch  # noqa: F401  # sets the log levels that are recorded here
 import torch.distributed as dist
+
+import lit_llm.config.parse
 
 LOG_LEVELS = {name: logging.getLogger(name).level for name in ("lightning.fabric", "lightning.pytorch")}
 LEFT_BY_LIGHTNING = (
@@ -37,3 +40,11 @@ def restored_process_state() -> Iterator[None]:
             os.environ.pop(name, None)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def share_parsers() -> None:
+    """From now on this process makes the parser of a command once: that takes as long as parsing, which leaves it as it is."""
+    make = lit_llm.config.parse.make_parser
+    once = functools.cache(make)
+    lit_llm.config.parse.make_parser = lambda command, defaults: make(command, defaults) if defaults else once(command)
+    once("fit")

@@ -100,9 +100,17 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     arguments, missing = _without_incomplete_classes(arguments)
     problems += [*shapes, *arguments.problems, *map(needs_value, arguments.bare), *missing]
 
+    tried: dict[tuple[str, ...], Namespace | Exception] = {}
+
     def parse_words(words: list[str]) -> Namespace:
-        parsed: Namespace = parser.parse_args(with_empty_sources(words))
-        return parsed
+        if tuple(words) not in tried:  # mistakes are searched for by parsing parts, some of them again
+            try:
+                tried[tuple(words)] = parser.parse_args(with_empty_sources(words))
+            except Exception as error:
+                tried[tuple(words)] = error
+        if isinstance(result := tried[tuple(words)], Exception):
+            raise result
+        return result
 
     try:
         config = parse_words(arguments.words())

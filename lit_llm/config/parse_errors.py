@@ -1,7 +1,7 @@
 """Explains mistakes in recipes and flags: all of them at once, each with the nearest right key or value.
 
 jsonargparse stops at the first mistake and explains it in up to forty lines. So when parsing fails, the assignments are tried
-again on top of those that are right: half of them, a quarter, …, at last one by one.
+again on top of those that are right: all but those of the group that the message names, or half of them, …, at last one by one.
 
 Only this module reads jsonargparse's messages and decides which exceptions of constructors are a user's mistake.
 """
@@ -29,7 +29,7 @@ def explain(arguments: Arguments, parse: Callable[[list[str]], Namespace]) -> tu
     Args:
         parse: parses flags into a namespace; raises on a mistake.
     """
-    problems: list[str] = []
+    problems: list[tuple[int, str]] = []  # with the number of the assignment
     accepted: list[str] = []
 
     def error_of(candidates: list[Assignment]) -> str | None:
@@ -40,22 +40,25 @@ def explain(arguments: Arguments, parse: Callable[[list[str]], Namespace]) -> tu
         return None
 
     def report(assignment: Assignment, error: str) -> None:
-        if problem := class_problem(assignment.key, assignment.value):
-            problems.append(problem)
-            return
         known = lambda: [key for key, _ in leaves(parse(accepted).as_dict())]  # noqa: E731
-        problems.append(_sentence(assignment, error, known, list(known_classes(assignment.key))))
+        problem = class_problem(assignment.key, assignment.value)
+        problem = problem or _sentence(assignment, error, known, list(known_classes(assignment.key)))
+        problems.append((arguments.assignments.index(assignment), problem))
 
     rejected_classes: list[str] = []
 
     def examine(groups: list[list[Assignment]]) -> None:
         """Accept what is right of assignments, whose groups are tried together."""
         group = [assignment for each in groups for assignment in each]
-        if error_of(group) is None:
+        if (error := error_of(group)) is None:
             accepted.extend(assignment.as_flag() for assignment in group)
         elif len(groups) > 1:
-            examine(groups[: len(groups) // 2])
-            examine(groups[len(groups) // 2 :])
+            culprit = re.match(r'(?:Parser key "|unrecognized arguments: --)(\w+)', error)
+            suspects = [each for each in groups if culprit and _group(each[0]) == culprit[1]]
+            if len(suspects) in (0, len(groups)):
+                suspects = groups[len(groups) // 2 :]
+            examine([each for each in groups if each not in suspects])
+            examine(suspects)
         else:
             accepted.extend(assignment.as_flag() for assignment in right_of(group))
 
@@ -87,8 +90,12 @@ def explain(arguments: Arguments, parse: Callable[[list[str]], Namespace]) -> tu
         return fine
 
     # A class can be valid only together with its required arguments, so the assignments of one group are tried together first.
-    examine([list(each) for _, each in groupby(arguments.assignments, key=lambda a: (a.origin, a.key.partition(".")[0]))])
-    return problems, accepted
+    examine([list(each) for _, each in groupby(arguments.assignments, key=lambda a: (a.origin, _group(a)))])
+    return [problem for _, problem in sorted(problems)], accepted
+
+
+def _group(assignment: Assignment) -> str:
+    return assignment.key.partition(".")[0]
 
 
 def reason(error: str) -> str:
