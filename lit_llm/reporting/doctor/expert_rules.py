@@ -12,14 +12,13 @@ FEWEST_TOKENS = 100
 LOAD_HIGH = 0.8
 """Where the load of the busiest expert lies between 1, of balanced ones, and the largest that there can be."""
 TWICE = 2.0
-"""Load of the busiest expert: twice its share."""
+"""Load of an expert that computes twice its share."""
 MOVES = 4
-"""Scores that differ by less than two moves of a bias, R < 2 rate, do not choose: the expert whose bias is higher than another's
-by more than R has all tokens of both, and comes down. So no two biases get further apart than R + 2 rate < 4 rate. Biases
-that still approach what they need are as many moves away as there were steps; those that follow the luck of the batches,
-about the root of it."""
+"""Of a bias. If no score is R < 2 rate above another, an expert whose bias is R above another's gets all tokens of both, and
+comes down. So no two biases are further apart than R + 2 rate < 4 rate. Biases that still approach what balances are as many
+moves away as there were steps; those that follow the chance of each batch, about the root of it."""
 LEAST_STEPS = (2 * MOVES) ** 2
-"""Then that root is twice `MOVES`."""
+"""Their root is twice `MOVES`."""
 
 
 @error(
@@ -31,7 +30,7 @@ LEAST_STEPS = (2 * MOVES) ** 2
     explains=("experts-unbalanced", "loss-spikes", "loss-stuck"),
 )
 def bias_too_large(run: Observed) -> str | None:
-    """A bias outweighs every score; or biases go back and forth by moves that do, and balance nothing.
+    """A bias outweighs every score; or moves do, so that biases go back and forth and balance nothing.
 
     Not: biases that nothing moves (of imported weights), that still grow, that balance, or of few tokens.
     """
@@ -49,8 +48,8 @@ def bias_too_large(run: Observed) -> str | None:
     if load < TWICE or moves > MOVES:
         return None
     return (
-        f"since step {since:,} no bias was more than {moves:.1f} moves of {rate:g} away from the mean of its layer, and yet the "
-        f"busiest expert had {load:.1f} times its share: a move undoes the one before"
+        f"since step {since:,} no bias was more than {moves:.1f} moves of {rate:g} away from the mean of its layer, and yet one "
+        f"expert had {load:.1f} times its share: a move undoes the one before"
     )
 
 
