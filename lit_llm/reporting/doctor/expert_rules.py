@@ -48,7 +48,7 @@ def bias_too_large(run: Observed) -> str | None:
     if load < TWICE or moves > MOVES:
         return None
     return (
-        f"since step {since:,} no bias was more than {moves:.1f} moves of {rate:g} away from the mean of its layer, and yet one "
+        f"since step {since:,} no bias was more than {moves:.1f} moves of {rate:g} away from the mean of its layer, yet one "
         f"expert had {load:.1f} times its share: a move undoes the one before"
     )
 
