@@ -165,10 +165,14 @@ CASES = {
             }
         )
     ],
-    "expert-bias-too-large": [observed(everywhere_logged("experts/bias", 3.0), MOVES)],
+    "expert-bias-too-large": [
+        observed(everywhere_logged("experts/bias", 3.0), MOVES),
+        observed(everywhere_logged("experts/bias", 0.5) | everywhere_logged("experts/load", 2.5), MOVES),  # 1.7 moves
+    ],
     "experts-unbalanced": [
         observed(everywhere_logged("experts/dead", 2.0) | everywhere_logged("experts/load", 2.0), MOE),
         observed(everywhere_logged("experts/load", 3.5), MOE),
+        observed(everywhere_logged("experts/load", 2.1), MOE),  # from random weights
     ],
     "ranks-differ": [observed(everywhere("health/rank_difference", 1e-3))],
 }
@@ -190,8 +194,8 @@ def test_with_something_that_balances_a_dead_expert_is_no_finding():
 @pytest.mark.parametrize(
     "curves",
     [
-        {"experts/load": {step: 3.5 if step < 350 else 2.0 for step in STEPS}},  # balanced at last
-        {"experts/load": dict.fromkeys(STEPS, 2.0), "experts/dead": {step: float(step % 50 == 0) for step in STEPS}},
+        {"experts/load": {step: 3.5 if step < 350 else 1.9 for step in STEPS}},  # balanced at last
+        {"experts/load": dict.fromkeys(STEPS, 1.9), "experts/dead": {step: float(step % 50 == 0) for step in STEPS}},
         {"experts/dead": dict.fromkeys(STEPS, 2.0), "progress/tokens": {step: 8.0 * step for step in STEPS}},  # few tokens
         {"experts/bias": {step: step * 0.001 for step in STEPS}},
     ],
@@ -207,11 +211,25 @@ def test_experts_that_become_balanced_and_those_of_small_batches_are_no_finding(
         ({"experts/load": 1.0}, {"model": {"moe": {"experts": 4, "top_k": 4}}}),
         ({"experts/dead": 2.0, "experts/load": 3.9}, MOE | {"lora": {"rank": 4}}),  # its routers are frozen
         ({"experts/bias": 3.0}, MOE),  # of imported weights: nothing moves it
+        ({"experts/load": 2.1}, MOE | {"init_from": "imported"}),
     ],
 )
 def test_what_a_run_cannot_change_is_no_finding(tags, config):
     curves = {tag: dict.fromkeys(STEPS, value) for tag, value in tags.items()}
     assert diagnose(observed(curves, config)) == []
+
+
+@pytest.mark.parametrize(
+    ("rate", "biases", "load", "facts"),
+    [
+        (0.1, {step: 0.0015 * step for step in STEPS}, 2.5, {}),  # still growing: 6 moves at the end
+        (0.3, dict.fromkeys(STEPS, 0.5), 2.5, {"first_steps": [0, 340]}),  # another rate before
+        (0.3, dict.fromkeys(STEPS, 0.5), 1.4, {}),  # balanced
+    ],
+)
+def test_biases_that_grow_or_balance_are_no_finding(rate, biases, load, facts):
+    curves = {"experts/bias": biases} | everywhere_logged("experts/load", load)
+    assert diagnose(observed(curves, MOE | {"expert_balance": {"init_args": {"rate": rate}}}, **facts)) == []
 
 
 def test_a_run_with_few_rows_or_none_has_no_finding():
