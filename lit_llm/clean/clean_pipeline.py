@@ -28,9 +28,9 @@ from lit_llm.clean.steps import prepare_steps
 from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, jobs_of
-from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.progress import ProgressLog, Reading, Report
 from lit_llm.ingest.token_parts import PARTS, part_file, start_parts
+from lit_llm.ingest.workers import finish
 
 _KEPT = ".kept"
 """What follows the key in the name of the written file."""

@@ -22,7 +22,6 @@ from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job, jobs_of
-from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.progress import ProgressLog, Report
 from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
@@ -31,6 +30,7 @@ from lit_llm.ingest.source import public_name
 from lit_llm.ingest.survey import select
 from lit_llm.ingest.token_parts import PARTS, Part, PartCounts, read_part, start_parts, token_type
 from lit_llm.ingest.tokenise import JobRunner, Recipe
+from lit_llm.ingest.workers import finish
 from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, choose_encoder
 
