@@ -204,15 +204,7 @@ class TokenStream:
     def _read(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
         """Tokens [first, first + length) of a shard."""
         path, dtype, offset, *_ = self.layouts[shard]
-        try:
-            content = self._files.read(path, offset + first * dtype.itemsize, length * dtype.itemsize, random=random)
-        except FileNotFoundError:
-            raise UserError(f"Token shard {path} is gone: restore it, and continue the run with --resume auto.") from None
-        if len(content) != length * dtype.itemsize:
-            raise UserError(
-                f"Token shard {path} became shorter: {self.layouts[shard].size} bytes when it was opened, now "
-                f"{os.path.getsize(path)}. Restore it, and continue the run with --resume auto."
-            )
+        content = self._files.read(path, offset + first * dtype.itemsize, length * dtype.itemsize, random=random)
         tokens = np.frombuffer(content, dtype=dtype)
         if dtype.kind == "i":
             if tokens.min() < 0:
@@ -226,14 +218,7 @@ class TokenStream:
 
     def _read_mask(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
         """Whether tokens [first, first + length) of a shard are targets."""
-        path = self.layouts[shard].mask_path
-        try:
-            content = self._files.read(path, first, length, random=random)
-        except FileNotFoundError:
-            content = b""
-        if len(content) != length:
-            raise UserError(f"The mask {path} is gone or shorter: restore it, and continue the run with --resume auto.")
-        return np.frombuffer(content, dtype=np.uint8)
+        return np.frombuffer(self._files.read(self.layouts[shard].mask_path, first, length, random=random), dtype=np.uint8)
 
 
 def _with_mask(tokens_blake2b: str | None, mask_blake2b: str | None) -> str | None:

@@ -11,7 +11,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.ingest.open_source import file_system, version
 from lit_llm.ingest.paths import MissingFiles, expand, is_report
 from lit_llm.ingest.readers.hub import list_hub
-from lit_llm.ingest.remote_errors import sentence
+from lit_llm.ingest.remote_errors import one_sentence
 from lit_llm.ingest.source import HUB, Source, is_http, is_url, public_name
 
 _MAGIC = re.compile(r"[*?\[]")
@@ -43,15 +43,10 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
         if remote.count(pattern) > 1:
             problems.append(f"{public_name(pattern)} is given twice: remove it once ({flag}).")
         try:
-            found = list_hub(pattern) if pattern.startswith(HUB) else _list_remote(pattern)
+            with one_sentence(pattern):
+                found = list_hub(pattern) if pattern.startswith(HUB) else _list_remote(pattern)
         except UserError as error:
             problems.append(MissingFiles(f"{str(error).removesuffix('.')} ({flag})."))
-            continue
-        except Exception as error:
-            said = sentence(error, pattern, flag=flag)
-            if said is None:
-                raise
-            problems.append(MissingFiles(said))
             continue
         if not found:
             problems.append(MissingFiles(f"No non-empty file matches {public_name(pattern)} ({flag})."))

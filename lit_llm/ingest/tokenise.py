@@ -74,10 +74,11 @@ class JobRunner:
                     documents += piece.first
                     if piece.split not in writers:
                         path = self.folder / f"{key}.{piece.split}"
-                        writer = PartWriter(path, dtype, self.recipe.document_ids, masked=masked)
-                        writers[piece.split] = stack.enter_context(writer)
+                        writers[piece.split] = PartWriter(path, stack, dtype, self.recipe.document_ids, masked=masked)
                     where = f"conversation {documents} of {one.source.name}"
                     writers[piece.split].append(piece, *self._encode(piece, where))
+            for writer in writers.values():
+                writer.flush()
         part.splits = {split: writer.counts for split, writer in writers.items()}
         part.near_duplicates += sum(writer.dropped for writer in writers.values())
         part.write(self.folder, key)

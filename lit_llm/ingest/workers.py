@@ -107,9 +107,9 @@ class Workers:
         waiting = iter(tasks)
         running: dict[Connection, tuple[Any, ...]] = {}
         for _, task in zip(range(self._count), waiting, strict=False):
-            pipe = self._start()
-            self._send(pipe, task)
-            running[pipe] = task
+            started = self._start()
+            self._send(started, task)
+            running[started] = task
         while running:
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)

@@ -97,7 +97,7 @@ def test_a_shard_that_is_cut_or_removed_while_training_is_named(tmp_path):
     stream = TokenStream([first, second])
     os.truncate(first, 1024 + 4 * 7)
     assert stream.read(0, 7).tolist() == list(range(7))
-    with pytest.raises(UserError, match=r"x_000000\.bin became shorter: 1064 bytes when it was opened, now 1052\."):
+    with pytest.raises(UserError, match=r"x_000000\.bin became shorter: 1052 bytes now, but bytes up to 1064 are read"):
         stream.read(5, 10)
     second.unlink()
     with pytest.raises(UserError, match=r"x_000001\.bin is gone"):

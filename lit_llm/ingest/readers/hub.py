@@ -6,7 +6,6 @@ is read as `datasets` reads it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -23,7 +22,7 @@ from lit_llm.ingest.readers.interface import Counts, Piece
 from lit_llm.ingest.readers.messages import BESIDE, messages_of_row
 from lit_llm.ingest.readers.plain_text import cut_pieces
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, utf8
-from lit_llm.ingest.remote_errors import sentence
+from lit_llm.ingest.remote_errors import one_sentence
 from lit_llm.ingest.source import HUB, Source, changed
 
 _ANSWER_SECONDS = 20
@@ -97,7 +96,7 @@ def read_hub(source: Source, text_key: str, counts: Counts, *, messages: bool = 
             raise missing_key(source.path, text_key, stream.features, what="messages" if messages else "text")
         beside = [name for name in BESIDE if messages and name in stream.features and name != column]
         stream = stream.select_columns([column, *beside])
-    with _one_sentence(source.path):
+    with one_sentence(source.path):
         for number, row in enumerate(stream.shard(stream.num_shards, int(match[1])), start=1):
             where = f"Row {number} of {source.path}"
             if messages:
@@ -117,7 +116,7 @@ def read_hub(source: Source, text_key: str, counts: Counts, *, messages: bool = 
 def _commit(name: _Name) -> str:
     """The commit that a dataset is at. One request: the package `datasets` tries six times, which takes half a minute."""
     hub = need("huggingface_hub", extra="datasets", what=str(name))
-    with _one_sentence(str(name)):
+    with one_sentence(str(name)):
         return str(hub.HfApi().dataset_info(name.dataset, revision=name.revision, timeout=_ANSWER_SECONDS).sha)
 
 
@@ -129,7 +128,7 @@ def _open(name: _Name) -> tuple[Any, str, int]:
 def _load(name: _Name) -> tuple[Any, str, int]:
     datasets = _datasets(name)
     path = str(name.folder or name.dataset)
-    with _one_sentence(str(name)):
+    with one_sentence(str(name)):
         try:
             builder = datasets.load_dataset_builder(path, name=name.config, revision=name.revision)
         except FileNotFoundError as error:
@@ -168,17 +167,3 @@ def _datasets(name: _Name) -> ModuleType:
             os.environ["USE_TORCH"] = before
     datasets.disable_progress_bars()
     return datasets
-
-
-@contextlib.contextmanager
-def _one_sentence(path: str) -> Iterator[None]:
-    """Make an error of the network, of rights or of a missing dataset one sentence."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        said = sentence(error, path)
-        if said is None:
-            raise
-        raise UserError(said) from error
