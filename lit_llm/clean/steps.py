@@ -8,12 +8,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lit_llm.clean.clean_settings import FORMAT, SHORTEST, CleanSettings
-from lit_llm.clean.contamination import Contamination, ReferenceIndex
+from lit_llm.clean.contamination import Contamination, ReferenceIndex, References
 from lit_llm.clean.language import Language, unknown_languages
 from lit_llm.clean.normalise import FixEncoding, normalise
 from lit_llm.clean.personal_data import ACTIONS, Emails, Secrets
 from lit_llm.clean.quality import QUALITY_RULES, Quality
-from lit_llm.clean.reference_documents import References
 from lit_llm.clean.rules import Step
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError, report

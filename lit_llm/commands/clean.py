@@ -9,14 +9,13 @@ from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.datatrove_script import datatrove_script
 from lit_llm.clean.removal_report import REMOVED, table
 from lit_llm.clean.steps import step_problems
-from lit_llm.commands.field_flags import add_field_flags, settings_from
 from lit_llm.commands.new_output import REPLACE_HELP, kept_steps, log_beside, new_file_if, new_folder
-from lit_llm.commands.own_flags import OwnFlags
+from lit_llm.commands.own_flags import OwnFlags, add_field_flags, settings_from
 from lit_llm.core.disk import real_path, write_text
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.number_domain import whole
 from lit_llm.ingest.inputs import Input
-from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.paths import list_sources
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.runs.run_folder import expanded

@@ -30,7 +30,7 @@ def main(words: list[str]) -> int:
 def _run(arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
-    from lit_llm.data.prepare_shards import prepare
+    from lit_llm.data.text import prepare
 
     built = build(read_recipe("prepare", arguments))
     if built.config.out is None:

@@ -13,10 +13,9 @@ import numpy as np
 
 from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
-from lit_llm.data.blocks import Blocks
+from lit_llm.data.blocks import Blocks, HeldOutMixtureBlocks, MixtureBlocks
 from lit_llm.data.corpus import Corpus, combined_hash
 from lit_llm.data.datamodule import TokenDataModule, chat_forms
-from lit_llm.data.mixture_blocks import HeldOutMixtureBlocks, MixtureBlocks
 from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of, smallest_quotas
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
 from lit_llm.data.pack_plan import planned

@@ -14,8 +14,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.near_duplicates import HeldOutIndex, Sketcher
 from lit_llm.ingest.progress import ProgressLog, Report
-from lit_llm.ingest.selection import Selection
-from lit_llm.ingest.split import text_hash
+from lit_llm.ingest.selection import Selection, text_hash
 from lit_llm.ingest.token_parts import part_file
 from lit_llm.ingest.workers import finish
 

@@ -20,9 +20,8 @@ from lit_llm import callbacks
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.core.errors import UserError
-from lit_llm.data.blocks import Blocks
+from lit_llm.data.blocks import Blocks, MixtureBlocks
 from lit_llm.data.datamodule import TokenDataModule
-from lit_llm.data.mixture_blocks import MixtureBlocks
 from lit_llm.data.run_length import phases, run_length
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT

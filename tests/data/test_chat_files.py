@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, ChatFiles, TokenizerJSON, TokenShards, TokenStream
-from lit_llm.data.prepare_shards import prepare
+from lit_llm.data.text import prepare
 from lit_llm.ingest.chat import ChatTemplate
 
 ROWS = [[{"role": "user", "content": f"Say {i} 🙂"}, {"role": "assistant", "content": f"{i}"}] for i in range(40)]

@@ -11,13 +11,13 @@ import pytest
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, Bytes, Characters, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
-from lit_llm.data.prepare_shards import prepare
+from lit_llm.data.text import prepare
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.readers import interface as pieces_file
+from lit_llm.ingest.selection import hold_out
 from lit_llm.ingest.shard_pipeline import ingest
 from lit_llm.ingest.source import Source
-from lit_llm.ingest.split import hold_out
 
 
 def text_files(tmp_path, **arguments):

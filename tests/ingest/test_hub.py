@@ -9,7 +9,7 @@ from http_server import serving
 from ports import free_port
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.paths import list_sources
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 
 pytestmark = pytest.mark.slow  # `datasets` takes seconds to import

@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 from lit_llm.core.disk import naming
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.open_source import open_source
-from lit_llm.ingest.readers.arrow import read_arrow
+from lit_llm.ingest.readers.arrow import read_arrow, read_parquet
 from lit_llm.ingest.readers.columns import TextColumn
 from lit_llm.ingest.readers.compression import compression_of, decompressed
 from lit_llm.ingest.readers.detect import detect, read_head, with_head
@@ -19,7 +19,6 @@ from lit_llm.ingest.readers.hub import read_hub
 from lit_llm.ingest.readers.interface import Counts, Piece, ReadSettings
 from lit_llm.ingest.readers.jsonl import read_jsonl
 from lit_llm.ingest.readers.messages import MessagesColumn, read_messages
-from lit_llm.ingest.readers.parquet import read_parquet
 from lit_llm.ingest.readers.plain_text import cut_pieces, read_bytes, read_chunks, without_mark
 from lit_llm.ingest.readers.tar import read_tar
 from lit_llm.ingest.source import Source

@@ -13,7 +13,7 @@ from typing import IO, BinaryIO, cast
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.detect import read_head, require_text
 from lit_llm.ingest.readers.interface import Counts, Piece
-from lit_llm.ingest.readers.json_text import stream_text
+from lit_llm.ingest.readers.jsonl import stream_text
 from lit_llm.ingest.readers.plain_text import cut_pieces, read_chunks, without_mark
 
 _LARGEST_JSON_IN_MEMORY = 2**21  # a larger one waits in a temporary file
