@@ -30,9 +30,9 @@ def main(arguments: list[str]) -> int:
     Raises:
         UserError: There are fewer devices than asked for, the budget is too small, or a file cannot be written.
     """
-    flags = OwnFlags(alone=True, prog="python -m lit_llm certify", description=__doc__)
-    flags.add_argument("--devices", type=int, range=whole(1, 4096), help="GPUs, or processes on a machine without one; 1")
-    flags.add_argument("--budget", type=float, range=above(0, 10**5), default=10.0, help="minutes; then nothing is started")
+    flags = OwnFlags("certify", alone=True, description=__doc__)
+    flags.add_argument("--devices", range=whole(1, 4096), help="GPUs, or processes on a machine without one; 1")
+    flags.add_argument("--budget", range=above(0, 10**5), default=10.0, help="minutes; then nothing is started")
     flags.add_argument("--out", type=Path, default=Path("certificate.json"), help="the certificate")
     flags.add_argument("--html", type=Path, metavar="FILE", help="also a page with pictures")
     flags.add_argument(

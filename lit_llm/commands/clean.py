@@ -27,10 +27,10 @@ def main(words: list[str]) -> int:
     Raises:
         UserError: A setting is wrong, a file cannot be read, no document is left, or the folder exists.
     """
-    flags = OwnFlags(alone=True, prog="python -m lit_llm clean", description=__doc__)
+    flags = OwnFlags("clean", alone=True, description=__doc__)
     flags.add_argument("--out", required=True, help="empty or new folder for the documents and the report")
     flags.add_argument(
-        "--workers", type=int, range=whole(1, 4096), default=1, help="processes; the documents are the same for any number"
+        "--workers", range=whole(1, 4096), default=1, help="processes; the documents are the same for any number"
     )
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     add_field_flags(flags, CleanSettings)

@@ -20,9 +20,7 @@ from lit_llm.runs.saved_run import named_checkpoint
 
 def own_flags() -> OwnFlags:
     flags = OwnFlags(
-        alone=True,
-        prog="python -m lit_llm consolidate",
-        description="Write a checkpoint of any strategy as one file in Lightning's format.",
+        "consolidate", alone=True, description="Write a checkpoint of any strategy as one file in Lightning's format."
     )
     flags.add_argument("--run", help="run folder, like runs/quickstart")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint's path")

@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         UserError: The folder is not a run or has no curve, a note is not NAME=TEXT, or the file exists.
     """
-    flags = OwnFlags(alone=True, prog="python -m lit_llm curve", description=__doc__)
+    flags = OwnFlags("curve", alone=True, description=__doc__)
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     flags.add_argument("--out", required=True, type=Path, help="the CSV; `fit --check_against` reads it")
     flags.add_argument(

@@ -11,7 +11,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         UserError: The folder is not a run.
     """
-    flags = OwnFlags(alone=True, prog="python -m lit_llm doctor", description=__doc__)
+    flags = OwnFlags("doctor", alone=True, description=__doc__)
     flags.add_argument(
         "--run", required=True, help="run folder, like runs/quickstart; also of another project that logs with these callbacks"
     )

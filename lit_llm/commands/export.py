@@ -36,9 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def own_flags() -> OwnFlags:
     flags = OwnFlags(
-        alone=True,
-        prog="python -m lit_llm export",
-        description="Create a folder for transformers' AutoModelForCausalLM and AutoTokenizer from a run.",
+        "export", alone=True, description="Create a folder for transformers' AutoModelForCausalLM and AutoTokenizer from a run."
     )
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     flags.add_argument("--out", required=True, help="folder to create")
@@ -52,9 +50,7 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; default: as in the checkpoint"
     )
-    flags.add_argument(
-        "--max_shard_gb", type=float, range=above(0), default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)"
-    )
+    flags.add_argument("--max_shard_gb", range=above(0), default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
     flags.add_argument("--adapter", type=bool, help="of a LoRA run: write only its adapter, for the package peft, unmerged")
     flags.add_argument("--init_from", default=None, help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)

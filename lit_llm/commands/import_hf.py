@@ -43,8 +43,8 @@ STEP_0 = "step-00000000.ckpt"
 
 def own_flags() -> OwnFlags:
     flags = OwnFlags(
+        "import",
         alone=True,
-        prog="python -m lit_llm import",
         description=f"Create a run folder from a folder of Hugging Face, or of torch.distributed.checkpoint (DCP). "
         f"Families: {', '.join(ARCHITECTURES)}.",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -20,13 +21,15 @@ class OwnFlags(argparse.ArgumentParser):
     """Flags of a command. Mistakes raise UserError, one sentence each.
 
     Args:
+        command: its name.
         alone: the command takes no recipe, so that `parse` refuses other words, and `--help` prints these flags.
     """
 
-    def __init__(self, *, alone: bool = False, **options: Any) -> None:
+    def __init__(self, command: str = "", *, alone: bool = False, **options: Any) -> None:
         shown = argparse.ArgumentDefaultsHelpFormatter if alone else argparse.RawDescriptionHelpFormatter
         self._flags: dict[str, argparse.Action] = {}
         self._ranges: dict[str, Domain] = {}
+        options.setdefault("prog", f"python -m lit_llm {command}")
         super().__init__(allow_abbrev=False, add_help=alone, formatter_class=shown, **options)
         self.register("type", int, whole_number)
         self.register("type", float, number)
@@ -35,9 +38,11 @@ class OwnFlags(argparse.ArgumentParser):
         """As argparse. With `type=bool` it is a switch: `--x` and `--x true` are the same.
 
         Args:
-            options: `range` is the range of a number that is given.
+            options: `range` is the range of a number that is given, and tells its type.
         """
-        domain = options.pop("range", None)
+        domain: Domain | None = options.pop("range", None)
+        if domain is not None:
+            options["type"] = int if domain.whole else float
         if options.get("type") is bool:
             options = {"default": False, **options, "type": true_or_false, "nargs": "?", "const": True, "metavar": "true|false"}
         action = super().add_argument(*names, **options)
@@ -50,19 +55,16 @@ class OwnFlags(argparse.ArgumentParser):
         """Name → default and help."""
         return {name.lstrip("-"): (str(each.default).lower(), each.help or "") for name, each in self._flags.items()}
 
-    def split(
-        self, words: list[str], check: Callable[[argparse.Namespace, list[str]], list[str]] = lambda values, others: []
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """The values of these flags, and the other words.
-
-        Args:
-            check: further problems of both, which are told together with numbers outside their ranges.
+    def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        """The values of these flags, with the whole ``command`` as it was typed, and the other words.
 
         Raises:
-            UserError: A value is missing or wrong. All numbers outside their ranges, one sentence a line.
+            UserError: A value is missing or wrong. All numbers outside their ranges and words like one of these flags, one
+                sentence a line.
         """
         own: list[str] = []
         others: list[str] = []
+        command = shlex.join([*self.prog.split(), *words])
         words = underscored(words)
         while words:
             word = words.pop(0)
@@ -80,10 +82,13 @@ class OwnFlags(argparse.ArgumentParser):
                 own.append(word)
             else:
                 raise UserError(needs_value(word.lstrip("-")))
-        values = self.parse_args(own)
+        values = self.parse_args(own, argparse.Namespace(command=command))
         given = {name: getattr(values, name) for name in self._ranges if getattr(values, name) is not None}
         problems = [problem for name, value in given.items() if (problem := self._ranges[name].problem(name, value))]
-        if problems := [*problems, *check(values, others)]:
+        for flag in (word.partition("=")[0] for word in others):
+            if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, self._flags, n=1, cutoff=0.85)):
+                problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
+        if problems:
             raise UserError("\n".join(problems))
         return values, others
 

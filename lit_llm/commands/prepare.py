@@ -18,7 +18,7 @@ def main(words: list[str]) -> int:
 
     `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`.
     """
-    flags = OwnFlags(prog="python -m lit_llm prepare")
+    flags = OwnFlags("prepare")
     text = "Conversations: short for --data ChatFiles --data.chat_template (docs/chat.md)."
     flags.add_argument("--chat_template", help=text)
     own, rest = flags.split(words)

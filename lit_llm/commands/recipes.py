@@ -25,7 +25,7 @@ CALLBACKS = SHIPPED.parent / "callbacks"
 
 def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
     """The parser of the command, and those of its subcommands."""
-    parser = OwnFlags(alone=True, prog="python -m lit_llm recipes", description=__doc__)
+    parser = OwnFlags("recipes", alone=True, description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_parser = partial(commands.add_parser, alone=True)
     add = add_parser("list", help="print name, parameters, tokens and smallest hardware of each recipe (default command)")
