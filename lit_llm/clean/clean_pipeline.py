@@ -26,8 +26,8 @@ from lit_llm.clean.document_parts import LINES, Parts, PartWriter, read_tally, w
 from lit_llm.clean.duplicates import find_duplicates, whole_hash
 from lit_llm.clean.removal_report import READ, Tally, write_report
 from lit_llm.clean.rules import Document, Removed, Step, documents_of
-from lit_llm.clean.signatures import Signer
 from lit_llm.clean.steps import prepare_steps, steps_of
+from lit_llm.clean.word_ngrams import Signer
 from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of

@@ -6,7 +6,7 @@ import json
 from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any
 
-from lit_llm.clean.signatures import Signer, bands_of
+from lit_llm.clean.word_ngrams import Signer, bands_of
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import at_least, ranges_of, whole
 from lit_llm.ingest.readers import ReadSettings

@@ -25,7 +25,7 @@ import numpy as np
 
 from lit_llm.clean.removal_report import Tally
 from lit_llm.clean.rules import Document
-from lit_llm.clean.signatures import band_hashes
+from lit_llm.clean.word_ngrams import band_hashes
 from lit_llm.core.disk import read_json, write_text
 from lit_llm.ingest.token_parts import part_file
 

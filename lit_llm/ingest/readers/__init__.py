@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lit_llm.ingest.paths import dataset_files
 from lit_llm.ingest.readers.document_reader import DocumentReader
 from lit_llm.ingest.readers.interface import ReadSettings
 
-__all__ = ["DocumentReader", "ReadSettings", "dataset_files"]
+__all__ = ["DocumentReader", "ReadSettings"]
