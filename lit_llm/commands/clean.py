@@ -9,9 +9,9 @@ from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.datatrove_script import datatrove_script
 from lit_llm.clean.removal_report import REMOVED, table
 from lit_llm.clean.steps import step_problems
-from lit_llm.commands.new_output import REPLACE_HELP, kept_steps, log_beside, new_file_if, new_folder
+from lit_llm.commands.new_output import REPLACE_HELP, log_beside, new_file_if, new_folder
 from lit_llm.commands.own_flags import OwnFlags, add_field_flags, settings_from
-from lit_llm.core.disk import real_path, write_text
+from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.number_domain import whole
 from lit_llm.ingest.inputs import Input
@@ -44,23 +44,18 @@ def main(words: list[str]) -> int:
         raise UserError("\n".join(problems))
     inputs = [Input(source, "train", settings.read_settings()) for source in sources]
     out = expanded(own.out, key="out", flag="--out")
-    for pattern in settings.paths:
-        folder = Path(pattern).expanduser()
-        if folder.is_dir() and real_path(out).is_relative_to(real_path(folder)):
-            raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
-    log = log_beside(out)
+    above = [folder for pattern in settings.paths if (folder := Path(pattern).expanduser()).is_dir()]
     read = [Path(one.source.path) for one in inputs if one.source.is_local]
     named, threshold = settings.emit_datatrove, settings.near_duplicates
     script = None if named is None or threshold is None else expanded(named, key="emit_datatrove", flag="--emit_datatrove")
     with (
         new_file_if(script, replace=own.replace, flag="--emit_datatrove") as script_file,
-        new_folder(out, replace=own.replace, sources=read, resumable=PARTS) as partial,
-        kept_steps(partial, PARTS),
+        new_folder(out, replace=own.replace, sources=read, above=above, resumable=PARTS) as partial,
     ):
         if not any(getattr(settings, step) for step in settings.steps()):
             flags_of_steps = ", ".join(f"--{step}" for step in settings.steps())
             report(f"No step is on, so every document is copied as it is: switch one on ({flags_of_steps}).", "note")
-        tally = clean(inputs, settings, partial, workers=own.workers, progress=ProgressLog(log))
+        tally = clean(inputs, settings, partial, workers=own.workers, progress=ProgressLog(log_beside(out)))
         if script_file is not None and threshold is not None:
             ngram, permutations = settings.near_ngram, settings.near_permutations
             write_text(script_file, datatrove_script(out, threshold=threshold, ngram=ngram, permutations=permutations))

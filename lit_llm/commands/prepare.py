@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from lit_llm.commands.launch import launch
-from lit_llm.commands.new_output import kept_steps, log_beside, new_folder
+from lit_llm.commands.new_output import log_beside, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.token_parts import PARTS
@@ -36,18 +35,14 @@ def _run(arguments: Arguments) -> int:
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
     out = expanded(built.config.out, key="out", flag="--out")
-    read = built.datamodule.source_files()
-    for folder in built.datamodule.source_folders():
-        if real_path(out).is_relative_to(real_path(folder)):
-            raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
-    log = log_beside(out)
-    with new_folder(out, replace=built.config.replace, sources=read, resumable=PARTS) as partial, kept_steps(partial, PARTS):
+    read, above = built.datamodule.source_files(), built.datamodule.source_folders()
+    with new_folder(out, replace=built.config.replace, sources=read, above=above, resumable=PARTS) as partial:
         summary = prepare(
             built.datamodule,
             partial,
             shard_tokens=built.config.shard_tokens,
             workers=built.config.workers,
-            log=log,
+            log=log_beside(out),
             keep_parts=True,  # until the folder has its name
         )
     manifest = summary.manifest
