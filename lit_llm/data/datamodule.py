@@ -320,7 +320,7 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def ends_open(self) -> bool:
         """Whether the end of each training document opens the next: all end with an id, and begin with none."""
-        return all(self._ends_open(stream) for name, stream in self.corpus.streams.items() if _split_of(name) == "train")
+        return all(self._ends_open(stream) for name, stream in self.corpus.streams.items() if split_of(name) == "train")
 
     @property
     def source_names(self) -> list[str]:
@@ -546,7 +546,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _block_settings(self, name: str) -> dict[str, Any]:
         # Batches have rows of all streams of a split.
-        alike = {other for other in self.corpus.streams if _split_of(other) == _split_of(name)}
+        alike = {other for other in self.corpus.streams if split_of(other) == split_of(name)}
         known = self.gives_documents and self._open_data.with_documents.issuperset(alike)
         documents = self._documents(self.corpus.streams[name]) if known else None
         return {"block_size": self._block_size, "vocab_size": self.vocab_size, "documents": documents}
@@ -576,6 +576,6 @@ def chat_forms(streams: Iterable[TokenStream]) -> dict[ChatForm, Path]:
     return forms
 
 
-def _split_of(name: str) -> str:
+def split_of(name: str) -> str:
     """The split of a stream: "train" of "train", and of "web/train" in a mixture."""
     return name.rpartition("/")[2]

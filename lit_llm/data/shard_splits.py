@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,22 @@ def in_folder(path: str, *, settings: str = "--data", required: Collection[str] 
             _add(found, name, flag, partial(listed_stream, folder, manifest, [shard.file for shard in split.shards]))
         elif name in required:
             found.problems.append(f"{folder} has no {name} shards: prepare the data again with {name} text ({flag}).")
+    return found
+
+
+def path_problems(flag: str, others: Sequence[str], *, headerless: bool) -> list[str]:
+    """A sentence for each setting that contradicts ``path``, a folder that ``prepare`` wrote.
+
+    Args:
+        flag: the key that has all of these settings.
+        others: those of ``train``, ``val`` and ``test`` that are set.
+    """
+    found = []
+    if others:
+        named = ", ".join(f"{flag}.{name}" for name in others)
+        found.append(f"{flag}.path is a folder with all splits: it cannot be combined with {named}.")
+    if headerless:
+        found.append(f"{flag}.path is a folder of shards with headers: remove {flag}.headerless.")
     return found
 
 
