@@ -91,7 +91,7 @@ class JobRunner:
             chat = encoder.encode(piece.text, where=where)
             return chat.ids, chat.mask, PartCounts(bytes=chat.bytes, token_bytes=chat.bytes)
         before = encoder.unknown_tokens, encoder.token_bytes
-        (ids,) = encoder.encode([piece.text], [not piece.first])
+        ids = encoder.encode(piece.text, continues=not piece.first)
         unknown, known = encoder.unknown_tokens - before[0], encoder.token_bytes - before[1]
         return ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known)
 

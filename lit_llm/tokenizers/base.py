@@ -113,9 +113,9 @@ class Tokenizer(ABC):
         """``encode`` of each text; faster where the tokenizer can use several cores."""
         return [self.encode(text) for text in texts]
 
-    def encode_bytes(self, pieces: list[bytes]) -> list[np.ndarray]:
-        """``encode_batch`` of raw UTF-8. Invalid UTF-8 becomes U+FFFD, except that ``Bytes`` keeps every byte."""
-        return self.encode_batch([piece.decode("utf-8", errors="replace") for piece in pieces])
+    def encode_bytes(self, text: bytes) -> np.ndarray:
+        """``encode`` of raw UTF-8. Invalid UTF-8 becomes U+FFFD, except that ``Bytes`` keeps every byte."""
+        return self.encode(text.decode("utf-8", errors="replace"))
 
     def identity(self) -> str:
         """A string that differs if the ids of any text differ, or those around it; part of the token cache's key."""
