@@ -494,9 +494,9 @@ class TokenDataModule(LightningDataModule, ABC):
         """Passes over each source that a run of `steps` steps reads. Data without sources have one, without a name."""
         return {"": self.samples_before(steps) * self._block_size / self.train_tokens}
 
-    def describe_phases(self) -> str:
-        """The phases of the data from here on; empty without any."""
-        return ""
+    def describe_phases(self) -> list[str]:
+        """A line about the phases of a mixture that are to come; none for other data, or at the end of a run."""
+        return []
 
     def _data_parallel(self) -> tuple[int, int]:
         """(data-parallel rank, world size). Single-device strategies lack the property."""

@@ -275,12 +275,13 @@ class Mixture(ShardDataModule):
         """Of the whole run, whose length is known."""
         return {name: drawn.epochs for name, drawn in self.draws()[-1].sources.items() if drawn.epochs}
 
-    def describe_phases(self) -> str:
-        """The phases from here on by their last steps: "until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
+    def describe_phases(self) -> list[str]:
+        """By their last steps: "phases: until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
         to_come = [phase for phase in self._phases() if phase.end > self._base_samples]
         steps = range(self._base_step, self._steps() + 1)
         ends = [steps[bisect_left(steps, phase.end, key=self.samples_at)] for phase in to_come]
-        return "; ".join(f"until step {end:,} {_shares(phase)}" for end, phase in zip(ends, to_come, strict=True))
+        shares = [f"until step {end:,} {_shares(phase)}" for end, phase in zip(ends, to_come, strict=True)]
+        return [f"phases: {'; '.join(shares)}"] if shares else []
 
     # ---- State --------------------------------------------------------------------------------------------------
 

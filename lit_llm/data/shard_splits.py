@@ -29,13 +29,9 @@ class ShardSplits:
 
     def whole_splits(self) -> dict[str, SplitInfo]:
         """Name → the split of a manifest that has exactly the same shards."""
-        found = {}
-        for name, (_, manifest) in self.manifests.items():
-            files = [path.name for path in self.streams[name].paths]
-            for split in manifest.splits.values():
-                if files == [shard.file for shard in split.shards]:
-                    found[name] = split
-        return found
+        files = {name: [path.name for path in self.streams[name].paths] for name in self.manifests}
+        found = {name: manifest.split_with(files[name]) for name, (_, manifest) in self.manifests.items()}
+        return {name: split for name, split in found.items() if split is not None}
 
 
 def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, TextSize]:
@@ -81,7 +77,7 @@ def in_folder(path: str, *, settings: str = "--data", required: Collection[str] 
         split = manifest.splits.get(name)
         if split is not None and split.shards:
             found.manifests[name] = folder, manifest
-            _add(found, name, flag, partial(listed_stream, folder, manifest, [shard.file for shard in split.shards]))
+            _add(found, name, flag, partial(TokenStream.listed, folder, manifest, [shard.file for shard in split.shards]))
         elif name in required:
             found.problems.append(f"{folder} has no {name} shards: prepare the data again with {name} text ({flag}).")
     return found
@@ -146,9 +142,9 @@ def of_files(
                 manifests[folder] = None
         manifest = None if folder is None else manifests[folder]
         names = [path.name for path in files[name]]
-        if folder is not None and manifest is not None and manifest.lists(names):
+        if folder is not None and manifest is not None and manifest.shards.keys() >= set(names):
             found.manifests[name] = folder, manifest
-            _add(found, name, f"{settings}.{name}", partial(listed_stream, folder, manifest, names))
+            _add(found, name, f"{settings}.{name}", partial(TokenStream.listed, folder, manifest, names))
         else:
             _add(found, name, f"{settings}.{name}", partial(TokenStream, files[name], headerless=headerless))
     if not found.problems:
@@ -179,18 +175,3 @@ def _add(found: ShardSplits, name: str, flag: str, open_stream: Callable[[], Tok
 def _common_folder(files: list[Path]) -> Path | None:
     folders = {path.parent for path in files}
     return folders.pop() if len(folders) == 1 else None
-
-
-def listed_stream(folder: Path, manifest: Manifest, files: list[str]) -> TokenStream:
-    """The stream of ``files``, which the manifest lists."""
-    splits = manifest.splits.values()
-    whole = next((split for split in splits if [shard.file for shard in split.shards] == files), None)
-    known = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
-    return TokenStream.listed(
-        folder,
-        [known[file] for file in files],
-        vocab_size=manifest.vocab_size,
-        tokens_blake2b=None if whole is None else whole.tokens_blake2b,  # a part of a split has no hash
-        mask_blake2b=None if whole is None else whole.mask_blake2b,
-        ends_open=manifest.ends_open,
-    )

@@ -19,7 +19,7 @@ from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
-from lit_llm.data.shard_splits import listed_stream, text_sizes
+from lit_llm.data.shard_splits import text_sizes
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
@@ -148,7 +148,7 @@ class TextDataModule(TokenDataModule):
         manifest = Manifest.read(folder)
         assert manifest is not None, "the cache is not damaged"
         streams = {
-            name: listed_stream(folder, manifest, [shard.file for shard in split.shards])
+            name: TokenStream.listed(folder, manifest, [shard.file for shard in split.shards])
             for name, split in manifest.splits.items()
         }
         return Corpus(

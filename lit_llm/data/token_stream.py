@@ -14,7 +14,7 @@ import numpy as np
 from lit_llm.core.errors import UserError
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout, read_layout
-from lit_llm.ingest.shard_manifest import ShardInfo
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
 
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
@@ -48,29 +48,16 @@ class TokenStream:
         self._use(layouts)
 
     @classmethod
-    def listed(
-        cls,
-        folder: Path,
-        shards: Sequence[ShardInfo],
-        *,
-        vocab_size: int,
-        tokens_blake2b: str | None = None,
-        mask_blake2b: str | None = None,
-        ends_open: bool | None = None,
-    ) -> TokenStream:
-        """The shards that a manifest lists. No file is opened; their sizes are compared.
-
-        Args:
-            vocab_size: the manifest's.
-            tokens_blake2b: the hash of their tokens; None if the manifest has none, for a part of a split.
-            mask_blake2b: that of their masks, if they have some.
-            ends_open: the manifest's.
+    def listed(cls, folder: Path, manifest: Manifest, files: Sequence[str]) -> TokenStream:
+        """Shards that the manifest of a folder lists. No file is opened; their sizes are compared.
 
         Raises:
             UserError: one sentence for each file that is missing or has another size.
         """
-        assert shards, "a stream needs at least one file"
-        dtype = LAYOUTS[magic_for(vocab_size)][1]
+        assert files, "a stream needs at least one file"
+        known, whole = manifest.shards, manifest.split_with(files)
+        shards = [known[file] for file in files]
+        dtype = LAYOUTS[magic_for(manifest.vocab_size)][1]
         layouts = [
             ShardLayout(os.path.join(folder, s.file), dtype, HEADER_BYTES, s.tokens, masked=s.mask_blake2b is not None)
             for s in shards
@@ -81,8 +68,8 @@ class TokenStream:
         stream = cls.__new__(cls)
         stream._use(layouts)
         stream._max_ids = [shard.max_id for shard in shards]
-        stream._hash = _with_mask(tokens_blake2b, mask_blake2b)
-        stream.folder_of_manifest, stream.ends_open = folder, ends_open
+        stream._hash = None if whole is None else _with_mask(whole.tokens_blake2b, whole.mask_blake2b)
+        stream.folder_of_manifest, stream.ends_open = folder, manifest.ends_open
         return stream
 
     def _use(self, layouts: list[ShardLayout]) -> None:
@@ -221,9 +208,9 @@ class TokenStream:
         return np.frombuffer(self._files.read(self.layouts[shard].mask_path, first, length, random=random), dtype=np.uint8)
 
 
-def _with_mask(tokens_blake2b: str | None, mask_blake2b: str | None) -> str | None:
+def _with_mask(tokens_blake2b: str, mask_blake2b: str | None) -> str:
     """One hash of tokens and their mask."""
-    if tokens_blake2b is None or mask_blake2b is None:
+    if mask_blake2b is None:
         return tokens_blake2b
     return hashlib.blake2b(f"{tokens_blake2b} {mask_blake2b}".encode(), digest_size=HASH_BYTES).hexdigest()
 

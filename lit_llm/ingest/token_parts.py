@@ -19,6 +19,7 @@ import numpy as np
 
 from lit_llm.core.disk import complete_file, delete, naming, read_json, write_text
 from lit_llm.ingest.selection import SelectedPiece
+from lit_llm.ingest.shard_manifest import from_json
 from lit_llm.ingest.shards import DOCS_SUFFIX, LAYOUTS, MASK_SUFFIX, magic_for
 
 PARTS = "parts"
@@ -77,12 +78,10 @@ class Part:
     def read(cls, folder: Path, key: str) -> Part | None:
         """The finished job ``key``; None if it is not finished."""
         try:
-            content = read_json(folder / f"{key}.json")
+            part: Part = from_json(cls, read_json(folder / f"{key}.json"))
         except FileNotFoundError:
             return None
-        splits = {name: PartCounts(**counts) for name, counts in content.pop("splits").items()}
-        part = cls(splits, **content)
-        files = [file for name in splits for file in _files_of(folder / f"{key}.{name}", part.masked)]
+        files = [file for name in part.splits for file in _files_of(folder / f"{key}.{name}", part.masked)]
         return part if all(file.is_file() for file in files) else None  # a killed process may have begun to delete
 
     def write(self, folder: Path, key: str) -> None:
