@@ -9,7 +9,8 @@ from typing import Any, BinaryIO
 
 from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.readers.columns import TextColumn
-from lit_llm.ingest.readers.interface import Counts, Piece
+from lit_llm.ingest.readers.interface import Piece, SourceFile
+from lit_llm.ingest.readers.messages import MessagesColumn
 
 
 @contextlib.contextmanager
@@ -38,33 +39,30 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _MOST_MAPPED_BYTES = 2**24  # of text, until the pages behind it are given back
 
 
+def _column(schema: Any, of: SourceFile) -> TextColumn:
+    return MessagesColumn(schema, of) if of.messages else TextColumn(schema, of)
+
+
 def is_arrow_stream(head: bytes) -> bool:
     """Whether ``head`` starts with a message: a mark, the length of the metadata, a multiple of 8, and a table's offset."""
     length, offset = int.from_bytes(head[4:8], "little"), int.from_bytes(head[8:12], "little")
     return head[:4] == b"\xff\xff\xff\xff" and 0 < length < 2**31 and length % 8 == 0 and 0 < offset < length
 
 
-def read_arrow(
-    file: BinaryIO, key: str, counts: Counts, *, name: str, column_type: type[TextColumn] = TextColumn
-) -> Iterator[Piece]:
+def read_arrow(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
     """The documents of a file on this machine. Each row is one.
 
     The file is mapped, so a record batch is not copied, whatever its size. The text column of one batch is in memory if
     the batch is compressed, or if its texts are given by a dictionary.
-
-    Args:
-        key: the column of the text, with dots into structs.
-        name: the file's name, for messages.
-        column_type: what the column holds, and how it is read.
 
     Raises:
         UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
     """
     pyarrow = need("pyarrow", extra="data", what="Arrow")
     ipc = need("pyarrow.ipc", extra="data", what="Arrow")
-    counts.fraction = 0.0
+    of.fraction = 0.0
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    with naming_damage(name):
+    with naming_damage(of.name):
         # A file is a stream after a mark, with a directory behind it. pyarrow copies the batches of a file, not of a stream.
         is_file = mapped[: len(FILE_START)] == FILE_START
         expected = ipc.open_file(pyarrow.BufferReader(mapped)).num_record_batches if is_file else None
@@ -72,7 +70,7 @@ def read_arrow(
         begin = len(FILE_START) if is_file else 0
         source.seek(begin)
         schema = ipc.open_stream(source).schema
-        column = column_type(schema, key, counts, name=name)
+        column = _column(schema, of)
         source.seek(begin)
         fields = sorted({schema.names.index(path[0]) for path in column.paths})
         options = ipc.IpcReadOptions(included_fields=fields, use_threads=False)
@@ -85,12 +83,12 @@ def read_arrow(
                     mapped.madvise(mmap.MADV_DONTNEED)
                     used = 0
             batches += 1
-            counts.fraction = source.tell() / source.size()
+            of.fraction = source.tell() / source.size()
         if expected is None:
-            _require_end(source, name)
+            _require_end(source, of.name)
         elif batches != expected:
-            raise UserError(f"{name} lists {expected} record batches, but has {batches}: write the file again.")
-        counts.fraction = 1.0
+            raise UserError(f"{of.name} lists {expected} record batches, but has {batches}: write the file again.")
+        of.fraction = 1.0
 
 
 def _require_end(source: Any, name: str) -> None:
@@ -108,27 +106,20 @@ _BATCH_BYTES = 2**20  # of text, on average
 _MOST_ROWS = 1000  # in a batch: texts that are stored once may be large
 
 
-def read_parquet(
-    file: BinaryIO, key: str, counts: Counts, *, name: str, column_type: type[TextColumn] = TextColumn
-) -> Iterator[Piece]:
+def read_parquet(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
     """The documents of a file that can seek. Each row is one.
 
     Memory holds a batch of rows, about 1 MiB if texts have similar lengths, and one page of the file. The writer chose
     the size of a page: about 1 MiB, but pyarrow never puts less than 1,024 rows into one. A row group is not held.
 
-    Args:
-        key: the column of the text, with dots into structs.
-        name: the file's name, for messages.
-        column_type: what the column holds, and how it is read.
-
     Raises:
         UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
     """
     parquet = need("pyarrow.parquet", extra="data", what="Parquet")
-    counts.fraction = 0.0
-    with naming_damage(name):
+    of.fraction = 0.0
+    with naming_damage(of.name):
         table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
-        column = column_type(table.schema_arrow, key, counts, name=name)
+        column = _column(table.schema_arrow, of)
         read_rows, rows = 0, table.metadata.num_rows
         for group in range(table.num_row_groups):
             size = _rows_in_a_batch(table, group, column)
@@ -136,8 +127,8 @@ def read_parquet(
             for batch in table.iter_batches(size, row_groups=[group], columns=names, use_threads=False):
                 yield from column.texts(batch)
                 read_rows += batch.num_rows
-                counts.fraction = read_rows / rows
-        counts.fraction = 1.0
+                of.fraction = read_rows / rows
+        of.fraction = 1.0
 
 
 def _rows_in_a_batch(table: Any, group: int, column: TextColumn) -> int:

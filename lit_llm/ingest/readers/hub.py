@@ -18,10 +18,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from lit_llm.core.errors import UserError, need
-from lit_llm.ingest.readers.interface import Counts, Piece
+from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.messages import BESIDE, messages_of_row
-from lit_llm.ingest.readers.plain_text import cut_pieces
-from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, utf8
+from lit_llm.ingest.readers.plain_text import pieces_of
+from lit_llm.ingest.readers.text_value import missing_key, text_in
 from lit_llm.ingest.remote_errors import one_sentence
 from lit_llm.ingest.source import HUB, Source, changed
 
@@ -78,39 +78,33 @@ def list_hub(pattern: str) -> list[Source]:
     return [Source(f"{name}#shard={index}", size // count, version) for index in range(count)]
 
 
-def read_hub(source: Source, text_key: str, counts: Counts, *, messages: bool = False) -> Iterator[Piece]:
+def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
     """The documents of one shard, in pieces. How much of it is read, is not known.
 
     Raises:
-        UserError: The dataset cannot be read, has changed since it was listed, or has no text under ``text_key``.
+        UserError: The dataset cannot be read, has changed since it was listed, or has no text under the key.
     """
     match = _SHARD.search(source.path)
     assert match
-    counts.fraction = 0.0
+    of.fraction = 0.0
     stream, version, _ = _open(_Name.read(source.path))
     if version != source.version:
         raise changed(source)
     if stream.features is not None:
-        column = text_key if text_key in stream.features else text_key.partition(".")[0]
+        column = of.key if of.key in stream.features else of.key.partition(".")[0]
         if column not in stream.features:
-            raise missing_key(source.path, text_key, stream.features, what="messages" if messages else "text")
-        beside = [name for name in BESIDE if messages and name in stream.features and name != column]
+            raise missing_key(source.path, of.key, stream.features, what="messages" if of.messages else "text")
+        beside = [name for name in BESIDE if of.messages and name in stream.features and name != column]
         stream = stream.select_columns([column, *beside])
     with one_sentence(source.path):
         for number, row in enumerate(stream.shard(stream.num_shards, int(match[1])), start=1):
             where = f"Row {number} of {source.path}"
-            if messages:
-                yield from messages_of_row(row, text_key, counts, where=where)
+            if of.messages:
+                yield from messages_of_row(row, of.key, of, where=where)
                 continue
-            text = find(row, text_key)
-            if text is MISSING:
-                raise missing_key(where, text_key, keys_of(row, text_key))
-            if text is not None and not isinstance(text, str):
-                raise no_text(where, text_key, f"a value of type {type(text).__name__}")
-            if text:
-                yield from cut_pieces([utf8(text)])
-            else:
-                counts.skipped += 1
+            text = text_in(row, of.key, where=where)
+            of.skipped += not text
+            yield from pieces_of(text)
 
 
 def _commit(name: _Name) -> str:

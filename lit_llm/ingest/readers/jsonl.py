@@ -7,36 +7,24 @@ from collections.abc import Generator, Iterator
 from typing import BinaryIO
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.readers.interface import Counts, Piece
+from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.json_stream import CHUNK_BYTES, JsonStream, parse
 from lit_llm.ingest.readers.plain_text import cut_pieces, pieces_of
-from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, type_name, utf8
+from lit_llm.ingest.readers.text_value import missing_key, text_in, type_name, utf8
+
+LONG_LINE_BYTES = 2**21
+"""A longer line is not held in memory."""
 
 
 def text_of(line: bytes, key: str, *, where: str, hint: str = "") -> bytes:
-    """The text under ``key`` of an object; empty if it is null.
-
-    Args:
-        where: names the object in messages: "FILE line 3".
-        hint: how to read a file as plain text that only looks like JSON; may be empty.
-
-    Raises:
-        UserError: It is not a JSON object, has no such key, or another value than a string.
-    """
+    """`text_in` of a line, which must be an object."""
     try:
         record = parse(line.decode())
     except ValueError as error:
         raise _unreadable(error, where, hint) from error
     if not isinstance(record, dict):
         raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}{hint}.")
-    value = find(record, key)
-    if isinstance(value, str):
-        return utf8(value)
-    if value is MISSING:
-        raise missing_key(where, key, keys_of(record, key), hint=hint)
-    if value is not None:
-        raise no_text(where, key, type_name(value))
-    return b""
+    return text_in(record, key, where=where, hint=hint)
 
 
 def stream_text(chunks: Iterator[bytes], key: str, *, where: str, hint: str = "") -> Generator[Piece, None, bool]:
@@ -67,16 +55,10 @@ def _unreadable(error: ValueError, where: str, hint: str) -> UserError:
     return UserError(f"{where} is not a valid JSON object: remove or repair it{lines}{hint}.")
 
 
-LONG_LINE_BYTES = 2**21
-"""A longer line is not held in memory."""
-
-
-def read_jsonl(stream: BinaryIO, key: str, counts: Counts, *, name: str, hint: str) -> Iterator[Piece]:
+def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece]:
     """The documents of a JSONL file. Blank lines are ignored.
 
     Args:
-        key: the key of the text, with dots into objects.
-        name: the file's name, for messages.
         hint: how to read a file as plain text that only looks like JSONL; may be empty.
 
     Raises:
@@ -85,14 +67,14 @@ def read_jsonl(stream: BinaryIO, key: str, counts: Counts, *, name: str, hint: s
     number = 0
     while line := stream.readline(LONG_LINE_BYTES):
         number += 1
-        where = f"{name} line {number}"
+        where = f"{of.name} line {number}"
         long = len(line) == LONG_LINE_BYTES and not line.endswith(b"\n")
         line = line.removeprefix(codecs.BOM_UTF8)  # not of the first line only: files are joined with cat
         if long:
-            counts.skipped += not (yield from stream_text(_rest_of_line(line, stream), key, where=where, hint=hint))
+            of.skipped += not (yield from stream_text(_rest_of_line(line, stream), of.key, where=where, hint=hint))
         elif not line.isspace():
-            text = text_of(line, key, where=where, hint=hint)
-            counts.skipped += not text
+            text = text_of(line, of.key, where=where, hint=hint)
+            of.skipped += not text
             yield from pieces_of(text)
 
 
