@@ -7,6 +7,7 @@ from lit_llm.commands.new_output import log_beside, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
 from lit_llm.core.errors import UserError
+from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.runs.run_folder import expanded
@@ -29,21 +30,23 @@ def main(words: list[str]) -> int:
 def _run(arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
-    from lit_llm.data.text import prepare
+    from lit_llm.data import TextDataModule
 
     built = build(read_recipe("prepare", arguments))
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
+    data = built.datamodule
+    if not isinstance(data, TextDataModule):
+        raise UserError(f"{type(data).__name__} has no text to tokenise: use --data TextFiles, ChatFiles or PythonStdlib")
     out = expanded(built.config.out, key="out", flag="--out")
-    read, above = built.datamodule.source_files(), built.datamodule.source_folders()
+    read, above = data.source_files(), data.source_folders()
     with new_folder(out, replace=built.config.replace, sources=read, above=above, resumable=PARTS) as partial:
-        summary = prepare(
-            built.datamodule,
+        data.raise_problems()
+        summary = data.tokenise(
             partial,
             shard_tokens=built.config.shard_tokens,
             workers=built.config.workers,
-            log=log_beside(out),
-            keep_parts=True,  # until the folder has its name
+            progress=ProgressLog(log_beside(out)),
         )
     manifest = summary.manifest
     for name, split in manifest.splits.items():

@@ -15,7 +15,6 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
@@ -23,7 +22,6 @@ from lit_llm.data.shard_splits import text_sizes
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
-from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.selection import Selection, path_hash
 from lit_llm.ingest.shard_manifest import META_FILE, Manifest
 from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
@@ -55,7 +53,8 @@ class TextDataModule(TokenDataModule):
 
     def __init__(self, *, tokenizer: Tokenizer | None = None, cache_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._source_tokenizer = tokenizer or Bytes()
+        self.source_tokenizer = tokenizer or Bytes()
+        """The configured one. After ``setup``, ``tokenizer`` is the one in use, whose vocabulary has been learned."""
         self.cache_dir = cache_dir
         self._verified: Path | None = None  # the cache that this process has made or checked
 
@@ -66,22 +65,8 @@ class TextDataModule(TokenDataModule):
     def source_files(self) -> list[Path]:
         return list(dict.fromkeys(Path(one.source.path) for one in self.inputs() if one.source.is_local))
 
-    @property
-    def source_tokenizer(self) -> Tokenizer:
-        """The configured tokenizer. After ``setup``, ``tokenizer`` is the one in use, whose vocabulary has been learned."""
-        return self._source_tokenizer
-
-    def tokenise(self, out: Path, *, shard_tokens: int, workers: int = 0, progress: ProgressLog | None = None) -> Summary:
-        """Write token shards into ``out``, which may hold what an interrupted call has left.
-
-        Args:
-            shard_tokens: tokens per shard.
-            workers: processes. 0: this process.
-
-        Raises:
-            UserError: the text cannot be read, or a split is empty.
-            OSError: the disk refused.
-        """
+    def tokenise(self, out: Path, *, shard_tokens: int, **options: Any) -> Summary:
+        """Write token shards into ``out``. Arguments, files and errors are those of `ingest`."""
         summary = ingest(
             self.inputs(),
             self.source_tokenizer,
@@ -90,8 +75,7 @@ class TextDataModule(TokenDataModule):
             val_fraction=self.val_fraction,
             drop_near_duplicates=self.drop_near_duplicates,
             chat_template=self.chat_template,
-            workers=workers,
-            progress=progress,
+            **options,
         )
         if summary.invalid:
             more = f" and {len(summary.invalid) - 1:,} more files" if len(summary.invalid) > 1 else ""
@@ -259,44 +243,3 @@ class PythonStdlib(TextDataModule):
             subfolders[:] = [name for name in subfolders if name not in _EXCLUDED]
             paths = (Path(folder, name) for name in names if name.endswith(".py"))
             yield from (path for path in paths if path.is_file() and path.stat().st_size > 0)
-
-
-def prepare(
-    datamodule: TokenDataModule,
-    out: str | Path,
-    *,
-    shard_tokens: int = 100_000_000,
-    workers: int = 1,
-    log: Path | None = None,
-    keep_parts: bool = False,
-) -> Summary:
-    """Write ``train_000000.bin``, ..., ``val_000000.bin``, ..., ``tokenizer.json`` and ``meta.json`` into ``out``.
-
-    The files are the same for any number of workers. An interrupted call leaves its finished parts in ``out/parts``; a call
-    with the same arguments continues with them.
-
-    Args:
-        datamodule: a data module of text (``TextFiles``, ``ChatFiles``, ``PythonStdlib``).
-        out: a folder that does not exist, is empty, or holds what an interrupted call has left.
-        shard_tokens: tokens per shard.
-        workers: processes that read and tokenise. Each needs less than 300 MB. 0: this process.
-        log: a file that progress is appended to.
-        keep_parts: leave ``out/parts`` to the caller.
-
-    Raises:
-        UserError: if ``out`` holds anything else, the data module has problems or no text, or a file cannot be read.
-    """
-    if not isinstance(datamodule, TextDataModule):
-        raise UserError(
-            f"{type(datamodule).__name__} has no text to tokenise: use --data TextFiles, ChatFiles or PythonStdlib."
-        )
-    out = Path(out).expanduser()
-    continues = (out / PARTS).is_dir()
-    if out.exists() and not continues and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an empty folder: choose another folder for the shards (--out).")
-    datamodule.raise_problems()
-    out.mkdir(parents=True, exist_ok=True)
-    summary = datamodule.tokenise(out, shard_tokens=shard_tokens, workers=workers, progress=ProgressLog(log))
-    if not keep_parts:
-        delete(out / PARTS)
-    return summary

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import prepare
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, Bytes, Characters, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
-from lit_llm.data.text import prepare
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.readers import interface as pieces_file
@@ -483,17 +483,3 @@ def test_prepared_shards_train_like_the_text_they_came_from(tmp_path):
     assert counts == {"train": (1, 1350, text.train_tokens), "val": (1, 150, text.val_tokens)}
     assert len(list((tmp_path / "out").glob("train_*.bin"))) == -(-text.train_tokens // 100)
     assert (tmp_path / "out" / "train_000000.bin").is_file()
-
-
-def test_prepare_refuses_a_folder_in_use_and_data_without_text(tmp_path):
-    (tmp_path / "t.txt").write_text("a line of text\n" * 100)
-    text = text_files(tmp_path, paths=str(tmp_path / "t.txt"))
-    with pytest.raises(ValueError, match="not an empty folder"):
-        prepare(text, tmp_path)
-    with pytest.raises(ValueError, match="not an empty folder"):
-        prepare(text, tmp_path / "t.txt")
-    with pytest.raises(ValueError, match="TokenShards has no text"):
-        prepare(TokenShards(), tmp_path / "out")
-    with pytest.raises(ValueError, match="No training text"):
-        prepare(text_files(tmp_path), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
