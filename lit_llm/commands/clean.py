@@ -22,11 +22,7 @@ from lit_llm.runs.run_folder import expanded
 
 
 def main(words: list[str]) -> int:
-    """Write the folder.
-
-    Raises:
-        UserError: A setting is wrong, a file cannot be read, no document is left, or the folder exists.
-    """
+    """Write the folder."""
     flags = OwnFlags("clean", alone=True, description=__doc__)
     flags.add_argument("--out", required=True, help="empty or new folder for the documents and the report")
     flags.add_argument(

@@ -32,11 +32,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file. torch.load, `--resume PATH` and `--ckpt_path PATH` read it. The whole checkpoint must fit in memory.
-
-    Raises:
-        UserError: The checkpoint does not exist or is damaged, or the file exists.
-    """
+    """Write the file. torch.load, `--resume PATH` and `--ckpt_path PATH` read it. The whole checkpoint must fit in memory."""
     options = own_flags().parse(arguments)
     if options.run is None and options.ckpt_path in ("last", "best"):
         raise UserError(f"'{options.ckpt_path}' needs a run folder (--run runs/NAME, or --ckpt_path PATH)")

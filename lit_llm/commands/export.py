@@ -157,11 +157,7 @@ def export_dcp(checkpoint: Path, out: Path, *, replace: bool = False) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Export, and print the result.
-
-    Raises:
-        UserError: As in `export_folder`; or the run or checkpoint does not exist, or flags exclude each other.
-    """
+    """Export, and print the result."""
     flags = own_flags()
     options = flags.parse(arguments)
     run, out = expanded(options.run), Path(options.out)

@@ -51,11 +51,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the prompt and its continuation, token by token. Of a chat, only the answer.
-
-    Raises:
-        UserError: The run folder, the checkpoint or a setting is wrong.
-    """
+    """Print the prompt and its continuation, token by token. Of a chat, only the answer."""
     options = own_flags().parse(arguments)
     try:
         torch.zeros(1, device=options.device).item()

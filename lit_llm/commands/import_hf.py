@@ -241,11 +241,7 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
 
 
 def main(arguments: list[str]) -> int:
-    """Import, and print the result and next steps.
-
-    Raises:
-        UserError: As in `import_folder`.
-    """
+    """Import, and print the result and next steps."""
     options = own_flags().parse(arguments)
     folder, run, replace = Path(options.folder), Path(options.out), options.replace
     how_to_generate = f"generate:    python -m lit_llm generate --run {run} --prompt TEXT"

@@ -86,11 +86,7 @@ def main(words: list[str]) -> int:
 
 
 def _source(own: argparse.Namespace) -> MeasuredRun | None:
-    """The run whose speed is used, or the certificate's; of a certificate also the speed of saving.
-
-    Raises:
-        UserError: It has measured none, or two flags set the speed.
-    """
+    """The run whose speed is used, or the certificate's; of a certificate also the speed of saving."""
     given = [flag for flag in ("from_certificate", "from_run", "mfu") if getattr(own, flag) is not None]
     if len(given) > 1:
         raise UserError(f"--{given[1]} and --{given[0]} both decide the speed; give one of them (--{given[0]})")

@@ -43,11 +43,7 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; returns the exit code.
-
-    Raises:
-        UserError: The recipe does not exist, or files would be overwritten.
-    """
+    """Entry point; returns the exit code."""
     parser, commands = _parsers()
     own, rest = parser.parse_known_args(arguments or ["list"])
     if own.command != "show":

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file, and print the ranking of several runs.
-
-    Raises:
-        UserError: A folder is not a run, there are too many runs, the curve cannot be read, or the file exists.
-    """
+    """Write the file, and print the ranking of several runs."""
     flags = OwnFlags("report", alone=True, description=__doc__)
     flags.add_argument("--run", action="append", help="run folder, like runs/quickstart; repeat it to compare up to 8 runs")
     flags.add_argument(

@@ -133,7 +133,8 @@ def of_files(
         found.problems += problems
         if problems:
             continue
-        folder = None if headerless else _common_folder(files[name])
+        folders = {path.parent for path in files[name]}
+        folder = folders.pop() if len(folders) == 1 and not headerless else None
         if folder is not None and folder not in manifests:
             try:
                 manifests[folder] = Manifest.read(folder)
@@ -170,8 +171,3 @@ def _add(found: ShardSplits, name: str, flag: str, open_stream: Callable[[], Tok
     if len(stream) < 2:
         found.problems.append(f"The {name} shards hold a single token, but at least two are needed ({flag}).")
     found.streams[name] = stream
-
-
-def _common_folder(files: list[Path]) -> Path | None:
-    folders = {path.parent for path in files}
-    return folders.pop() if len(folders) == 1 else None

@@ -128,8 +128,9 @@ class TokenStream:
         """
         if not self.masked:
             return None
-        parts = [self._read_mask(*place, random) for place in self._places(start, length)]
-        return np.concatenate([np.empty(0, np.uint8), *parts])
+        places = self._places(start, length)
+        parts = [self._files.read(self.layouts[shard].mask_path, first, count, random=random) for shard, first, count in places]
+        return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
     def _places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
         """The shards that have the tokens [start, start + length): number, the first token in it, and how many."""
@@ -202,10 +203,6 @@ class TokenStream:
                 )
             tokens = tokens.view(f"<u{dtype.itemsize}")
         return tokens
-
-    def _read_mask(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
-        """Whether tokens [first, first + length) of a shard are targets."""
-        return np.frombuffer(self._files.read(self.layouts[shard].mask_path, first, length, random=random), dtype=np.uint8)
 
 
 def _with_mask(tokens_blake2b: str, mask_blake2b: str | None) -> str:
