@@ -16,7 +16,7 @@ import numpy as np
 from lit_llm.clean.clean_settings import SHORTEST
 from lit_llm.clean.rules import Document, Removed, documents_of
 from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.ingest.near_duplicates import HashIndex, by_hash
 from lit_llm.ingest.paths import list_sources
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
@@ -150,8 +150,7 @@ class References:
             problems += (
                 [] if _held_out(folder) else [f"{folder} has neither val nor test: nothing in it is held out (--against)."]
             )
-        if problems:
-            raise UserError("\n".join(problems))
+        refuse(problems)
         self._settings = ReadSettings(text_key=text_key)
 
     def identity(self) -> list[str]:

@@ -12,7 +12,7 @@ from lit_llm.clean.steps import step_problems
 from lit_llm.commands.new_output import REPLACE_HELP, log_beside, new_file_if, new_folder
 from lit_llm.commands.own_flags import OwnFlags, add_field_flags, settings_from
 from lit_llm.core.disk import write_text
-from lit_llm.core.errors import UserError, report
+from lit_llm.core.errors import refuse, report
 from lit_llm.core.number_domain import whole
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.paths import list_sources
@@ -32,12 +32,9 @@ def main(words: list[str]) -> int:
     add_field_flags(flags, CleanSettings)
     own = flags.parse(words)
     settings = settings_from(CleanSettings, own)
-    problems = settings.problems() + step_problems(settings)
-    if problems:
-        raise UserError("\n".join(problems))
+    refuse(settings.problems() + step_problems(settings))
     sources, problems = list_sources(list(settings.paths), flag="--data.paths")
-    if problems:
-        raise UserError("\n".join(problems))
+    refuse(problems)
     inputs = [Input(source, "train", settings.read_settings()) for source in sources]
     out = expanded(own.out, key="out", flag="--out")
     above = [folder for pattern in settings.paths if (folder := Path(pattern).expanduser()).is_dir()]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from lit_llm.config.arguments import is_flag, leaves, needs_value, underscored
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.number_domain import Domain
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 
@@ -88,8 +88,7 @@ class OwnFlags(argparse.ArgumentParser):
         for flag in (word.partition("=")[0] for word in others):
             if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, self._flags, n=1, cutoff=0.85)):
                 problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
-        if problems:
-            raise UserError("\n".join(problems))
+        refuse(problems)
         return values, others
 
     def parse(self, words: list[str]) -> argparse.Namespace:
@@ -117,8 +116,7 @@ class OwnFlags(argparse.ArgumentParser):
                 near = difflib.get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
                 hint = f"; did you mean {known[near[0]]}?" if near else ""
                 problems.append(f"unknown flag {flag}{hint} ({self.prog} --help)")
-        if problems:
-            raise UserError("\n".join(problems))
+        refuse(problems)
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (--\w+): (?=is |needs )", r"\1 ", message)  # as the functions below write
@@ -226,8 +224,7 @@ def _of_file(cls: type, path: Path) -> dict[str, Any]:
         else:
             what = f"{'a list of ' * many}{_TYPES[kind][2]}{' or null' * optional}"
             problems.append(f"{key} is {value!r} in {path}, but must be {what} (--{key})")
-    if problems:
-        raise UserError("\n".join(problems))
+    refuse(problems)
     return given
 
 

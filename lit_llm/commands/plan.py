@@ -12,7 +12,7 @@ from lit_llm.commands.launch import import_lightning, launch
 from lit_llm.commands.new_output import REPLACE_HELP, new_file
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments, own_tokenizer
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.number_domain import Domain, above, at_least, whole
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
@@ -118,27 +118,21 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         speed = with_slowness(source)
         if devices is None and arguments.value_of("trainer.devices") in (None, "auto", -1, "-1"):
             devices = source.settings.layout.devices
-    try:
+    with noting(problems):
         measured = own.hardware == "auto"
         if source is not None and own.hardware in (None, source.hardware.name):
             hardware = source.hardware
         else:
             hardware = this_machine(measure=measured) if measured or own.hardware is None else find(own.hardware)
-    except UserError as error:
-        problems.append(str(error))
     axes: dict[str, list[str]] = {}
-    try:
+    with noting(problems):
         axes = sweep.parse(own.sweep or [])
-    except UserError as error:
-        problems.append(str(error))
-    try:
+    with noting(problems):
         nodes = 1 if hardware is None else hardware.devices_per_node
         elsewhere = None if hardware is None or own.hardware in (None, "auto") else choose_for(hardware)
         planned = PlannedRecipe(arguments, devices=devices, devices_per_node=nodes, precision=elsewhere)
-    except UserError as error:
-        raise UserError("\n".join([*problems, str(error)])) from None
-    if problems or hardware is None:
-        raise UserError("\n".join(problems))
+    refuse(problems)
+    assert hardware is not None
     settings = planned.settings()
     options = Options(
         mfu=own.mfu,

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.core._lightning import set_micro_batches_made
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, TrainBlocks
@@ -195,18 +195,15 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _receive(self) -> OpenedCorpus:
         """What rank 0 has opened, on every rank. A collective. Problems on rank 0 are raised on every rank."""
-        opened, problems = None, ""
+        opened, problems = None, list[str]()
         strategy = self.trainer.strategy  # type: ignore[union-attr]
         if strategy.is_global_zero:
-            try:
+            with noting(problems):
                 opened = self._open()
-            except UserError as error:
-                problems = str(error)
         own = opened
         sent = None if opened is None else replace(opened, corpus=replace(opened.corpus, tokenizer=None))
         opened, problems = strategy.broadcast((sent, problems))
-        if opened is None:
-            raise UserError(problems)
+        refuse(problems)
         return own or replace(opened, corpus=replace(opened.corpus, tokenizer=self.load_tokenizer(opened.corpus)))
 
     def _open_plans(self) -> None:
@@ -221,14 +218,11 @@ class TokenDataModule(LightningDataModule, ABC):
             self._plans = self._plans or self._make_plans()
             return
         makes = trainer.is_global_zero if self.opens_on_rank_zero else trainer.local_rank == 0  # a cache may be each node's own
-        problem = ""
+        problems: list[str] = []
         if makes:
-            try:
+            with noting(problems):
                 self._plans = self._plans or self._make_plans()
-            except UserError as error:
-                problem = str(error)
-        if problem := trainer.strategy.broadcast(problem) or problem:
-            raise UserError(problem)
+        refuse(trainer.strategy.broadcast(problems) or problems)
         self._plans, self._plans_shared = self._plans or self._make_plans(), True
 
     def _make_plans(self) -> dict[str, PackPlan]:
@@ -240,8 +234,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def raise_problems(self) -> None:
         """Raise a ``UserError`` with all ``problems``, if there are any."""
-        if found := self.problems(self._data_parallel()[1]):
-            raise UserError("\n".join(found))
+        refuse(self.problems(self._data_parallel()[1]))
 
     @property
     def is_open(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_llm.core._lightning import is_rank_zero
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.data.blocks import Blocks, HeldOutMixtureBlocks, MixtureBlocks
 from lit_llm.data.corpus import combined_hash
 from lit_llm.data.datamodule import chat_forms
@@ -154,8 +154,8 @@ class Mixture(ShardDataModule):
         if stage == "fit" and self.trainer is not None:
             self.find_run(max_steps=self.trainer.max_steps, max_epochs=self.trainer.max_epochs, saved=None)
         super().setup(stage)
-        if self._plans and (found := self._run_problems()):  # now with the exact numbers of blocks
-            raise UserError("\n".join(found))
+        if self._plans:
+            refuse(self._run_problems())  # now with the exact numbers of blocks
 
     # ---- The shards ---------------------------------------------------------------------------------------------
 

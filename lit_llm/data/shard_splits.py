@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, noting, with_flag
 from lit_llm.data.corpus import TextSize
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.paths import MissingFiles, expand, same_files
@@ -67,7 +67,7 @@ def in_folder(path: str, *, settings: str = "--data", required: Collection[str] 
                 f"{settings}.train '{folder}/train_*.bin' {settings}.val '{folder}/val_*.bin'."
             )
     except UserError as error:
-        problem = f"{str(error).rstrip('.')} ({flag})."
+        problem = with_flag(str(error), flag)
     except (OSError, RuntimeError) as error:  # too long, an unknown home folder
         problem = f"{path[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
     if problem is not None:
@@ -136,11 +136,9 @@ def of_files(
         folders = {path.parent for path in files[name]}
         folder = folders.pop() if len(folders) == 1 and not headerless else None
         if folder is not None and folder not in manifests:
-            try:
+            manifests[folder] = None
+            with noting(found.problems, f"{settings}.{name}"):
                 manifests[folder] = Manifest.read(folder)
-            except UserError as error:
-                found.problems.append(f"{str(error).rstrip('.')} ({settings}.{name}).")
-                manifests[folder] = None
         manifest = None if folder is None else manifests[folder]
         names = [path.name for path in files[name]]
         if folder is not None and manifest is not None and manifest.shards.keys() >= set(names):
@@ -163,11 +161,7 @@ def of_files(
 
 
 def _add(found: ShardSplits, name: str, flag: str, open_stream: Callable[[], TokenStream]) -> None:
-    try:
-        stream = open_stream()
-    except UserError as error:
-        found.problems += [f"{line.rstrip('.')} ({flag})." for line in str(error).splitlines()]
-        return
-    if len(stream) < 2:
-        found.problems.append(f"The {name} shards hold a single token, but at least two are needed ({flag}).")
-    found.streams[name] = stream
+    with noting(found.problems, flag):
+        found.streams[name] = stream = open_stream()
+        if len(stream) < 2:
+            found.problems.append(f"The {name} shards hold a single token, but at least two are needed ({flag}).")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, noting
 from lit_llm.core.number_domain import Domain
 from lit_llm.data.text import TextDataModule
 from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
@@ -206,8 +206,7 @@ class ChatFiles(GivenFiles):
                 "Conversations need a tokenizer.json with the special tokens of a chat template, not "
                 f"{type(self.source_tokenizer).__name__} (--data.tokenizer TokenizerJSON --data.tokenizer.path FOLDER)."
             ]
-        try:
+        problems: list[str] = []
+        with noting(problems):
             ChatEncoder(self.source_tokenizer, self.chat_template).check()
-        except UserError as error:
-            return [str(error)]
-        return []
+        return problems

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout, read_layout
 from lit_llm.ingest.shard_manifest import Manifest
@@ -33,18 +33,16 @@ class TokenStream:
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], *, headerless: bool = False) -> None:
         assert paths, "a stream needs at least one file"
-        layouts, problems = [], []
+        layouts: list[ShardLayout] = []
+        problems: list[str] = []
         for path in paths:
-            try:
+            with noting(problems):
                 layouts.append(read_layout(os.fspath(path), headerless=headerless))
-            except UserError as error:
-                problems.append(str(error))
         masked = [layout.path for layout in layouts if layout.masked]
         if masked and len(masked) < len(layouts):
             without = next(layout for layout in layouts if not layout.masked)
             problems.append(f"{masked[0]} has a mask, but {without.path} has none: prepare the data again.")
-        if problems:
-            raise UserError("\n".join(problems))
+        refuse(problems)
         self._use(layouts)
 
     @classmethod
@@ -63,8 +61,7 @@ class TokenStream:
             for s in shards
         ]
         found = [_size_problem(layout) or _docs_problem(layout, s.documents) for layout, s in zip(layouts, shards, strict=True)]
-        if problems := [problem for problem in found if problem is not None]:
-            raise UserError("\n".join(problems))
+        refuse(problem for problem in found if problem is not None)
         stream = cls.__new__(cls)
         stream._use(layouts)
         stream._max_ids = [shard.max_id for shard in shards]

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lit_llm.core.disk import read_json, read_object
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, with_flag
 from lit_llm.ingest.open_source import file_system, version
 from lit_llm.ingest.readers.hub import list_hub
 from lit_llm.ingest.remote_errors import one_sentence
@@ -106,7 +106,7 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
         try:
             found, problem = _matches(pattern, flag=flag, folders=folders)
         except UserError as error:  # a saved dataset
-            found, problem = {}, f"{str(error).removesuffix('.')} ({flag})."
+            found, problem = {}, with_flag(str(error), flag)
         except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, an unknown home folder, a NUL byte
             found, problem = {}, f"{pattern[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
         if problem is not None:
@@ -215,7 +215,7 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
             with one_sentence(pattern):
                 found = list_hub(pattern) if pattern.startswith(HUB) else _list_remote(pattern)
         except UserError as error:
-            problems.append(MissingFiles(f"{str(error).removesuffix('.')} ({flag})."))
+            problems.append(MissingFiles(with_flag(str(error), flag)))
             continue
         if not found:
             problems.append(MissingFiles(f"No non-empty file matches {public_name(pattern)} ({flag})."))
