@@ -12,6 +12,8 @@ from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.plain_text import cut_pieces, pieces_of
 from lit_llm.ingest.readers.text_value import keys_of, missing_key
 
+_TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null"}
+
 
 class TextColumn:
     """Where the text is in the tables of one file.
@@ -110,10 +112,7 @@ class TextColumn:
 
     def is_wanted(self, kind: Any) -> bool:
         """Whether values of this type are read."""
-        types = self._types
-        strings = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-        binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-        return strings or binary or types.is_null(kind)
+        return str(kind) in _TEXT_TYPES
 
     def _tree(self, fields: Any) -> dict[str, Any]:
         return {field.name: self._tree(field.type) if self._types.is_struct(field.type) else None for field in fields}
