@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from lit_llm.core.errors import UserError, noting, with_flag
-from lit_llm.data.corpus import TextSize
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.paths import MissingFiles, expand, same_files
 from lit_llm.ingest.shard_manifest import META_FILE, Manifest, SplitInfo
+from lit_llm.ingest.token_parts import PartCounts
 
 SPLITS = ("train", "val", "test")
 REQUIRED = ("train", "val")
@@ -34,13 +34,12 @@ class ShardSplits:
         return {name: split for name, split in found.items() if split is not None}
 
 
-def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, TextSize]:
+def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCounts]:
     """As of a ``Corpus``, over several sets of splits."""
-    sizes: dict[str, TextSize] = {}
+    sizes: dict[str, PartCounts] = {}
     for each in splits:
         for name, split in each.items():
-            own = TextSize(split.bytes, split.token_bytes, split.unknown_tokens)
-            sizes[name] = TextSize(*map(sum, zip(sizes.get(name, TextSize(0, 0, 0)), own, strict=True)))
+            sizes.setdefault(name, PartCounts()).add(split)
     return sizes
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_llm.core.errors import UserError, noting, refuse
+from lit_llm.data.megatron import wrong_size
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout, read_layout
 from lit_llm.ingest.shard_manifest import Manifest
@@ -229,10 +230,7 @@ def _size_problem(layout: ShardLayout) -> str | None:
         size = os.stat(layout.path).st_size
     except OSError:
         return f"Token shard not found: {layout.path}."
-    if size == layout.size:
-        return layout.mask_problem() if layout.masked else None
-    what = "truncated" if size < layout.size else "too long"
-    return (
-        f"{layout.path} is {what}: meta.json says {layout.tokens} tokens = {layout.size} bytes, but it has {size}. Restore it, "
-        "or prepare the data again."
-    )
+    says = f"meta.json says {layout.tokens} tokens = {layout.size} bytes"
+    if problem := wrong_size(layout.path, size, layout.size, says):
+        return f"{problem} Restore it, or prepare the data again."
+    return layout.mask_problem() if layout.masked else None

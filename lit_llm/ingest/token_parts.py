@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from lit_llm.core.disk import complete_file, delete, naming, read_json, write_text
 from lit_llm.ingest.selection import SelectedPiece
-from lit_llm.ingest.shard_manifest import from_json
+from lit_llm.ingest.shard_manifest import SplitInfo, from_json
 from lit_llm.ingest.shards import DOCS_SUFFIX, LAYOUTS, MASK_SUFFIX, magic_for
 
 PARTS = "parts"
@@ -55,9 +55,9 @@ class PartCounts:
     token_bytes: int = 0
     """What the other tokens have by ``Tokenizer.token_bytes``, which does not know what was put before or changed in a text."""
 
-    def add(self, other: PartCounts) -> None:
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
+    def add(self, other: PartCounts | SplitInfo) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 @dataclass

@@ -458,7 +458,8 @@ def test_characters_that_training_lacks_count_with_their_own_bytes(tmp_path):
     )
     data.prepare_data()
     data.setup()
-    assert data.corpus.text_sizes["val"] == (20 * 17, 20 * 12, 40)
+    counted = data.corpus.text_sizes["val"]
+    assert (counted.bytes, counted.token_bytes, counted.unknown_tokens) == (20 * 17, 20 * 12, 40)
     assert data.token_bytes_of("val")[data.tokenizer.unknown_id] == 2.5
     assert data.token_bytes_of("val")[data.corpus.streams["val"].read(0, 14).astype(int)].sum() == len(
         "plain wörds €\n".encode()
