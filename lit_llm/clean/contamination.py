@@ -22,7 +22,6 @@ from lit_llm.ingest.paths import list_sources
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.shard_manifest import META_FILE, Manifest
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, LAYOUTS, magic_for
-from lit_llm.ingest.source import Source
 from lit_llm.ingest.token_parts import part_file
 from lit_llm.tokenizers import load_tokenizer
 
@@ -125,9 +124,6 @@ class Contamination:
         return Removed("against/ngrams", f"{shares[most]:.1%} of the n-grams of {source}")
 
 
-_HELD_OUT = ("val", "test")
-
-
 class References:
     """Reference documents. Nothing is read until they are iterated over.
 
@@ -140,52 +136,40 @@ class References:
     """
 
     def __init__(self, paths: Sequence[str], *, text_key: str) -> None:
-        self._prepared = [Path(path) for path in paths if (Path(path) / META_FILE).is_file()]
-        files = [path for path in paths if Path(path) not in self._prepared]
-        self._sources: list[Source] = []
-        problems: list[str] = []
-        if files:
-            self._sources, problems = list_sources(files, flag="--against")
-        for folder in self._prepared:
-            problems += (
-                [] if _held_out(folder) else [f"{folder} has neither val nor test: nothing in it is held out (--against)."]
-            )
+        prepared = [Path(path) for path in paths if (Path(path) / META_FILE).is_file()]
+        files = [path for path in paths if Path(path) not in prepared]
+        self._sources, problems = list_sources(files, flag="--against") if files else ([], [])
+        self._held_out: list[tuple[Path, str, Manifest]] = []
+        for folder in prepared:
+            manifest = Manifest.read(folder)
+            if manifest is None:
+                problems.append(
+                    f"{folder} has a {META_FILE} that prepare did not write: prepare it again, or give text files (--against)."
+                )
+                continue
+            splits = [name for name in ("val", "test") if name in manifest.splits and manifest.splits[name].tokens]
+            if not splits:
+                problems.append(f"{folder} has neither val nor test: nothing in it is held out (--against).")
+            self._held_out += [(folder, name, manifest) for name in splits]
         refuse(problems)
         self._settings = ReadSettings(text_key=text_key)
 
     def identity(self) -> list[str]:
         """Differs if the documents can differ."""
         files = [f"{source.path} {source.size} {source.version} {self._settings.text_key}" for source in self._sources]
-        splits = [(folder, name) for folder in self._prepared for name in _held_out(folder)]
-        return files + [f"{name} {_manifest(folder).splits[name].tokens_blake2b}" for folder, name in splits]
+        return files + [f"{name} {manifest.splits[name].tokens_blake2b}" for _, name, manifest in self._held_out]
 
     def __iter__(self) -> Iterator[Document]:
         for source in self._sources:
             with DocumentReader(source, self._settings) as reader:
                 yield from documents_of(reader, name=source.name)
-        for folder in self._prepared:
-            for split in _held_out(folder):
-                for number, text in enumerate(_decoded(folder, split), start=1):
-                    yield Document(text, f"{folder / split}:{number}")
+        for folder, split, manifest in self._held_out:
+            for number, text in enumerate(_decoded(folder, split, manifest), start=1):
+                yield Document(text, f"{folder / split}:{number}")
 
 
-def _manifest(folder: Path) -> Manifest:
-    manifest = Manifest.read(folder)
-    if manifest is None:
-        raise UserError(
-            f"{folder} has a {META_FILE} that prepare did not write: prepare it again, or give text files (--against)."
-        )
-    return manifest
-
-
-def _held_out(folder: Path) -> list[str]:
-    splits = _manifest(folder).splits
-    return [name for name in _HELD_OUT if name in splits and splits[name].tokens]
-
-
-def _decoded(folder: Path, split: str) -> Iterator[str]:
+def _decoded(folder: Path, split: str, manifest: Manifest) -> Iterator[str]:
     """The documents of a split as text. A document may continue in the next shard."""
-    manifest = _manifest(folder)
     tokenizer = load_tokenizer(folder)
     _, dtype = LAYOUTS[magic_for(manifest.vocab_size)]
     marks = [mark for mark in (manifest.bos_id, manifest.eos_id) if mark is not None]
