@@ -28,12 +28,11 @@ from lit_llm.clean.removal_report import READ, Tally, write_report
 from lit_llm.clean.rules import Document, Removed, Step, documents_of
 from lit_llm.clean.steps import prepare_steps, steps_of
 from lit_llm.clean.word_ngrams import Signer
-from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.progress import ProgressLog, Reading, Report
 from lit_llm.ingest.readers import DocumentReader
-from lit_llm.ingest.token_parts import PARTS, part_file, start_parts
+from lit_llm.ingest.token_parts import part_file, start_parts
 from lit_llm.ingest.workers import finish
 
 
@@ -172,8 +171,7 @@ def clean(
         OSError: The disk refused.
     """
     progress = progress or ProgressLog()
-    parts = out / PARTS
-    start_parts(parts)
+    parts = start_parts(out)
     identity = [*settings.identity(), *prepare_steps(settings, parts)]
     jobs = list(jobs_of(inputs))
     keys = [job.key(identity) for job in jobs]
@@ -192,9 +190,6 @@ def clean(
     keep = find_duplicates(settings, Parts(parts, keys, permutations=settings.near_permutations), total)
     if not total.kept.documents:
         raise UserError(f"None of {total.read.documents:,} documents is left: use fewer or weaker rules.")
-    for stale in out.iterdir():  # what an interrupted call with other arguments has written
-        if stale != parts:
-            delete(stale)
     kept = [
         KeptLines(key, lines, (parts / f"{key}{LINES}").stat().st_size)
         for key, lines in zip(keys, keep, strict=True)

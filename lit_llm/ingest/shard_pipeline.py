@@ -18,7 +18,6 @@ from copy import copy
 from dataclasses import asdict
 from pathlib import Path
 
-from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job, jobs_of
@@ -28,7 +27,7 @@ from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.ingest.source import public_name
 from lit_llm.ingest.survey import select
-from lit_llm.ingest.token_parts import PARTS, Part, PartCounts, read_part, start_parts, token_type
+from lit_llm.ingest.token_parts import Part, PartCounts, read_part, start_parts, token_type
 from lit_llm.ingest.tokenise import JobRunner
 from lit_llm.ingest.workers import finish
 from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
@@ -87,8 +86,7 @@ def ingest(
         OSError: The disk refused.
     """
     progress = progress or ProgressLog()
-    parts = out / PARTS
-    start_parts(parts)
+    parts = start_parts(out)
     selection = select(
         inputs,
         parts,
@@ -117,9 +115,6 @@ def ingest(
         finished=lambda job, part: progress.note(f"finished {_named(job)}: {_counts(part)}"),
     )
     _refuse_empty(summaries, inputs)
-    for stale in out.iterdir():  # what an interrupted call with other arguments has written
-        if stale != parts:
-            delete(stale)
     splits = {}
     dtype = token_type(tokenizer.vocab_size)
     tokens = sum(counts.tokens for part in summaries for counts in part.splits.values())

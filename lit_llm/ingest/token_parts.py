@@ -30,11 +30,13 @@ _READ_TOKENS = 2**22
 _READ_ENDS = 2**16
 
 
-def start_parts(folder: Path) -> None:
-    """Make the folder of parts. Files that a killed process did not finish are deleted."""
-    folder.mkdir(exist_ok=True)
-    for leftover in folder.glob("*.tmp"):
+def start_parts(out: Path) -> Path:
+    """The folder of the parts in ``out``. All but its finished files, which an interrupted call has left, is deleted."""
+    parts = out / PARTS
+    parts.mkdir(exist_ok=True)
+    for leftover in (*parts.glob("*.tmp"), *(path for path in out.iterdir() if path != parts)):
         delete(leftover)
+    return parts
 
 
 def part_file(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
