@@ -146,16 +146,6 @@ def export_adapter(
         return write_adapter(adapters, lora, links(content), shapes, partial, dtype)
 
 
-def export_dcp(checkpoint: Path, out: Path, *, replace: bool = False) -> int:
-    """Write the folder `out` with everything in a checkpoint, for torch.distributed.checkpoint; returns its tensors.
-
-    Raises:
-        UserError: `out` exists, or the checkpoint is damaged.
-    """
-    with new_folder(out, replace=replace, sources=[checkpoint]) as partial:
-        return write_dcp(read(checkpoint, lazy=True), partial)
-
-
 def main(arguments: list[str]) -> int:
     """Export, and print the result."""
     flags = own_flags()
@@ -167,7 +157,8 @@ def main(arguments: list[str]) -> int:
         unused = [f"--{name}" for name in others if getattr(options, name) != flags.get_default(name)]
         if unused:
             raise UserError(f"--format dcp writes the checkpoint as it is: leave out {', '.join(unused)}")
-        tensors = export_dcp(checkpoint, out, replace=options.replace)
+        with new_folder(out, replace=options.replace, sources=[checkpoint]) as partial:
+            tensors = write_dcp(read(checkpoint, lazy=True), partial)
         print(f"{out}: {tensors:,} tensors for torch.distributed.checkpoint.load, from {checkpoint}")
         return 0
     dtype = None if options.dtype is None else DTYPES[options.dtype]
