@@ -35,6 +35,9 @@ from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.token_parts import part_file, start_parts
 from lit_llm.ingest.workers import finish
 
+_KEPT = ".kept"
+"""What follows the key in the name of the written file."""
+
 
 class ReadJob:
     """Work on jobs, one after the other, in one process.
@@ -117,10 +120,6 @@ class ReadJob:
             count.changed += result != text
             text = result
         return document._replace(text=text)
-
-
-_KEPT = ".kept"
-"""What follows the key in the name of the written file."""
 
 
 class KeptLines(NamedTuple):

@@ -15,6 +15,8 @@ from lit_llm.core.errors import need
 
 _GRAMS = re.compile(r"(top|duplicated)_(\d+)_(?:n_)?grams?")
 
+_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s|$)")
+
 
 # datatrove names the rule only. Values are counted again with its own functions, for removed documents alone.
 def gopher_quality_detail(limits: Any, reason: str, text: str) -> str:
@@ -95,9 +97,6 @@ def _beyond(found: str, limit: object, *, least: bool = False) -> str:
 
 def _share(found: Sequence[bool]) -> str:
     return f"{sum(found) / len(found):.4g}"
-
-
-_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s|$)")
 
 
 _FILTERS = {

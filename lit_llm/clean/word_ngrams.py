@@ -38,6 +38,13 @@ _BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2**64
 _INVERSE = pow(_BASE, -1, 2**64)
 _MIX = np.array([0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
 
+SEED = 1
+MOST_MISSED = 0.02
+"""Of pairs as similar as the threshold, at most this part shares no band, so that they are not compared."""
+_SIGNED_TOGETHER = 2**20  # characters. N-grams across the ends of a chunk are left out, so that memory is bounded.
+_WORD = re.compile(WORD_PATTERN)
+_ASCII = bytes(b if chr(b).isalnum() or b == ord("_") else 32 for b in bytes(range(128)).lower()) + bytes(128)
+
 
 def word_hashes(text: str) -> np.ndarray:
     """(words,) uint64: a hash of every word of ``text``, the same in every process."""
@@ -112,15 +119,6 @@ def _kinds() -> np.ndarray:
         block = kinds[first : last + 1]
         block[block > 0] = _ALONE
     return kinds
-
-
-SEED = 1
-MOST_MISSED = 0.02
-"""Of pairs as similar as the threshold, at most this part shares no band, so that they are not compared."""
-
-_SIGNED_TOGETHER = 2**20  # characters. N-grams across the ends of a chunk are left out, so that memory is bounded.
-_WORD = re.compile(WORD_PATTERN)
-_ASCII = bytes(b if chr(b).isalnum() or b == ord("_") else 32 for b in bytes(range(128)).lower()) + bytes(128)
 
 
 class Signer:

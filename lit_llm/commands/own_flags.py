@@ -16,6 +16,8 @@ from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.number_domain import Domain
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 
+Settings = TypeVar("Settings")
+
 
 class OwnFlags(argparse.ArgumentParser):
     """Flags of a command. Mistakes raise UserError, one sentence each.
@@ -142,8 +144,6 @@ def true_or_false(text: str) -> bool:
         raise argparse.ArgumentTypeError(f"is {text!r}, it must be true or false")
     return text == "true"
 
-
-Settings = TypeVar("Settings")
 
 _TYPES: dict[type, tuple[Callable[[str], Any], str, str]] = {
     bool: (bool, "true|false", "true or false"),

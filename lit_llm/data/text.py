@@ -31,6 +31,10 @@ from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 _CACHE_VERSION = 2  # increment when the same text and tokenizer would give different shards
 _SHARD_TOKENS = 100_000_000
 
+# Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
+_EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+_VAL, _TEST = 0.04, 0.02  # fractions of the files
+
 
 class TextDataModule(TokenDataModule):
     """Base of the data modules that tokenise text. A subclass returns the inputs.
@@ -204,11 +208,6 @@ class TextDataModule(TokenDataModule):
         if above != root / "tokens" and not os.access(above, os.W_OK | os.X_OK):  # an existing cache may be read-only
             return [f"The cache folder {root} cannot be made: {above} is not writable {mends}."]
         return []
-
-
-# Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
-_EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-_VAL, _TEST = 0.04, 0.02  # fractions of the files
 
 
 class PythonStdlib(TextDataModule):

@@ -20,6 +20,19 @@ import numpy as np
 
 _LARGEST_TABLE = 2**26  # bytes
 
+SHINGLE_BYTES = 16  # about three words
+SAMPLING = 8
+SKETCH_HASHES = 64
+CONTAINED = 0.5
+SHARE = 0.2
+_MOST_HASHES = 2**21  # in an index: 24 MB
+_FEWEST_HASHES = 8  # of a document; with fewer, it is compared as a whole only
+_TABLE_PER_HASH = 64  # entries of the first look-up table: one of so many shingles hits by chance
+_CHUNK = 2**15  # bytes hashed at once, so that the arrays stay in the cache of a core
+_LOWER = bytes(range(256)).lower()
+_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
+_SAMPLED = np.uint64(2**64 // SAMPLING)
+
 
 class HashIndex:
     """The hashes of documents: 12 bytes each, and the table.
@@ -59,21 +72,6 @@ def by_hash(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     order = np.argsort(hashes, kind="stable")
     return hashes[order], np.repeat(np.arange(len(parts), dtype=np.int32), sizes)[order]
-
-
-SHINGLE_BYTES = 16  # about three words
-SAMPLING = 8
-SKETCH_HASHES = 64
-CONTAINED = 0.5
-SHARE = 0.2
-
-_MOST_HASHES = 2**21  # in an index: 24 MB
-_FEWEST_HASHES = 8  # of a document; with fewer, it is compared as a whole only
-_TABLE_PER_HASH = 64  # entries of the first look-up table: one of so many shingles hits by chance
-_CHUNK = 2**15  # bytes hashed at once, so that the arrays stay in the cache of a core
-_LOWER = bytes(range(256)).lower()
-_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
-_SAMPLED = np.uint64(2**64 // SAMPLING)
 
 
 class Sketcher:

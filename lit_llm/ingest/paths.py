@@ -25,6 +25,11 @@ DATASET_MARKS = frozenset({_SPLITS_FILE, _STATE_FILE})
 """Names of files that show that a folder may be such a dataset."""
 _AGAIN = ": copy or save the dataset again."
 
+CLEAN_REPORTS = frozenset({"report.json", "removed.jsonl"})
+"""What `clean` writes beside the documents."""
+
+_MAGIC = re.compile(r"[*?\[]")
+
 
 def dataset_files(folder: Path) -> list[Path] | None:
     """The Arrow files of a dataset that `Dataset.save_to_disk` wrote, in order; None if the folder is something else.
@@ -59,10 +64,6 @@ def _several_splits(folder: Path) -> UserError:
     train = "train" if "train" in splits else next((split for split in splits if split != held_out), "SPLIT")
     use = f"--data.train {folder / train}" + (f" --data.val {folder / held_out}" if held_out else "")
     return UserError(f"{folder} is a dataset with the splits {', '.join(splits)}: name them with {use}.")
-
-
-CLEAN_REPORTS = frozenset({"report.json", "removed.jsonl"})
-"""What `clean` writes beside the documents."""
 
 
 def is_report(path: str, exists: Callable[[str], bool]) -> bool:
@@ -181,9 +182,6 @@ def _below(folder: Path) -> list[Path]:
         if with_rows is not None:
             files = [file for file in files if file.parent != place or file in with_rows]
     return files
-
-
-_MAGIC = re.compile(r"[*?\[]")
 
 
 def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source], list[str]]:

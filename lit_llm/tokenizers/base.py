@@ -17,6 +17,9 @@ from lit_llm.core.errors import UserError
 
 DOCUMENT_IDS_FILE = "document_ids.json"
 
+END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_FILE = "tokenizer.json"
+
 
 class DocumentIds(NamedTuple):
     """The ids that precede and follow every document; None for none."""
@@ -44,10 +47,6 @@ class DocumentIds(NamedTuple):
             what = f"must be an object with bos_id and eos_id, each null or an id below {vocab_size}"
             raise UserError(f"{file} {what}{mend}")
         return found
-
-
-END_OF_TEXT = "<|endoftext|>"
-TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokenizer(ABC):

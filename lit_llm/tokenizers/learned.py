@@ -18,6 +18,8 @@ from lit_llm.core.number_domain import whole
 from lit_llm.tokenizers.base import END_OF_TEXT
 from lit_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+
 
 class Learned(HuggingFaceTokenizer):
     """A tokenizer whose vocabulary is learned from the training text when the data is prepared.
@@ -67,9 +69,6 @@ class Learned(HuggingFaceTokenizer):
         if self._trained is not None:
             return super().identity()
         return f"{type(self).__name__.lower()}-{self.requested_size}{self.class_identity()}"
-
-
-_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Characters(Learned):

@@ -24,6 +24,8 @@ MOST_BYTES = 2**20
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
+_GENERATION = "generation_config.json"
+
 
 @dataclass(frozen=True)
 class ChatTemplate:
@@ -95,9 +97,6 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
         if found := configured_tokens(folder, name):
             tokens[name] = found[0]
     return tokens
-
-
-_GENERATION = "generation_config.json"
 
 
 class ChatForm(NamedTuple):

@@ -12,6 +12,14 @@ from lit_llm.ingest.readers.columns import TextColumn
 from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.messages import MessagesColumn
 
+FILE_START = b"ARROW1\0\0"
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_MOST_MAPPED_BYTES = 2**24  # of text, until the pages behind it are given back
+
+_BUFFER_BYTES = 2**20  # of the file, read at a time
+_BATCH_BYTES = 2**20  # of text, on average
+_MOST_ROWS = 1000  # in a batch: texts that are stored once may be large
+
 
 @contextlib.contextmanager
 def naming_damage(name: str) -> Iterator[None]:
@@ -32,11 +40,6 @@ def naming_damage(name: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:  # the operating system's own
             raise
         raise UserError(f"{name} is truncated or damaged: copy or download it again.") from error
-
-
-FILE_START = b"ARROW1\0\0"
-_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
-_MOST_MAPPED_BYTES = 2**24  # of text, until the pages behind it are given back
 
 
 def _column(schema: Any, of: SourceFile) -> TextColumn:
@@ -99,11 +102,6 @@ def _require_end(source: Any, name: str) -> None:
         raise UserError(f"{name} is truncated: the end mark of the Arrow stream is missing. Copy or download it again.")
     if end != source.size():
         raise UserError(f"{name} holds data after the end of its Arrow stream: give each stream as a file of its own.")
-
-
-_BUFFER_BYTES = 2**20  # of the file, read at a time
-_BATCH_BYTES = 2**20  # of text, on average
-_MOST_ROWS = 1000  # in a batch: texts that are stored once may be large
 
 
 def read_parquet(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
