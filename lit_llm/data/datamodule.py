@@ -203,7 +203,8 @@ class TokenDataModule(LightningDataModule, ABC):
         own = opened
         sent = None if opened is None else replace(opened, corpus=replace(opened.corpus, tokenizer=None))
         opened, problems = strategy.broadcast((sent, problems))
-        refuse(problems)
+        if opened is None:
+            raise UserError("\n".join(problems))
         return own or replace(opened, corpus=replace(opened.corpus, tokenizer=self.load_tokenizer(opened.corpus)))
 
     def _open_plans(self) -> None:

@@ -151,9 +151,9 @@ def of_files(
             found.problems.append(f"{path} is in both {settings}.train and {settings}.{name}: remove it from one of them.")
     tokenizers = {manifest.tokenizer for _, manifest in found.manifests.values()}
     if len(tokenizers) > 1:
-        folders = " and ".join(dict.fromkeys(str(folder) for folder, _ in found.manifests.values()))
+        named = " and ".join(dict.fromkeys(str(folder) for folder, _ in found.manifests.values()))
         found.problems.append(
-            f"The shards in {folders} were made with different tokenizers: prepare them with one ({settings}.train, "
+            f"The shards in {named} were made with different tokenizers: prepare them with one ({settings}.train, "
             f"{settings}.val)."
         )
     return found
