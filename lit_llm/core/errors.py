@@ -65,8 +65,8 @@ def refuse(problems: Iterable[str]) -> None:
     """Raises:
     UserError: There are problems. It has all of them, one a line.
     """
-    if text := "\n".join(problems):
-        raise UserError(text)
+    if found := list(problems):
+        raise UserError("\n".join(found))
 
 
 @contextlib.contextmanager
@@ -79,7 +79,8 @@ def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        problems += [line if flag is None else with_flag(line, flag) for line in str(error).splitlines()]
+        lines = str(error).splitlines() or [""]  # without a text, its mistakes are reported already
+        problems += [line if flag is None else with_flag(line, flag) for line in lines]
 
 
 def with_flag(sentence: str, flag: str) -> str:

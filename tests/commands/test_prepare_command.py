@@ -55,8 +55,10 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, printed.out, printed.err
 
 
-def test_data_without_text_and_text_that_is_not_there_are_sentences(project, capsys):
-    for words, said in ((("TokenShards",), "TokenShards has no text"), (("TextFiles",), "No training text")):
+def test_data_without_text_and_text_that_is_not_there_are_sentences(project, capsys, without_worker):
+    assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
+    shards = "TokenShards", "--data.path", "shards"
+    for words, said in ((shards, "TokenShards has no text"), (("TextFiles",), "No training text")):
         code, _, err = run(capsys, "prepare", "--out", "out", "--data", *words)
         assert code == 2 and said in err and not (project / "out").exists()
 
