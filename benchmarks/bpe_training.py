@@ -83,7 +83,7 @@ def quality(folder: Path, train_text: list[bytes], held_out: list[bytes]) -> dic
     tokenizer = TokenizerJSON(str(folder))
     encoder = PieceEncoder(tokenizer, choose_encoder(tokenizer, []))
     known, unseen = (
-        np.concatenate(encoder.encode(texts, [False] * len(texts))).astype(np.int64) for texts in (train_text, held_out)
+        np.concatenate([encoder.encode(text) for text in texts]).astype(np.int64) for texts in (train_text, held_out)
     )
     size = tokenizer.vocab_size
     unigram = (np.bincount(known, minlength=size) + 0.5) / (len(known) + 0.5 * size)

@@ -6,8 +6,8 @@ import json
 from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any
 
-from lit_llm.clean.signatures import Signer, bands_of
-from lit_llm.core.errors import UserError
+from lit_llm.clean.word_ngrams import Signer, bands_of
+from lit_llm.core.errors import noting
 from lit_llm.core.number_domain import at_least, ranges_of, whole
 from lit_llm.ingest.readers import ReadSettings
 
@@ -118,8 +118,6 @@ class CleanSettings:
         found = [domain.problem(name, getattr(self, name)) for name, domain in ranges_of(CleanSettings).items()]
         out_of_range = [f"{problem}." for problem in found if problem is not None]
         for check in (self.read_settings, *([] if out_of_range else [self.signer])):
-            try:
+            with noting(said):
                 check()
-            except UserError as error:
-                said.append(str(error))
         return said + out_of_range

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_llm.clean.signatures import SEED, bands_of
-from lit_llm.clean.word_ngrams import WORD_PATTERN
+from lit_llm.clean.word_ngrams import SEED, WORD_PATTERN, bands_of
 
 _SCRIPT = '''"""Keep one document of each cluster of near-duplicates, with datatrove: pip install 'datatrove[io,processing]'
 

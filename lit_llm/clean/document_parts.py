@@ -25,8 +25,9 @@ import numpy as np
 
 from lit_llm.clean.removal_report import Tally
 from lit_llm.clean.rules import Document
-from lit_llm.clean.signatures import band_hashes
+from lit_llm.clean.word_ngrams import band_hashes
 from lit_llm.core.disk import read_json, write_text
+from lit_llm.ingest.shard_manifest import from_json
 from lit_llm.ingest.token_parts import part_file
 
 LINES, COUNTS = ".jsonl", ".json"
@@ -75,7 +76,7 @@ def read_tally(folder: Path, key: str) -> Tally | None:
     except FileNotFoundError:
         return None
     files = [folder / f"{key}{suffix}" for suffix in (LINES, *ARRAYS)]
-    return Tally.from_json(content) if all(file.is_file() for file in files) else None  # some may have been deleted
+    return from_json(Tally, content) if all(file.is_file() for file in files) else None  # some may have been deleted
 
 
 def write_tally(folder: Path, key: str, tally: Tally) -> None:

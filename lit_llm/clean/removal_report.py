@@ -91,15 +91,6 @@ class Tally:
         for rule, samples in other.samples.items():
             self.samples[rule] = _smallest([*self.samples.get(rule, []), *samples])
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Tally:
-        steps = {
-            name: StepCount(one["changed"], one["seconds"], {rule: Count(**count) for rule, count in one["removed"].items()})
-            for name, one in content["steps"].items()
-        }
-        counts = {name: Count(**content[name]) for name in ("read", "kept")}
-        return cls(**{**content, **counts, "steps": steps})
-
 
 def sample_of(removed: Removed, document: Document) -> dict[str, str]:
     """What a line of the samples holds. No excerpt shows what was removed because it is secret."""

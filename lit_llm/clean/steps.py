@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 from lit_llm.clean.clean_settings import FORMAT, SHORTEST, CleanSettings
-from lit_llm.clean.contamination import Contamination, ReferenceIndex
+from lit_llm.clean.contamination import Contamination, ReferenceIndex, References
 from lit_llm.clean.language import Language, unknown_languages
 from lit_llm.clean.normalise import FixEncoding, normalise
 from lit_llm.clean.personal_data import ACTIONS, Emails, Secrets
 from lit_llm.clean.quality import QUALITY_RULES, Quality
-from lit_llm.clean.reference_documents import References
 from lit_llm.clean.rules import Step
 from lit_llm.core.disk import write_text
-from lit_llm.core.errors import UserError, report
+from lit_llm.core.errors import UserError, noting, report
 
 _INDEX = "against.npz"
 
@@ -92,25 +90,17 @@ def _prepare_index(settings: CleanSettings, folder: Path) -> str:
 def step_problems(settings: CleanSettings) -> list[str]:
     """One sentence for each value that a step refuses, and for each package that is missing. No document is read."""
     found: list[str] = []
-
-    @contextmanager
-    def noted() -> Iterator[None]:
-        try:
-            yield
-        except UserError as error:
-            found.append(str(error))
-
     for name in ("secrets", "emails"):
         action = getattr(settings, name)
         if action not in (None, *ACTIONS):
             found.append(f"{name} is {action!r}, but must be {' or '.join(ACTIONS)} (--{name}).")
     if settings.against:
-        with noted():
+        with noting(found):
             _references(settings)
     if settings.languages:
-        with noted():
+        with noting(found):
             found += unknown_languages(settings.languages)
-    with noted():
+    with noting(found):
         if settings.fix_encoding:
             FixEncoding()
         if settings.secrets in ACTIONS:

@@ -25,14 +25,10 @@ from lit_llm.core.number_domain import above, whole
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line for each check and write the certificate. Returns 0, 1 if a check failed, 2 if a device died.
-
-    Raises:
-        UserError: There are fewer devices than asked for, the budget is too small, or a file cannot be written.
-    """
-    flags = OwnFlags(alone=True, prog="python -m lit_llm certify", description=__doc__)
-    flags.add_argument("--devices", type=int, range=whole(1, 4096), help="GPUs, or processes on a machine without one; 1")
-    flags.add_argument("--budget", type=float, range=above(0, 10**5), default=10.0, help="minutes; then nothing is started")
+    """Print a line for each check and write the certificate. Returns 0, 1 if a check failed, 2 if a device died."""
+    flags = OwnFlags("certify", alone=True, description=__doc__)
+    flags.add_argument("--devices", range=whole(1, 4096), help="GPUs, or processes on a machine without one; 1")
+    flags.add_argument("--budget", range=above(0, 10**5), default=10.0, help="minutes; then nothing is started")
     flags.add_argument("--out", type=Path, default=Path("certificate.json"), help="the certificate")
     flags.add_argument("--html", type=Path, metavar="FILE", help="also a page with pictures")
     flags.add_argument(

@@ -21,7 +21,7 @@ ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": Fal
 
 def main(words: list[str]) -> int:
     """Run the checklist; returns the exit code."""
-    flags = OwnFlags(prog="python -m lit_llm check")
+    flags = OwnFlags("check")
     text = "Use the recipe's batch, not two micro-batches of two sequences."
     flags.add_argument("--full_batch", type=bool, help=text)
     own, rest = flags.split(words)

@@ -20,9 +20,7 @@ from lit_llm.runs.saved_run import named_checkpoint
 
 def own_flags() -> OwnFlags:
     flags = OwnFlags(
-        alone=True,
-        prog="python -m lit_llm consolidate",
-        description="Write a checkpoint of any strategy as one file in Lightning's format.",
+        "consolidate", alone=True, description="Write a checkpoint of any strategy as one file in Lightning's format."
     )
     flags.add_argument("--run", help="run folder, like runs/quickstart")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint's path")
@@ -34,11 +32,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file. torch.load, `--resume PATH` and `--ckpt_path PATH` read it. The whole checkpoint must fit in memory.
-
-    Raises:
-        UserError: The checkpoint does not exist or is damaged, or the file exists.
-    """
+    """Write the file. torch.load, `--resume PATH` and `--ckpt_path PATH` read it. The whole checkpoint must fit in memory."""
     options = own_flags().parse(arguments)
     if options.run is None and options.ckpt_path in ("last", "best"):
         raise UserError(f"'{options.ckpt_path}' needs a run folder (--run runs/NAME, or --ckpt_path PATH)")

@@ -6,12 +6,8 @@ from lit_llm.commands.own_flags import OwnFlags
 
 
 def main(arguments: list[str]) -> int:
-    """Print the findings. Returns 1 if there is an error or a warning, 0 if there is at most advice.
-
-    Raises:
-        UserError: The folder is not a run.
-    """
-    flags = OwnFlags(alone=True, prog="python -m lit_llm doctor", description=__doc__)
+    """Print the findings. Returns 1 if there is an error or a warning, 0 if there is at most advice."""
+    flags = OwnFlags("doctor", alone=True, description=__doc__)
     flags.add_argument(
         "--run", required=True, help="run folder, like runs/quickstart; also of another project that logs with these callbacks"
     )

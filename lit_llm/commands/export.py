@@ -36,9 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def own_flags() -> OwnFlags:
     flags = OwnFlags(
-        alone=True,
-        prog="python -m lit_llm export",
-        description="Create a folder for transformers' AutoModelForCausalLM and AutoTokenizer from a run.",
+        "export", alone=True, description="Create a folder for transformers' AutoModelForCausalLM and AutoTokenizer from a run."
     )
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     flags.add_argument("--out", required=True, help="folder to create")
@@ -52,9 +50,7 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; default: as in the checkpoint"
     )
-    flags.add_argument(
-        "--max_shard_gb", type=float, range=above(0), default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)"
-    )
+    flags.add_argument("--max_shard_gb", range=above(0), default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
     flags.add_argument("--adapter", type=bool, help="of a LoRA run: write only its adapter, for the package peft, unmerged")
     flags.add_argument("--init_from", default=None, help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
@@ -150,22 +146,8 @@ def export_adapter(
         return write_adapter(adapters, lora, links(content), shapes, partial, dtype)
 
 
-def export_dcp(checkpoint: Path, out: Path, *, replace: bool = False) -> int:
-    """Write the folder `out` with everything in a checkpoint, for torch.distributed.checkpoint; returns its tensors.
-
-    Raises:
-        UserError: `out` exists, or the checkpoint is damaged.
-    """
-    with new_folder(out, replace=replace, sources=[checkpoint]) as partial:
-        return write_dcp(read(checkpoint, lazy=True), partial)
-
-
 def main(arguments: list[str]) -> int:
-    """Export, and print the result.
-
-    Raises:
-        UserError: As in `export_folder`; or the run or checkpoint does not exist, or flags exclude each other.
-    """
+    """Export, and print the result."""
     flags = own_flags()
     options = flags.parse(arguments)
     run, out = expanded(options.run), Path(options.out)
@@ -175,7 +157,8 @@ def main(arguments: list[str]) -> int:
         unused = [f"--{name}" for name in others if getattr(options, name) != flags.get_default(name)]
         if unused:
             raise UserError(f"--format dcp writes the checkpoint as it is: leave out {', '.join(unused)}")
-        tensors = export_dcp(checkpoint, out, replace=options.replace)
+        with new_folder(out, replace=options.replace, sources=[checkpoint]) as partial:
+            tensors = write_dcp(read(checkpoint, lazy=True), partial)
         print(f"{out}: {tensors:,} tensors for torch.distributed.checkpoint.load, from {checkpoint}")
         return 0
     dtype = None if options.dtype is None else DTYPES[options.dtype]

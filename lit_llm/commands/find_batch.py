@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
+from functools import partial
 from pathlib import Path
 
 from lit_llm.commands.launch import launch
@@ -19,13 +19,12 @@ from lit_llm.core.number_domain import STEPS, whole
 
 
 def _own_flags() -> OwnFlags:
-    flags = OwnFlags(prog="python -m lit_llm find-batch")
+    flags = OwnFlags("find-batch")
     add = flags.add_argument
     add("--out", type=Path, help="The overlay with the advised batch. Default: it is only printed.")
-    add("--seeds", type=int, range=whole(1, 100), default=3, help="Repeat the measurement with other weights and data.")
+    add("--seeds", range=whole(1, 100), default=3, help="Repeat the measurement with other weights and data.")
     add(
         "--noise_steps",
-        type=int,
         range=whole(4, STEPS),
         help="Steps of each seed: half to train, half to measure. Default: a tenth of the run, at least 100.",
     )
@@ -37,7 +36,6 @@ def main(words: list[str]) -> int:
     """Measure, print, and write the overlay; returns the exit code."""
     flags = _own_flags()
     own, rest = flags.split(words)
-    own.command = shlex.join(["python", "-m", "lit_llm", "find-batch", *words])
     return launch("fit", rest, lambda arguments: _run(own, arguments), own=flags)
 
 
@@ -47,10 +45,10 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from lit_llm.core.disk import write_text
 
     with new_file_if(own.out, replace=own.replace, flag="--out") as overlay:
-        runs = ShortRuns(arguments)
+        runs, say = ShortRuns(arguments), partial(print, flush=True)
         if runs.devices > 1:
-            _say(f"find-batch trains on one device, with the whole batch of the recipe's {runs.devices}")
-        found = find_batch(runs, seeds=own.seeds, steps=own.noise_steps, say=_say)
+            say(f"find-batch trains on one device, with the whole batch of the recipe's {runs.devices}")
+        found = find_batch(runs, seeds=own.seeds, steps=own.noise_steps, say=say)
         if overlay is not None:
             write_text(overlay, overlay_text(found.batch, found.micro_batch, own.command))
     scale, length = found.noise.scale, found.length
@@ -73,7 +71,3 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
 def overlay_text(batch: int, micro_batch: int, command: str) -> str:
     """An overlay of a recipe with this batch."""
     return f"# {command}\ndata:\n  init_args:\n    global_batch_size: {batch}\n    micro_batch_size: {micro_batch}\n"
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
@@ -47,15 +47,13 @@ _TAIL = 0.2
 
 
 def _own_flags() -> OwnFlags:
-    flags = OwnFlags(prog="python -m lit_llm find-lr")
+    flags = OwnFlags("find-lr")
     add = flags.add_argument
     add("--out", type=Path, help="The overlay with the suggested rates (required).")
     add("--html", type=Path, help="A page with pictures of the sweeps and the short runs.")
-    add("--seeds", type=int, range=whole(1, 100), default=3, help="Repeat the comparison with other weights and data.")
-    add("--sweep_steps", type=int, range=whole(20, 10**6), default=100, help="Steps of the sweep of a rate.")
-    add(
-        "--probe_steps", type=int, range=whole(5, STEPS), help="Steps of a short run. Default: a tenth of the run, at least 50."
-    )
+    add("--seeds", range=whole(1, 100), default=3, help="Repeat the comparison with other weights and data.")
+    add("--sweep_steps", range=whole(20, 10**6), default=100, help="Steps of the sweep of a rate.")
+    add("--probe_steps", range=whole(5, STEPS), help="Steps of a short run. Default: a tenth of the run, at least 50.")
     add("--replace", type=bool, help=REPLACE_HELP)
     return flags
 
@@ -64,7 +62,6 @@ def main(words: list[str]) -> int:
     """Search, print, and write the files; returns the exit code."""
     flags = _own_flags()
     own, rest = flags.split(words)
-    own.command = shlex.join(["python", "-m", "lit_llm", "find-lr", *words])
     return launch("fit", rest, lambda arguments: _run(own, arguments), own=flags)
 
 
@@ -77,11 +74,11 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         raise UserError("find-lr needs a file for the overlay (--out overlay.yaml)")
     html = new_file_if(own.html, replace=own.replace, flag="--html")
     with new_file(own.out, replace=own.replace) as overlay, html as page:
-        runs = ShortRuns(arguments)
+        runs, say = ShortRuns(arguments), partial(print, flush=True)
         if runs.devices > 1:
-            _say(f"find-lr trains on one device, with the whole batch of the recipe's {runs.devices}")
+            say(f"find-lr trains on one device, with the whole batch of the recipe's {runs.devices}")
         probe_steps = default_probe_steps(runs.steps) if own.probe_steps is None else own.probe_steps
-        found = find_rates(runs, seeds=own.seeds, sweep_steps=own.sweep_steps, probe_steps=probe_steps, say=_say)
+        found = find_rates(runs, seeds=own.seeds, sweep_steps=own.sweep_steps, probe_steps=probe_steps, say=say)
         write_text(overlay, overlay_text(found.rates, own.command))
         if page is not None:
             write_text(page, rate_page(found, "Learning rates", own.command))
@@ -186,7 +183,3 @@ def overlay_text(rates: dict[str, float], command: str) -> str:
     """An overlay of a recipe with these rates."""
     lines = [f"# {command}", "optimizer:", "  init_args:", *(f"    {key}: {rate!r}" for key, rate in rates.items())]
     return "\n".join(lines) + "\n"
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -20,11 +20,7 @@ from lit_llm.tokenizers import load_tokenizer
 
 
 def own_flags() -> OwnFlags:
-    flags = OwnFlags(
-        alone=True,
-        prog="python -m lit_llm generate",
-        description="Continue a prompt with a trained model.",
-    )
+    flags = OwnFlags("generate", alone=True, description="Continue a prompt with a trained model.")
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     flags.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
     flags.add_argument(
@@ -38,24 +34,15 @@ def own_flags() -> OwnFlags:
         help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>; a BOS token "
         "of the training data is always there",
     )
-    flags.add_argument("--max_new_tokens", type=int, range=whole(1, 10**9), default=200, help="maximum number of new tokens")
+    flags.add_argument("--max_new_tokens", range=whole(1, 10**9), default=200, help="maximum number of new tokens")
     flags.add_argument(
-        "--temperature",
-        type=float,
-        range=Domain(0.001, 1000, also=(0,)),
-        default=0.8,
-        help="0: greedy; 1: the model's own distribution",
+        "--temperature", range=Domain(0.001, 1000, also=(0,)), default=0.8, help="0: greedy; 1: the model's own distribution"
     )
+    flags.add_argument("--top_k", range=whole(0, 10**9), default=50, help="keep the k most likely tokens; 0 keeps all")
     flags.add_argument(
-        "--top_k", type=int, range=whole(0, 10**9), default=50, help="keep the k most likely tokens; 0 keeps all"
+        "--top_p", range=Domain(0, 1, above_low=True), help="keep the smallest set of tokens with this total probability"
     )
-    flags.add_argument(
-        "--top_p",
-        type=float,
-        range=Domain(0, 1, above_low=True),
-        help="keep the smallest set of tokens with this total probability",
-    )
-    flags.add_argument("--seed", type=int, range=whole(-INT64, INT64), default=0, help="seed of the sampling")
+    flags.add_argument("--seed", range=whole(-INT64, INT64), default=0, help="seed of the sampling")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     flags.add_argument("--init_from", default=None, help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
@@ -64,11 +51,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the prompt and its continuation, token by token. Of a chat, only the answer.
-
-    Raises:
-        UserError: The run folder, the checkpoint or a setting is wrong.
-    """
+    """Print the prompt and its continuation, token by token. Of a chat, only the answer."""
     options = own_flags().parse(arguments)
     try:
         torch.zeros(1, device=options.device).item()

@@ -43,8 +43,8 @@ STEP_0 = "step-00000000.ckpt"
 
 def own_flags() -> OwnFlags:
     flags = OwnFlags(
+        "import",
         alone=True,
-        prog="python -m lit_llm import",
         description=f"Create a run folder from a folder of Hugging Face, or of torch.distributed.checkpoint (DCP). "
         f"Families: {', '.join(ARCHITECTURES)}.",
     )
@@ -241,11 +241,7 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
 
 
 def main(arguments: list[str]) -> int:
-    """Import, and print the result and next steps.
-
-    Raises:
-        UserError: As in `import_folder`.
-    """
+    """Import, and print the result and next steps."""
     options = own_flags().parse(arguments)
     folder, run, replace = Path(options.folder), Path(options.out), options.replace
     how_to_generate = f"generate:    python -m lit_llm generate --run {run} --prompt TEXT"

@@ -41,14 +41,17 @@ def new_file_if(out: Path | None, *, replace: bool, flag: str) -> contextlib.Abs
 
 
 @contextlib.contextmanager
-def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resumable: str | None = None) -> Iterator[Path]:
+def new_folder(
+    out: Path, *, replace: bool, sources: Iterable[Path] = (), above: Iterable[Path] = (), resumable: str | None = None
+) -> Iterator[Path]:
     """A folder to write into. It becomes `out` when the block ends.
 
     Args:
         replace: Rename an existing folder to `<name>.1`, …, when the new one is complete.
         sources: What the command reads: `out` must not contain any of it.
-        resumable: A subfolder for finished steps. If the block fails, the folder is kept with it and given to the next call;
-            another process with the same `out` is refused. When the block ends, the subfolder is deleted.
+        above: Folders that are read with everything below them: `out` must not lie in one.
+        resumable: A subfolder for finished steps. If the block fails with some, the folder is kept with it, a line says so,
+            and the next call gets it. Another process with the same `out` is refused. At the end, the subfolder is deleted.
 
     Raises:
         UserError: `out` is a file, or not empty without `replace`; it cannot be made; the disk is full.
@@ -60,6 +63,9 @@ def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resuma
     for source in sources:
         if real_path(source).is_relative_to(resolved):
             raise UserError(f"{out} contains {source}, which is read: give another folder (--out)")
+    for folder in above:
+        if resolved.is_relative_to(real_path(folder)):
+            raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
     empty = out.is_dir() and not any(out.iterdir())
     if not empty:
         _refuse_existing(out, replace=replace, flag="--out")
@@ -68,7 +74,8 @@ def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resuma
         if resumable and not steps.is_dir():
             delete(partial)  # of a process that was killed between the renames below
         make_folder(partial)
-        yield partial
+        with _kept(partial, resumable) if resumable else contextlib.nullcontext():
+            yield partial
         if not empty:
             set_aside(out)
         finished = partial.with_name(f"{partial.name}.finished")
@@ -80,8 +87,8 @@ def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resuma
 
 
 @contextlib.contextmanager
-def kept_steps(partial: Path, resumable: str) -> Iterator[None]:
-    """If the block fails with finished steps in a `new_folder`, say where they are, and what continues from them."""
+def _kept(partial: Path, resumable: str) -> Iterator[None]:
+    """If the block fails with finished steps, say where they are, and what continues from them."""
     try:
         yield
     except BaseException as error:

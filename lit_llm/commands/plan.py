@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
-import re
-import shlex
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from lit_llm.commands.launch import import_lightning, launch
 from lit_llm.commands.new_output import REPLACE_HELP, new_file
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments, own_tokenizer
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.number_domain import Domain, above, at_least, whole
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
@@ -26,73 +22,46 @@ from lit_llm.plan.speed import SAVE_GBPS
 from lit_llm.runs.run_folder import CONFIG, expanded
 
 
-def _own_flags() -> OwnFlags:
+def own_flags() -> OwnFlags:
     parser = OwnFlags(
-        prog="python -m lit_llm plan",
-        description="The budget of a run before it starts. Takes every flag of `fit` (--config …), and these:",
+        "plan", description="The budget of a run before it starts. Takes every flag of `fit` (--config …), and these:"
     )
     add = parser.add_argument
     add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, a YAML file with the "
         "same keys, or auto: measure this machine. Default: this machine, unmeasured.")  # fmt: skip
     add(
         "--devices",
-        type=int,
         range=whole(1, 10_000_000),
         metavar="N",
         help="devices in all. Default: the recipe's trainer.devices x num_nodes.",
     )
     add(
         "--mfu",
-        type=float,
         range=Domain(0, 1, above_low=True),
         metavar="F",
         help="useful FLOP/s over the dense peak while computing. Default: fitted to published runs.",
     )
-    add("--price", type=float, range=above(0, 10**9), metavar="USD", help="per device-hour. Default: the table's range.")
+    add("--price", range=above(0, 10**9), metavar="USD", help="per device-hour. Default: the table's range.")
     add(
-        "--mtbf_hours",
-        type=float,
-        range=above(0, 10**9),
-        metavar="H",
-        help="between failures of the whole run. Default: 50,000 / devices.",
+        "--mtbf_hours", range=above(0, 10**9), metavar="H", help="between failures of the whole run. Default: 50,000 / devices."
     )
-    add(
-        "--save_gbps",
-        type=float,
-        range=above(0, 10**9),
-        metavar="GB/s",
-        help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.",
-    )
+    add("--save_gbps", range=above(0, 10**9), metavar="GB/s", help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.")
     add(
         "--serve_tokens",
-        type=float,
         range=above(0, 10**24),
         metavar="T",
         help="tokens that the model will generate in use: adds the lifetime cost.",
     )
     add(
         "--slowest_rank",
-        type=float,
         range=at_least(1, 10**6),
         default=1.0,
         metavar="F",
         help="step time of the slowest rank, divided by the mean.",
     )
     add("--sweep", nargs="+", metavar="KEY=A,B", help=f"compare combinations; keys: {', '.join(sweep.KEYS)}.")
-    add(
-        "--max_memory",
-        type=float,
-        range=above(0, 10**9),
-        metavar="GB",
-        help="per rank: choose the cheapest combination that needs less.",
-    )
-    add(
-        "--deadline",
-        type=float,
-        range=above(0, 10**9),
-        metavar="H",
-        help="hours: choose the cheapest combination that finishes by then.",
-    )
+    add("--max_memory", range=above(0, 10**9), metavar="GB", help="per rank: choose the cheapest combination that needs less.")
+    add("--deadline", range=above(0, 10**9), metavar="H", help="hours: choose the cheapest combination that finishes by then.")
     add("--from_run", metavar="DIR", help="plan the recipe of this run folder, with the speed that it measured.")
     add("--from_certificate", metavar="FILE", help="plan with the speeds that `certify` measured on its machine.")
     add("--json", type=bool, help="all figures, raw, units in their names.")
@@ -102,54 +71,22 @@ def _own_flags() -> OwnFlags:
     return parser
 
 
-@dataclass(frozen=True)
-class Request:
-    """The flags of `plan`, and the words that belong to the recipe."""
-
-    own: argparse.Namespace
-    recipe: list[str]
-
-
-def split(arguments: list[str]) -> Request:
-    """Separate the flags of `plan` from those of `fit`.
-
-    Raises:
-        UserError: A value is missing or out of range, or a flag is mistyped. The message lists all mistakes.
-    """
-    parser = _own_flags()
-    flags = re.findall(r"--[a-z_-]+", parser.format_usage())
-
-    def check(own: argparse.Namespace, recipe: list[str]) -> list[str]:
-        problems = []
-        for argument in recipe:
-            flag = argument.partition("=")[0]
-            if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):
-                problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
-        return problems
-
-    own, recipe = parser.split(arguments, check)
-    own.command = shlex.join(["python", "-m", "lit_llm", "plan", *arguments])
-    return Request(own, recipe)
-
-
 def main(words: list[str]) -> int:
     """Print the plan; returns 0, or 1 if nothing meets the given limits."""
+    flags = own_flags()
     if {"--help", "-h"} & set(words):
-        _own_flags().print_help()
+        flags.print_help()
         return 0
-    request = split(words)
-    source = _source(request.own)
-    recipe = request.recipe if request.own.from_run is None or source is None else [*_recipe_of(source.run), *request.recipe]
+    own, recipe = flags.split(words)
+    source = _source(own)
+    if own.from_run is not None and source is not None:
+        recipe = [*_recipe_of(source.run), *recipe]
     with without_garbage_collection():  # imported modules stay: to search them again and again takes a fifth of the start
-        return launch("fit", recipe, lambda arguments: _run(request.own, arguments, source))
+        return launch("fit", recipe, lambda arguments: _run(own, arguments, source))
 
 
 def _source(own: argparse.Namespace) -> MeasuredRun | None:
-    """The run whose speed is used, or the certificate's; of a certificate also the speed of saving.
-
-    Raises:
-        UserError: It has measured none, or two flags set the speed.
-    """
+    """The run whose speed is used, or the certificate's; of a certificate also the speed of saving."""
     given = [flag for flag in ("from_certificate", "from_run", "mfu") if getattr(own, flag) is not None]
     if len(given) > 1:
         raise UserError(f"--{given[1]} and --{given[0]} both decide the speed; give one of them (--{given[0]})")
@@ -181,27 +118,21 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         speed = with_slowness(source)
         if devices is None and arguments.value_of("trainer.devices") in (None, "auto", -1, "-1"):
             devices = source.settings.layout.devices
-    try:
+    with noting(problems):
         measured = own.hardware == "auto"
         if source is not None and own.hardware in (None, source.hardware.name):
             hardware = source.hardware
         else:
             hardware = this_machine(measure=measured) if measured or own.hardware is None else find(own.hardware)
-    except UserError as error:
-        problems.append(str(error))
     axes: dict[str, list[str]] = {}
-    try:
+    with noting(problems):
         axes = sweep.parse(own.sweep or [])
-    except UserError as error:
-        problems.append(str(error))
-    try:
+    with noting(problems):
         nodes = 1 if hardware is None else hardware.devices_per_node
         elsewhere = None if hardware is None or own.hardware in (None, "auto") else choose_for(hardware)
         planned = PlannedRecipe(arguments, devices=devices, devices_per_node=nodes, precision=elsewhere)
-    except UserError as error:
-        raise UserError("\n".join([*problems, str(error)])) from None
-    if problems or hardware is None:
-        raise UserError("\n".join(problems))
+    refuse(problems)
+    assert hardware is not None
     settings = planned.settings()
     options = Options(
         mfu=own.mfu,

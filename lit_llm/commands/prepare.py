@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from lit_llm.commands.launch import launch
-from lit_llm.commands.new_output import kept_steps, log_beside, new_folder
+from lit_llm.commands.new_output import log_beside, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
+from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.runs.run_folder import expanded
@@ -18,7 +18,7 @@ def main(words: list[str]) -> int:
 
     `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`.
     """
-    flags = OwnFlags(prog="python -m lit_llm prepare")
+    flags = OwnFlags("prepare")
     text = "Conversations: short for --data ChatFiles --data.chat_template (docs/chat.md)."
     flags.add_argument("--chat_template", help=text)
     own, rest = flags.split(words)
@@ -30,25 +30,23 @@ def main(words: list[str]) -> int:
 def _run(arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
-    from lit_llm.data.prepare_shards import prepare
+    from lit_llm.data import TextDataModule
 
     built = build(read_recipe("prepare", arguments))
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
+    data = built.datamodule
+    if not isinstance(data, TextDataModule):
+        raise UserError(f"{type(data).__name__} has no text to tokenise: use --data TextFiles, ChatFiles or PythonStdlib")
     out = expanded(built.config.out, key="out", flag="--out")
-    read = built.datamodule.source_files()
-    for folder in built.datamodule.source_folders():
-        if real_path(out).is_relative_to(real_path(folder)):
-            raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
-    log = log_beside(out)
-    with new_folder(out, replace=built.config.replace, sources=read, resumable=PARTS) as partial, kept_steps(partial, PARTS):
-        summary = prepare(
-            built.datamodule,
+    read, above = data.source_files(), data.source_folders()
+    with new_folder(out, replace=built.config.replace, sources=read, above=above, resumable=PARTS) as partial:
+        data.raise_problems()
+        summary = data.tokenise(
             partial,
             shard_tokens=built.config.shard_tokens,
             workers=built.config.workers,
-            log=log,
-            keep_parts=True,  # until the folder has its name
+            progress=ProgressLog(log_beside(out)),
         )
     manifest = summary.manifest
     for name, split in manifest.splits.items():

@@ -23,11 +23,6 @@ Next:
 """
 
 
-def compressed_bits_per_byte(text: bytes) -> dict[str, float]:
-    """Bits per byte of general-purpose compressors at their highest level."""
-    return {"gzip -9": 8 * len(gzip.compress(text, 9)) / len(text), "xz -9": 8 * len(lzma.compress(text, preset=9)) / len(text)}
-
-
 def main(run: Path) -> None:
     """Print the report of a run on `PythonStdlib`."""
     events = EventAccumulator(str(run))
@@ -35,8 +30,8 @@ def main(run: Path) -> None:
     last = {name: events.Scalars(f"val/{name}")[-1].value for name in ("loss", "perplexity", "bits_per_byte")}
     text = b"".join(PythonStdlib().held_out_text())
     table = Table("", "bits per byte", title=f"held-out text: {len(text):,} bytes of Python", title_justify="left")
-    for name, bits in compressed_bits_per_byte(text).items():
-        table.add_row(name, f"{bits:.3f}")
+    for name, compressed in {"gzip -9": gzip.compress(text, 9), "xz -9": lzma.compress(text, preset=9)}.items():
+        table.add_row(name, f"{8 * len(compressed) / len(text):.3f}")
     table.add_row(f"this model (loss {last['loss']:.3f}, perplexity {last['perplexity']:.2f})", f"{last['bits_per_byte']:.3f}")
     Console(file=sys.stdout).print(table)
     print('\nA sample, continuing "def ":\n')

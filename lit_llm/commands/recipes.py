@@ -25,7 +25,7 @@ CALLBACKS = SHIPPED.parent / "callbacks"
 
 def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
     """The parser of the command, and those of its subcommands."""
-    parser = OwnFlags(alone=True, prog="python -m lit_llm recipes", description=__doc__)
+    parser = OwnFlags("recipes", alone=True, description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_parser = partial(commands.add_parser, alone=True)
     add = add_parser("list", help="print name, parameters, tokens and smallest hardware of each recipe (default command)")
@@ -43,11 +43,7 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; returns the exit code.
-
-    Raises:
-        UserError: The recipe does not exist, or files would be overwritten.
-    """
+    """Entry point; returns the exit code."""
     parser, commands = _parsers()
     own, rest = parser.parse_known_args(arguments or ["list"])
     if own.command != "show":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,12 +20,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file, and print the ranking of several runs.
-
-    Raises:
-        UserError: A folder is not a run, there are too many runs, the curve cannot be read, or the file exists.
-    """
-    flags = OwnFlags(alone=True, prog="python -m lit_llm report", description=__doc__)
+    """Write the file, and print the ranking of several runs."""
+    flags = OwnFlags("report", alone=True, description=__doc__)
     flags.add_argument("--run", action="append", help="run folder, like runs/quickstart; repeat it to compare up to 8 runs")
     flags.add_argument(
         "--compare",
@@ -47,15 +42,13 @@ def main(arguments: list[str]) -> int:
         raise UserError("check_against compares each run with a curve, a sweep has none (--run instead of --compare)")
     if own.check_against is None and own.check_tolerance is not None:
         raise UserError("check_tolerance has no effect without a curve (--check_against)")
-    command = f"python -m lit_llm report {shlex.join(arguments)}"
-    said = _compare(own, command) if own.compare is not None else _report(own, command)
-    for line in said:
+    for line in _compare(own) if own.compare is not None else _report(own):
         print(line)
     print(f"Wrote {own.out}. Open it in a browser.")
     return 0
 
 
-def _report(own: Namespace, command: str) -> Iterator[str]:
+def _report(own: Namespace) -> Iterator[str]:
     """Write the page of the runs, and say what it does not have."""
     from lit_llm.reporting.evidence import Evidence, shipped_evidence
     from lit_llm.reporting.ranking import ranked
@@ -79,14 +72,14 @@ def _report(own: Namespace, command: str) -> Iterator[str]:
         recorded = [Evidence(CurveFollower.of_file(own.check_against, tolerance), "")] * len(runs)
     else:
         recorded = [shipped_evidence(run.run.config) for run in runs]
-    _write(own, report_page(runs, command, recorded))
+    _write(own, report_page(runs, own.command, recorded))
     if len(runs) > 1:
         yield from _places(*ranked(runs))
     for run in runs:
         yield from (f"note: {sentence}" for sentence in missing(run))
 
 
-def _compare(own: Namespace, command: str) -> Iterator[str]:
+def _compare(own: Namespace) -> Iterator[str]:
     """Write the page of the sweep, and say the ranking."""
     from lit_llm.reporting.comparison_page import cautions, comparison_page, in_order, problems
     from lit_llm.reporting.sweep_runs import sweep_runs
@@ -94,7 +87,7 @@ def _compare(own: Namespace, command: str) -> Iterator[str]:
     loaded, notes = sweep_runs(own.compare)
     runs = _named(loaded)
     tag, places = in_order(runs)
-    _write(own, comparison_page(runs, command, notes))
+    _write(own, comparison_page(runs, own.command, notes))
     yield from _places(tag, places)
     yield from (f"note: {sentence}" for sentence in [*notes, *cautions(places), *problems(runs, tag)])
 

@@ -7,7 +7,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from lit_llm.callbacks.errors import UserError as UserError
@@ -59,6 +59,33 @@ def report(message: str, kind: str = "error") -> None:
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
         elif kind == "error":
             unsaid.append(f"{kind}: {line}")
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raises:
+    UserError: There are problems. It has all of them, one a line.
+    """
+    if found := list(problems):
+        raise UserError("\n".join(found))
+
+
+@contextlib.contextmanager
+def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
+    """Add the sentences of a UserError to ``problems``, and go on, so that all mistakes are told together.
+
+    Args:
+        flag: what each sentence names at its end.
+    """
+    try:
+        yield
+    except UserError as error:
+        lines = str(error).splitlines() or [""]  # without a text, its mistakes are reported already
+        problems += [line if flag is None else with_flag(line, flag) for line in lines]
+
+
+def with_flag(sentence: str, flag: str) -> str:
+    """The same sentence, which names a flag at its end."""
+    return f"{sentence.removesuffix('.')} ({flag})."
 
 
 def first_line(error: BaseException) -> str:

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from lit_llm.core.disk import open_ordinary
 from lit_llm.data.document_ends import missing_documents
 from lit_llm.data.token_stream import TokenStream
+from lit_llm.ingest.token_parts import PartCounts
 from lit_llm.tokenizers import Tokenizer
 
 # Before the fingerprint of data of which every token was hashed. Others are of samples: long data without a manifest.
@@ -23,14 +23,6 @@ _SAMPLE = 2**18
 """Bytes that are read at the start, in the middle and at the end of a file. Shorter files are read whole."""
 
 
-class TextSize(NamedTuple):
-    """The size of a text, and what its tokens say. As in `SplitInfo`."""
-
-    bytes: int
-    token_bytes: int
-    unknown_tokens: int
-
-
 @dataclass(frozen=True)
 class Corpus:
     """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary."""
@@ -38,7 +30,7 @@ class Corpus:
     streams: dict[str, TokenStream]
     vocab_size: int
     tokenizer: Tokenizer | None
-    text_sizes: Mapping[str, TextSize] = field(default_factory=dict)
+    text_sizes: Mapping[str, PartCounts] = field(default_factory=dict)
     """Split → what was counted when it was tokenised, where it is complete."""
     eos_id: int | None = None
     """Ends every document; None: the tokenizer's."""

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.core._lightning import set_micro_batches_made
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, TrainBlocks
@@ -195,18 +195,16 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _receive(self) -> OpenedCorpus:
         """What rank 0 has opened, on every rank. A collective. Problems on rank 0 are raised on every rank."""
-        opened, problems = None, ""
+        opened, problems = None, list[str]()
         strategy = self.trainer.strategy  # type: ignore[union-attr]
         if strategy.is_global_zero:
-            try:
+            with noting(problems):
                 opened = self._open()
-            except UserError as error:
-                problems = str(error)
         own = opened
         sent = None if opened is None else replace(opened, corpus=replace(opened.corpus, tokenizer=None))
         opened, problems = strategy.broadcast((sent, problems))
         if opened is None:
-            raise UserError(problems)
+            raise UserError("\n".join(problems))
         return own or replace(opened, corpus=replace(opened.corpus, tokenizer=self.load_tokenizer(opened.corpus)))
 
     def _open_plans(self) -> None:
@@ -221,14 +219,11 @@ class TokenDataModule(LightningDataModule, ABC):
             self._plans = self._plans or self._make_plans()
             return
         makes = trainer.is_global_zero if self.opens_on_rank_zero else trainer.local_rank == 0  # a cache may be each node's own
-        problem = ""
+        problems: list[str] = []
         if makes:
-            try:
+            with noting(problems):
                 self._plans = self._plans or self._make_plans()
-            except UserError as error:
-                problem = str(error)
-        if problem := trainer.strategy.broadcast(problem) or problem:
-            raise UserError(problem)
+        refuse(trainer.strategy.broadcast(problems) or problems)
         self._plans, self._plans_shared = self._plans or self._make_plans(), True
 
     def _make_plans(self) -> dict[str, PackPlan]:
@@ -240,8 +235,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def raise_problems(self) -> None:
         """Raise a ``UserError`` with all ``problems``, if there are any."""
-        if found := self.problems(self._data_parallel()[1]):
-            raise UserError("\n".join(found))
+        refuse(self.problems(self._data_parallel()[1]))
 
     @property
     def is_open(self) -> bool:
@@ -320,7 +314,7 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def ends_open(self) -> bool:
         """Whether the end of each training document opens the next: all end with an id, and begin with none."""
-        return all(self._ends_open(stream) for name, stream in self.corpus.streams.items() if _split_of(name) == "train")
+        return all(self._ends_open(stream) for name, stream in self.corpus.streams.items() if split_of(name) == "train")
 
     @property
     def source_names(self) -> list[str]:
@@ -494,9 +488,9 @@ class TokenDataModule(LightningDataModule, ABC):
         """Passes over each source that a run of `steps` steps reads. Data without sources have one, without a name."""
         return {"": self.samples_before(steps) * self._block_size / self.train_tokens}
 
-    def describe_phases(self) -> str:
-        """The phases of the data from here on; empty without any."""
-        return ""
+    def describe_phases(self) -> list[str]:
+        """A line about the phases of a mixture that are to come; none for other data, or at the end of a run."""
+        return []
 
     def _data_parallel(self) -> tuple[int, int]:
         """(data-parallel rank, world size). Single-device strategies lack the property."""
@@ -546,7 +540,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _block_settings(self, name: str) -> dict[str, Any]:
         # Batches have rows of all streams of a split.
-        alike = {other for other in self.corpus.streams if _split_of(other) == _split_of(name)}
+        alike = {other for other in self.corpus.streams if split_of(other) == split_of(name)}
         known = self.gives_documents and self._open_data.with_documents.issuperset(alike)
         documents = self._documents(self.corpus.streams[name]) if known else None
         return {"block_size": self._block_size, "vocab_size": self.vocab_size, "documents": documents}
@@ -576,6 +570,6 @@ def chat_forms(streams: Iterable[TokenStream]) -> dict[ChatForm, Path]:
     return forms
 
 
-def _split_of(name: str) -> str:
+def split_of(name: str) -> str:
     """The split of a stream: "train" of "train", and of "web/train" in a mixture."""
     return name.rpartition("/")[2]

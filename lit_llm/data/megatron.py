@@ -54,9 +54,8 @@ def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
         file.seek(_HEADER.size + 4 * sequences + 8 * (sequences - 1))
         [start] = np.frombuffer(file.read(8), dtype="<i8").tolist()
     expected = start + last * dtype.itemsize
-    if size != expected:
-        what = "truncated" if size < expected else "too long"
-        raise UserError(f"{path} is {what}: {index} says {expected} bytes, but it has {size}. Restore both files.")
+    if problem := wrong_size(path, size, expected, f"{index} says {expected} bytes"):
+        raise UserError(f"{problem} Restore both files.")
     if size == 0:
         raise UserError(f"{path} is empty: give a file with tokens.")
     return dtype, size // dtype.itemsize
@@ -82,6 +81,12 @@ def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
     return found[found > 0].astype(np.uint64)
 
 
+def wrong_size(path: str, size: int, expected: int, says: str) -> str | None:
+    """A sentence if a file has not the size that something ``says``."""
+    what = "truncated" if size < expected else "too long"
+    return None if size == expected else f"{path} is {what}: {says}, but it has {size}."
+
+
 def _header(index: str, header: bytes) -> tuple[np.dtype[Any], int, int]:
     """Token type, number of sequences, number of document indices."""
     size = os.path.getsize(index)
@@ -95,10 +100,7 @@ def _header(index: str, header: bytes) -> tuple[np.dtype[Any], int, int]:
     if sequences == 0:
         raise UserError(f"{index} lists no sequences: give a file with tokens.")
     expected = _HEADER.size + 12 * sequences + 8 * documents
-    if size != expected:
-        what = "truncated" if size < expected else "too long"
-        raise UserError(
-            f"{index} is {what}: its header says {sequences} sequences and {documents} document indices = {expected} bytes, "
-            f"but it has {size}."
-        )
+    says = f"its header says {sequences} sequences and {documents} document indices = {expected} bytes"
+    if problem := wrong_size(index, size, expected, says):
+        raise UserError(problem)
     return _DTYPES[code], sequences, documents

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lit_llm.core._lightning import is_rank_zero
-from lit_llm.core.errors import UserError
-from lit_llm.data.blocks import Blocks
-from lit_llm.data.corpus import Corpus, combined_hash
-from lit_llm.data.datamodule import TokenDataModule, chat_forms
-from lit_llm.data.mixture_blocks import HeldOutMixtureBlocks, MixtureBlocks
+from lit_llm.core.errors import UserError, refuse
+from lit_llm.data.blocks import Blocks, HeldOutMixtureBlocks, MixtureBlocks
+from lit_llm.data.corpus import combined_hash
+from lit_llm.data.datamodule import chat_forms
 from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of, smallest_quotas
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
 from lit_llm.data.pack_plan import planned
-from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
-from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
+from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files
+from lit_llm.data.token_shards import ShardDataModule
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.paths import MissingFiles, same_files
-from lit_llm.ingest.shard_manifest import Manifest
-from lit_llm.tokenizers import Tokenizer
 
 _NEEDS_LENGTH = "A mixture needs the length of the run, of which its phases are fractions: set --trainer.max_steps."
 
@@ -53,7 +48,7 @@ class PhaseDraws(NamedTuple):
     """Samples that a source can be away from its share in between."""
 
 
-class Mixture(TokenDataModule):
+class Mixture(ShardDataModule):
     """Several sources of token shards, mixed by weight. ``lit_llm.data.mixture_order`` has the order of samples.
 
     All sources have one tokenizer. The weights hold exactly over every period of samples, and each source is read once
@@ -63,31 +58,14 @@ class Mixture(TokenDataModule):
     Args:
         sources: name → shards.
         phases: parts of the run with their weights, in order. They are fractions of ``trainer.max_steps``.
-        vocab_size: number of token ids. None: that of the tokenizer or the manifests, or GPT-2's 50257 without both.
-        tokenizer: the tokenizer of all shards. None: the one beside a manifest.
-        bos_id: the id that opens every document. None: a manifest's or the tokenizer's.
-        eos_id: the id that ends every document. None: a manifest's or the tokenizer's.
-        kwargs: the arguments of ``TokenDataModule``.
+        kwargs: the arguments of ``ShardDataModule``.
     """
 
-    opens_on_rank_zero = True
     needs_max_steps = True
 
-    def __init__(
-        self,
-        *,
-        sources: dict[str, MixtureSource],
-        phases: list[MixturePhase],
-        vocab_size: VocabSize = None,
-        tokenizer: Tokenizer | None = None,
-        bos_id: TokenId = None,
-        eos_id: TokenId = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, sources: dict[str, MixtureSource], phases: list[MixturePhase], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.sources, self.phases = sources, phases
-        self._vocabulary = ShardVocabulary(vocab_size, tokenizer, bos_id, eos_id)
-        self._found: dict[str, ShardSplits] | None = None  # if there was no problem
         self._length: tuple[int, int | None] | None = None  # max_steps and max_epochs of the Trainer
         self._past: list[Phase] = []  # the phases of the checkpoint that the run continues from
         self._made: MixtureOrder | None = None
@@ -108,10 +86,7 @@ class Mixture(TokenDataModule):
 
     def _found_problems(self, splits: Mapping[str, ShardSplits], *, complete: bool) -> list[str]:
         """What is wrong with the shards that were found, which are all if ``complete``."""
-        manifests = _manifests(splits)
-        problems = self._vocabulary.problems(manifests) if manifests or complete else []
-        folder = _manifest_folder(stream for each in splits.values() for stream in each.streams.values())
-        problems += self._vocabulary.tokenizer_problems(manifests, folder)
+        problems = self._vocabulary_problems(splits) if complete or self._manifests(splits) else []
         tokenizers = {manifest.tokenizer: name for name, each in splits.items() for _, manifest in each.manifests.values()}
         if len(tokenizers) > 1:
             names = " and ".join(sorted(tokenizers.values()))
@@ -179,19 +154,13 @@ class Mixture(TokenDataModule):
         if stage == "fit" and self.trainer is not None:
             self.find_run(max_steps=self.trainer.max_steps, max_epochs=self.trainer.max_epochs, saved=None)
         super().setup(stage)
-        if self._plans and (found := self._run_problems()):  # now with the exact numbers of blocks
-            raise UserError("\n".join(found))
+        if self._plans:
+            refuse(self._run_problems())  # now with the exact numbers of blocks
 
     # ---- The shards ---------------------------------------------------------------------------------------------
 
-    def _splits(self) -> dict[str, ShardSplits]:
-        """Source → its opened splits. What has been found without a problem is not looked up again."""
-        if self._found is not None:
-            return self._found
-        splits = {name: self._splits_of(name, source) for name, source in self.sources.items()}
-        if not any(each.problems for each in splits.values()):
-            self._found = splits
-        return splits
+    def _find_splits(self) -> dict[str, ShardSplits]:
+        return {name: self._splits_of(name, source) for name, source in self.sources.items()}
 
     def _splits_of(self, name: str, source: MixtureSource) -> ShardSplits:
         settings = f"--data.sources.{name}"
@@ -200,37 +169,6 @@ class Mixture(TokenDataModule):
             return in_folder(source.path, settings=settings, required=required)
         patterns = {"train": source.train, "val": source.val, "test": source.test}
         return of_files(patterns, headerless=source.headerless, settings=settings, required=required)
-
-    @property
-    def known_vocab_size(self) -> int | None:
-        """The size of the vocabulary as far as it is known before ``setup``; None on ranks that do not read the manifests."""
-        if self._vocabulary.needs_manifest and not is_rank_zero():
-            return None
-        splits = self._splits()
-        manifests = _manifests(splits)
-        if self._vocabulary.needs_manifest and not manifests and any(each.problems for each in splits.values()):
-            return None
-        return self._vocabulary.size(manifests)
-
-    def open_split(self, name: str) -> list[TokenStream]:
-        """The shards of "train", "val" or "test" of the sources that have them. Reads their headers only, or the manifests."""
-        return [each.streams[name] for each in self._splits().values() if name in each.streams]
-
-    def open_corpus(self) -> Corpus:
-        splits = self._splits()
-        manifests = _manifests(splits)
-        streams = {f"{name}/{split}": stream for name, each in splits.items() for split, stream in each.streams.items()}
-        corpus = Corpus(streams, self._vocabulary.size(manifests), None)
-        tokenizer = self.load_tokenizer(corpus)
-        sizes = text_sizes(each.whole_splits() for each in splits.values())
-        bos_id, eos_id = (self._vocabulary.document_id(name, manifests, tokenizer) for name in ("bos_id", "eos_id"))
-        return replace(corpus, tokenizer=tokenizer, text_sizes=sizes, bos_id=bos_id, eos_id=eos_id)
-
-    def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
-        return self._vocabulary.load_tokenizer(_manifest_folder(corpus.streams.values()))
-
-    def source_files(self) -> list[Path]:
-        return [path for each in self._splits().values() for stream in each.streams.values() for path in stream.paths]
 
     @property
     def source_names(self) -> list[str]:
@@ -337,12 +275,13 @@ class Mixture(TokenDataModule):
         """Of the whole run, whose length is known."""
         return {name: drawn.epochs for name, drawn in self.draws()[-1].sources.items() if drawn.epochs}
 
-    def describe_phases(self) -> str:
-        """The phases from here on by their last steps: "until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
+    def describe_phases(self) -> list[str]:
+        """By their last steps: "phases: until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
         to_come = [phase for phase in self._phases() if phase.end > self._base_samples]
         steps = range(self._base_step, self._steps() + 1)
         ends = [steps[bisect_left(steps, phase.end, key=self.samples_at)] for phase in to_come]
-        return "; ".join(f"until step {end:,} {_shares(phase)}" for end, phase in zip(ends, to_come, strict=True))
+        shares = [f"until step {end:,} {_shares(phase)}" for end, phase in zip(ends, to_come, strict=True)]
+        return [f"phases: {'; '.join(shares)}"] if shares else []
 
     # ---- State --------------------------------------------------------------------------------------------------
 
@@ -388,10 +327,6 @@ class Mixture(TokenDataModule):
         return [name for name in now if name in before and before[name] != now[name]]
 
 
-def _manifests(splits: Mapping[str, ShardSplits]) -> list[Manifest]:
-    return [manifest for each in splits.values() for _, manifest in each.manifests.values()]
-
-
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
     """A sentence if conversations are written in two forms: a model answers in one."""
     try:
@@ -402,12 +337,6 @@ def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
         return []
     one, other, *_ = forms.values()
     return [f"The conversations of {one} and {other} have different chat templates: prepare them with one (--data.sources)."]
-
-
-def _manifest_folder(streams: Iterable[TokenStream]) -> Path | None:
-    """The first folder with a manifest."""
-    folders = (stream.folder_of_manifest for stream in streams)
-    return next((folder for folder in folders if folder is not None), None)
 
 
 def _shared_files(splits: Mapping[str, ShardSplits]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from lit_llm.core.errors import UserError
 from lit_llm.data.mixture_order import smallest_quotas
+from lit_llm.data.shard_splits import path_problems
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -82,13 +83,11 @@ def _source_problems(name: str, source: MixtureSource) -> list[str]:
     if not _NAME.fullmatch(name):
         return [f"{name!r} cannot be the name of a source: use letters, digits, - and _ (--data.sources)."]
     found = []
-    others = [f"{flag}.{split}" for split in ("train", "val", "test") if getattr(source, split) is not None]
+    others = [split for split in ("train", "val", "test") if getattr(source, split) is not None]
     if source.path is None and not others:
         found.append(f"Source {name} has no shards: give {flag}.path, a folder that prepare wrote.")
-    if source.path is not None and others:
-        found.append(f"{flag}.path is a folder with all splits: it cannot be combined with {', '.join(others)}.")
-    if source.path is not None and source.headerless:
-        found.append(f"{flag}.path is a folder of shards with headers: remove {flag}.headerless.")
+    if source.path is not None:
+        found += path_problems(flag, others, headerless=source.headerless)
     if source.max_epochs is not None and not (math.isfinite(source.max_epochs) and source.max_epochs > 0):
         found.append(f"max_epochs of {name} is {source.max_epochs}, but must be above 0, or null ({flag}.max_epochs).")
     return found

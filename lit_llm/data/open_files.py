@@ -12,9 +12,12 @@ import os
 import resource
 
 from lit_llm.core.disk import open_ordinary
+from lit_llm.core.errors import UserError
 
 _SHARE = 4  # of the descriptors that a process may open, at most this part are kept here
 _MOST = 2**16  # where the system sets no limit
+
+_RESTORE = "restore it, and continue the run"
 
 _new_key = itertools.count()
 
@@ -31,15 +34,31 @@ class OpenFiles:
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[()]]:
         return OpenFiles, ()
 
-    def read(self, path: str, start: int, length: int, *, random: bool) -> bytes:
-        """``length`` bytes of ``path`` from ``start`` on; fewer if the file ends before.
+    def read(
+        self, path: str, start: int, length: int, *, random: bool, mend: str = "restore it, and continue the run"
+    ) -> bytes:
+        """``length`` bytes of ``path`` from ``start`` on.
 
         Args:
             random: tell the kernel not to read ahead, because the next read is elsewhere.
+            mend: what a user does about a file that has changed while it was being read.
 
         Raises:
+            UserError: the file is gone, or became shorter.
             OSError: the file cannot be opened or read.
         """
+        try:
+            content = self._read(path, start, length, random)
+        except FileNotFoundError:
+            raise UserError(f"{path} is gone: {mend} with --resume auto.") from None
+        if len(content) < length:
+            raise UserError(
+                f"{path} became shorter: {os.path.getsize(path)} bytes now, but bytes up to {start + length} are read: {mend} "
+                "with --resume auto."
+            )
+        return content
+
+    def _read(self, path: str, start: int, length: int, random: bool) -> bytes:
         key = (self._key, path, random)
         # This reference keeps the descriptor open while another thread drops it from the cache.
         file = _files.get(key)

@@ -94,13 +94,8 @@ class PackPlan:
         return pieces
 
     def _read(self, start: int, length: int) -> bytes:
-        try:
-            content = self._files.read(str(self.path), start, length, random=True)
-        except FileNotFoundError:
-            raise UserError(f"The plan of packing {self.path} is gone: start the run again with --resume auto.") from None
-        if len(content) != length:
-            raise self._damage()
-        return content
+        mend = "delete what is left of the plan, and make it again by starting the run"
+        return self._files.read(str(self.path), start, length, random=True, mend=mend)
 
     def _damage(self) -> UserError:
         return UserError(f"{self.path} is damaged: delete it, and the next run makes it again.")

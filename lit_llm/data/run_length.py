@@ -61,12 +61,6 @@ def run_length(data: TokenDataModule, max_steps: int) -> str:
     return f"{max_steps:,} steps = {tokens:,} tokens = {epochs}"
 
 
-def phases(data: TokenDataModule) -> list[str]:
-    """A line about the phases of a mixture that are to come; none for other data, or at the end of a run."""
-    described = data.describe_phases()
-    return [f"phases: {described}"] if described else []
-
-
 def _epochs(number: float) -> str:
     """12.345 -> "12.35", 0.00123 -> "0.0012": two decimals, or two significant digits if that shows more."""
     return f"{number:.2f}" if number >= 0.1 or number == 0 else f"{number:.2g}"

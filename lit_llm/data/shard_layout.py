@@ -108,10 +108,8 @@ def read_layout(path: str, *, headerless: bool = False) -> ShardLayout:
     found = found._replace(masked=os.path.exists(found.mask_path))
     if found.tokens < 1:
         raise UserError(f"{path} has {found.tokens} tokens in its header: a shard needs at least one.")
-    if size != found.size:
-        what = "truncated" if size < found.size else "too long"
-        raise UserError(f"{path} is {what}: its header says {found.tokens} tokens = {found.size} bytes, but it has {size}.")
-    if found.masked and (problem := found.mask_problem()) is not None:
+    says = f"its header says {found.tokens} tokens = {found.size} bytes"
+    if problem := megatron.wrong_size(path, size, found.size, says) or (found.mask_problem() if found.masked else None):
         raise UserError(problem)
     return found
 

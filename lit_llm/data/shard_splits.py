@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from lit_llm.core.errors import UserError
-from lit_llm.data.corpus import TextSize
+from lit_llm.core.errors import UserError, noting, with_flag
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.paths import MissingFiles, expand, same_files
 from lit_llm.ingest.shard_manifest import META_FILE, Manifest, SplitInfo
+from lit_llm.ingest.token_parts import PartCounts
 
 SPLITS = ("train", "val", "test")
 REQUIRED = ("train", "val")
@@ -29,22 +29,17 @@ class ShardSplits:
 
     def whole_splits(self) -> dict[str, SplitInfo]:
         """Name → the split of a manifest that has exactly the same shards."""
-        found = {}
-        for name, (_, manifest) in self.manifests.items():
-            files = [path.name for path in self.streams[name].paths]
-            for split in manifest.splits.values():
-                if files == [shard.file for shard in split.shards]:
-                    found[name] = split
-        return found
+        files = {name: [path.name for path in self.streams[name].paths] for name in self.manifests}
+        found = {name: manifest.split_with(files[name]) for name, (_, manifest) in self.manifests.items()}
+        return {name: split for name, split in found.items() if split is not None}
 
 
-def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, TextSize]:
+def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCounts]:
     """As of a ``Corpus``, over several sets of splits."""
-    sizes: dict[str, TextSize] = {}
+    sizes: dict[str, PartCounts] = {}
     for each in splits:
         for name, split in each.items():
-            own = TextSize(split.bytes, split.token_bytes, split.unknown_tokens)
-            sizes[name] = TextSize(*map(sum, zip(sizes.get(name, TextSize(0, 0, 0)), own, strict=True)))
+            sizes.setdefault(name, PartCounts()).add(split)
     return sizes
 
 
@@ -71,7 +66,7 @@ def in_folder(path: str, *, settings: str = "--data", required: Collection[str] 
                 f"{settings}.train '{folder}/train_*.bin' {settings}.val '{folder}/val_*.bin'."
             )
     except UserError as error:
-        problem = f"{str(error).rstrip('.')} ({flag})."
+        problem = with_flag(str(error), flag)
     except (OSError, RuntimeError) as error:  # too long, an unknown home folder
         problem = f"{path[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
     if problem is not None:
@@ -81,9 +76,25 @@ def in_folder(path: str, *, settings: str = "--data", required: Collection[str] 
         split = manifest.splits.get(name)
         if split is not None and split.shards:
             found.manifests[name] = folder, manifest
-            _add(found, name, flag, partial(listed_stream, folder, manifest, [shard.file for shard in split.shards]))
+            _add(found, name, flag, partial(TokenStream.listed, folder, manifest, [shard.file for shard in split.shards]))
         elif name in required:
             found.problems.append(f"{folder} has no {name} shards: prepare the data again with {name} text ({flag}).")
+    return found
+
+
+def path_problems(flag: str, others: Sequence[str], *, headerless: bool) -> list[str]:
+    """A sentence for each setting that contradicts ``path``, a folder that ``prepare`` wrote.
+
+    Args:
+        flag: the key that has all of these settings.
+        others: those of ``train``, ``val`` and ``test`` that are set.
+    """
+    found = []
+    if others:
+        named = ", ".join(f"{flag}.{name}" for name in others)
+        found.append(f"{flag}.path is a folder with all splits: it cannot be combined with {named}.")
+    if headerless:
+        found.append(f"{flag}.path is a folder of shards with headers: remove {flag}.headerless.")
     return found
 
 
@@ -121,18 +132,17 @@ def of_files(
         found.problems += problems
         if problems:
             continue
-        folder = None if headerless else _common_folder(files[name])
+        folders = {path.parent for path in files[name]}
+        folder = folders.pop() if len(folders) == 1 and not headerless else None
         if folder is not None and folder not in manifests:
-            try:
+            manifests[folder] = None
+            with noting(found.problems, f"{settings}.{name}"):
                 manifests[folder] = Manifest.read(folder)
-            except UserError as error:
-                found.problems.append(f"{str(error).rstrip('.')} ({settings}.{name}).")
-                manifests[folder] = None
         manifest = None if folder is None else manifests[folder]
         names = [path.name for path in files[name]]
-        if folder is not None and manifest is not None and manifest.lists(names):
+        if folder is not None and manifest is not None and manifest.shards.keys() >= set(names):
             found.manifests[name] = folder, manifest
-            _add(found, name, f"{settings}.{name}", partial(listed_stream, folder, manifest, names))
+            _add(found, name, f"{settings}.{name}", partial(TokenStream.listed, folder, manifest, names))
         else:
             _add(found, name, f"{settings}.{name}", partial(TokenStream, files[name], headerless=headerless))
     if not found.problems:
@@ -141,40 +151,16 @@ def of_files(
             found.problems.append(f"{path} is in both {settings}.train and {settings}.{name}: remove it from one of them.")
     tokenizers = {manifest.tokenizer for _, manifest in found.manifests.values()}
     if len(tokenizers) > 1:
-        folders = " and ".join(dict.fromkeys(str(folder) for folder, _ in found.manifests.values()))
+        named = " and ".join(dict.fromkeys(str(folder) for folder, _ in found.manifests.values()))
         found.problems.append(
-            f"The shards in {folders} were made with different tokenizers: prepare them with one ({settings}.train, "
+            f"The shards in {named} were made with different tokenizers: prepare them with one ({settings}.train, "
             f"{settings}.val)."
         )
     return found
 
 
 def _add(found: ShardSplits, name: str, flag: str, open_stream: Callable[[], TokenStream]) -> None:
-    try:
-        stream = open_stream()
-    except UserError as error:
-        found.problems += [f"{line.rstrip('.')} ({flag})." for line in str(error).splitlines()]
-        return
-    if len(stream) < 2:
-        found.problems.append(f"The {name} shards hold a single token, but at least two are needed ({flag}).")
-    found.streams[name] = stream
-
-
-def _common_folder(files: list[Path]) -> Path | None:
-    folders = {path.parent for path in files}
-    return folders.pop() if len(folders) == 1 else None
-
-
-def listed_stream(folder: Path, manifest: Manifest, files: list[str]) -> TokenStream:
-    """The stream of ``files``, which the manifest lists."""
-    splits = manifest.splits.values()
-    whole = next((split for split in splits if [shard.file for shard in split.shards] == files), None)
-    known = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
-    return TokenStream.listed(
-        folder,
-        [known[file] for file in files],
-        vocab_size=manifest.vocab_size,
-        tokens_blake2b=None if whole is None else whole.tokens_blake2b,  # a part of a split has no hash
-        mask_blake2b=None if whole is None else whole.mask_blake2b,
-        ends_open=manifest.ends_open,
-    )
+    with noting(found.problems, flag):
+        found.streams[name] = stream = open_stream()
+        if len(stream) < 2:
+            found.problems.append(f"The {name} shards hold a single token, but at least two are needed ({flag}).")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from lit_llm.core.disk import is_there
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, noting
 from lit_llm.core.number_domain import range_problems, whole
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
@@ -76,11 +76,10 @@ class ShardVocabulary:
         """A sentence if the tokenizer of the settings is not that of the shards in the folder of a manifest."""
         if self.tokenizer is None or any(each.tokenizer == self.tokenizer.identity() for each in manifests):
             return []
-        try:
+        problems: list[str] = []
+        with noting(problems):
             self.load_tokenizer(folder)
-        except UserError as error:
-            return [str(error)]
-        return []
+        return problems
 
     def document_id(self, name: str, manifests: Sequence[Manifest], tokenizer: Tokenizer | None) -> int | None:
         """The id that opens ("bos_id") or ends ("eos_id") documents: the setting, else a manifest's, else the tokenizer's."""

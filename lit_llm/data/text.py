@@ -6,38 +6,34 @@ import hashlib
 import json
 import os
 import shutil
+import sysconfig
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.core.errors import UserError
-from lit_llm.core.number_domain import Domain
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
-from lit_llm.data.shard_splits import listed_stream, text_sizes
+from lit_llm.data.shard_splits import text_sizes
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
-from lit_llm.ingest.listing import list_sources
-from lit_llm.ingest.paths import same_files
-from lit_llm.ingest.progress import ProgressLog
-from lit_llm.ingest.readers import DocumentReader, ReadSettings
-from lit_llm.ingest.selection import Selection
+from lit_llm.ingest.selection import Selection, path_hash
 from lit_llm.ingest.shard_manifest import META_FILE, Manifest
 from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
-from lit_llm.ingest.source import Source
-from lit_llm.ingest.split import hold_out
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
 _CACHE_VERSION = 2  # increment when the same text and tokenizer would give different shards
 _SHARD_TOKENS = 100_000_000
-_MAX_PROBLEMS = 5
+
+# Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
+_EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+_VAL, _TEST = 0.04, 0.02  # fractions of the files
 
 
 class TextDataModule(TokenDataModule):
@@ -61,7 +57,8 @@ class TextDataModule(TokenDataModule):
 
     def __init__(self, *, tokenizer: Tokenizer | None = None, cache_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._source_tokenizer = tokenizer or Bytes()
+        self.source_tokenizer = tokenizer or Bytes()
+        """The configured one. After ``setup``, ``tokenizer`` is the one in use, whose vocabulary has been learned."""
         self.cache_dir = cache_dir
         self._verified: Path | None = None  # the cache that this process has made or checked
 
@@ -72,22 +69,8 @@ class TextDataModule(TokenDataModule):
     def source_files(self) -> list[Path]:
         return list(dict.fromkeys(Path(one.source.path) for one in self.inputs() if one.source.is_local))
 
-    @property
-    def source_tokenizer(self) -> Tokenizer:
-        """The configured tokenizer. After ``setup``, ``tokenizer`` is the one in use, whose vocabulary has been learned."""
-        return self._source_tokenizer
-
-    def tokenise(self, out: Path, *, shard_tokens: int, workers: int = 0, progress: ProgressLog | None = None) -> Summary:
-        """Write token shards into ``out``, which may hold what an interrupted call has left.
-
-        Args:
-            shard_tokens: tokens per shard.
-            workers: processes. 0: this process.
-
-        Raises:
-            UserError: the text cannot be read, or a split is empty.
-            OSError: the disk refused.
-        """
+    def tokenise(self, out: Path, *, shard_tokens: int, **options: Any) -> Summary:
+        """Write token shards into ``out``. Arguments, files and errors are those of `ingest`."""
         summary = ingest(
             self.inputs(),
             self.source_tokenizer,
@@ -96,8 +79,7 @@ class TextDataModule(TokenDataModule):
             val_fraction=self.val_fraction,
             drop_near_duplicates=self.drop_near_duplicates,
             chat_template=self.chat_template,
-            workers=workers,
-            progress=progress,
+            **options,
         )
         if summary.invalid:
             more = f" and {len(summary.invalid) - 1:,} more files" if len(summary.invalid) > 1 else ""
@@ -154,7 +136,7 @@ class TextDataModule(TokenDataModule):
         manifest = Manifest.read(folder)
         assert manifest is not None, "the cache is not damaged"
         streams = {
-            name: listed_stream(folder, manifest, [shard.file for shard in split.shards])
+            name: TokenStream.listed(folder, manifest, [shard.file for shard in split.shards])
             for name, split in manifest.splits.items()
         }
         return Corpus(
@@ -228,149 +210,35 @@ class TextDataModule(TokenDataModule):
         return []
 
 
-def _in_both(ours: list[Source], others: list[Source]) -> list[str]:
-    """The files among ``others`` that are among ``ours`` too, perhaps under another name."""
-    here, there = ([Path(source.path) for source in each if source.is_local] for each in (ours, others))
-    remote = {source.path for source in ours if not source.is_local}
-    return [str(path) for _, path in same_files(here, there)] + [source.name for source in others if source.path in remote]
+class PythonStdlib(TextDataModule):
+    """The ``.py`` files of the standard library: about 13 MB of real text, no download.
 
-
-class GivenFiles(TextDataModule):
-    """Base of the data modules of files that the user names. A subclass says how they are read.
+    A hash of each file's path within the library assigns about 4 % of the files to validation, 2 % to test, and the rest to
+    training. The split is the same on every machine. Each file is one document, followed by an end-of-text token.
 
     Args:
-        paths: for training and validation.
-        train: for training only.
-        val: for validation, used with ``train``. None: ``val_fraction`` of ``train``.
-        test: for ``test``.
-        val_fraction: fraction to hold out if ``val`` is not given.
         kwargs: the arguments of ``TextDataModule``.
     """
 
-    def __init__(
-        self,
-        *,
-        paths: str | list[str] | None = None,
-        train: str | list[str] | None = None,
-        val: str | list[str] | None = None,
-        test: str | list[str] | None = None,
-        val_fraction: Annotated[float, Domain(0, 1, above_low=True, below_high=True)] = 0.1,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.paths, self.train, self.val, self.test = paths, train, val, test
-        self.val_fraction = val_fraction
-        self._plain: dict[Source, bool] = {}
-        self._listed: dict[str, list[Source]] = {}  # flag → its files, listed once
-
-    @property
-    @abstractmethod
-    def read_settings(self) -> ReadSettings:
-        """How the files are read."""
+        self.root = Path(sysconfig.get_paths()["stdlib"])
 
     def source_problems(self) -> list[str]:
-        problems = []
-        if self.paths is None and self.train is None:
-            problems.append("No training text: give --data.paths, or --data.train and --data.val.")
-        if self.paths is not None and (self.train is not None or self.val is not None):
-            problems.append("--data.paths cannot be combined with --data.train or --data.val: it is split into both.")
-        sources, found = self._split_sources()
-        problems += found
-        for held_out in ("val", "test"):
-            flag = "paths" if self.train is None else "train"
-            for path in _in_both(sources.get("train", []), sources.get(held_out, []))[:1]:
-                problems.append(f"{path} is in both --data.{flag} and --data.{held_out}: remove it from one of them.")
-        if not found:
-            problems += self._unreadable(sources)
-        return problems
-
-    def source_folders(self) -> list[Path]:
-        given = [getattr(self, flag) for flag in ("paths", "train", "val", "test")]
-        patterns = [pattern for one in given for pattern in ([one] if isinstance(one, str) else one or [])]
-        return [folder for pattern in patterns if (folder := Path(pattern).expanduser()).is_dir()]
+        if next(self._sources(), None) is None:
+            return [f"{self.root} has no Python sources: train on your own text (--data TextFiles --data.paths my.txt)."]
+        return []
 
     def inputs(self) -> list[Input]:
-        sources, _ = self._split_sources()
-        inputs = {name: [self._input(source, name) for source in each] for name, each in sources.items()}
-        if "val" not in inputs:
-            plain = [one for one in inputs["train"] if one.settings.format == "text" and one.source.is_local]
-            others = [replace(one, split=None) for one in inputs["train"] if one not in plain]
-            inputs["train"] = (hold_out(plain, self.val_fraction) if plain else []) + others
-        return [one for each in inputs.values() for one in each]
+        splits: dict[str, list[Input]] = {"train": [], "val": [], "test": []}
+        for path in sorted(self._sources()):
+            position = path_hash(path.relative_to(self.root).as_posix())
+            name = "val" if position < _VAL else "test" if position < _VAL + _TEST else "train"
+            splits[name].append(Input.of_file(path, name))
+        return [one for split in splits.values() for one in split]
 
-    def _input(self, source: Source, split: str) -> Input:
-        settings = self.read_settings
-        is_plain = source.is_local and self._is_plain_text(source, settings)
-        return Input(source, split, replace(settings, format="text") if is_plain else settings)
-
-    def _is_plain_text(self, source: Source, settings: ReadSettings) -> bool:
-        if source not in self._plain:
-            with DocumentReader(source, settings) as reader:
-                self._plain[source] = reader.is_plain_text
-        return self._plain[source]
-
-    def _unreadable(self, sources: dict[str, list[Source]]) -> list[str]:
-        """A sentence for each of the first files of this machine that cannot be read as text."""
-        problems = []
-        for source in (source for each in sources.values() for source in each if source.is_local):
-            try:
-                self._is_plain_text(source, self.read_settings)
-            except UserError as error:
-                problems += [] if str(error) in problems else [str(error)]
-                if len(problems) == _MAX_PROBLEMS:
-                    break
-        return problems
-
-    def _split_sources(self) -> tuple[dict[str, list[Source]], list[str]]:
-        """The sources of each given split ("train" for ``paths``), and the problems with their paths."""
-        sources: dict[str, list[Source]] = {}
-        problems: list[str] = []
-        for flag in ("paths", "train", "val", "test"):
-            if (patterns := getattr(self, flag)) is not None:
-                listed, found = (
-                    (self._listed[flag], []) if flag in self._listed else list_sources(patterns, flag=f"--data.{flag}")
-                )
-                if not found:
-                    self._listed[flag] = listed
-                sources["train" if flag == "paths" else flag] = listed
-                problems += found
-        return sources, problems
-
-
-class TextFiles(GivenFiles):
-    """Your own text: plain files, JSONL, Parquet, Arrow and tar, compressed or not, on this machine or remote.
-
-    Give either ``paths``, part of which is held out for validation, or ``train`` and ``val``. Each is a file, a folder (every
-    file below it that is not hidden), a glob (``**`` descends into folders), a URL, or a list of these. A file's content
-    decides its format (``lit_llm.ingest.readers``), not its name.
-
-    What is held out (``lit_llm.ingest.split``): of ten plain text files or more, whole files, about ``val_fraction`` of the
-    bytes. Of fewer, the end of each, from a line end on. Of the other formats and of remote files, documents, chosen by a hash
-    of their text. A plain text file is one document. An end-of-document token follows each document.
-
-    Args:
-        format: auto, text, jsonl, parquet, arrow or tar. text: read anything as plain text.
-        text_key: the key or column of the text in JSONL, Parquet and Arrow. Dots descend: ``meta.body``.
-        drop_near_duplicates: if ``val`` is not given, leave documents out of training that nearly repeat held-out ones.
-        kwargs: the arguments of ``GivenFiles``.
-    """
-
-    def __init__(
-        self,
-        *,
-        format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tar"] = "auto",
-        text_key: str = "text",
-        drop_near_duplicates: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.format, self.text_key = format, text_key
-        self.drop_near_duplicates = drop_near_duplicates and self.val is None
-
-    @property
-    def read_settings(self) -> ReadSettings:
-        return ReadSettings(self.format, self.text_key)
-
-    def source_problems(self) -> list[str]:
-        problem = self.source_tokenizer.eos_problem()
-        return [*super().source_problems(), *([] if problem is None else [problem])]
+    def _sources(self) -> Iterator[Path]:
+        for folder, subfolders, names in os.walk(self.root):
+            subfolders[:] = [name for name in subfolders if name not in _EXCLUDED]
+            paths = (Path(folder, name) for name in names if name.endswith(".py"))
+            yield from (path for path in paths if path.is_file() and path.stat().st_size > 0)

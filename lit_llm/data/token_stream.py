@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, noting, refuse
+from lit_llm.data.megatron import wrong_size
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout, read_layout
-from lit_llm.ingest.shard_manifest import ShardInfo
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
 
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
@@ -33,56 +34,40 @@ class TokenStream:
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], *, headerless: bool = False) -> None:
         assert paths, "a stream needs at least one file"
-        layouts, problems = [], []
+        layouts: list[ShardLayout] = []
+        problems: list[str] = []
         for path in paths:
-            try:
+            with noting(problems):
                 layouts.append(read_layout(os.fspath(path), headerless=headerless))
-            except UserError as error:
-                problems.append(str(error))
         masked = [layout.path for layout in layouts if layout.masked]
         if masked and len(masked) < len(layouts):
             without = next(layout for layout in layouts if not layout.masked)
             problems.append(f"{masked[0]} has a mask, but {without.path} has none: prepare the data again.")
-        if problems:
-            raise UserError("\n".join(problems))
+        refuse(problems)
         self._use(layouts)
 
     @classmethod
-    def listed(
-        cls,
-        folder: Path,
-        shards: Sequence[ShardInfo],
-        *,
-        vocab_size: int,
-        tokens_blake2b: str | None = None,
-        mask_blake2b: str | None = None,
-        ends_open: bool | None = None,
-    ) -> TokenStream:
-        """The shards that a manifest lists. No file is opened; their sizes are compared.
-
-        Args:
-            vocab_size: the manifest's.
-            tokens_blake2b: the hash of their tokens; None if the manifest has none, for a part of a split.
-            mask_blake2b: that of their masks, if they have some.
-            ends_open: the manifest's.
+    def listed(cls, folder: Path, manifest: Manifest, files: Sequence[str]) -> TokenStream:
+        """Shards that the manifest of a folder lists. No file is opened; their sizes are compared.
 
         Raises:
             UserError: one sentence for each file that is missing or has another size.
         """
-        assert shards, "a stream needs at least one file"
-        dtype = LAYOUTS[magic_for(vocab_size)][1]
+        assert files, "a stream needs at least one file"
+        known, whole = manifest.shards, manifest.split_with(files)
+        shards = [known[file] for file in files]
+        dtype = LAYOUTS[magic_for(manifest.vocab_size)][1]
         layouts = [
             ShardLayout(os.path.join(folder, s.file), dtype, HEADER_BYTES, s.tokens, masked=s.mask_blake2b is not None)
             for s in shards
         ]
         found = [_size_problem(layout) or _docs_problem(layout, s.documents) for layout, s in zip(layouts, shards, strict=True)]
-        if problems := [problem for problem in found if problem is not None]:
-            raise UserError("\n".join(problems))
+        refuse(problem for problem in found if problem is not None)
         stream = cls.__new__(cls)
         stream._use(layouts)
         stream._max_ids = [shard.max_id for shard in shards]
-        stream._hash = _with_mask(tokens_blake2b, mask_blake2b)
-        stream.folder_of_manifest, stream.ends_open = folder, ends_open
+        stream._hash = None if whole is None else _with_mask(whole.tokens_blake2b, whole.mask_blake2b)
+        stream.folder_of_manifest, stream.ends_open = folder, manifest.ends_open
         return stream
 
     def _use(self, layouts: list[ShardLayout]) -> None:
@@ -141,8 +126,9 @@ class TokenStream:
         """
         if not self.masked:
             return None
-        parts = [self._read_mask(*place, random) for place in self._places(start, length)]
-        return np.concatenate([np.empty(0, np.uint8), *parts])
+        places = self._places(start, length)
+        parts = [self._files.read(self.layouts[shard].mask_path, first, count, random=random) for shard, first, count in places]
+        return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
     def _places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
         """The shards that have the tokens [start, start + length): number, the first token in it, and how many."""
@@ -204,15 +190,7 @@ class TokenStream:
     def _read(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
         """Tokens [first, first + length) of a shard."""
         path, dtype, offset, *_ = self.layouts[shard]
-        try:
-            content = self._files.read(path, offset + first * dtype.itemsize, length * dtype.itemsize, random=random)
-        except FileNotFoundError:
-            raise UserError(f"Token shard {path} is gone: restore it, and continue the run with --resume auto.") from None
-        if len(content) != length * dtype.itemsize:
-            raise UserError(
-                f"Token shard {path} became shorter: {self.layouts[shard].size} bytes when it was opened, now "
-                f"{os.path.getsize(path)}. Restore it, and continue the run with --resume auto."
-            )
+        content = self._files.read(path, offset + first * dtype.itemsize, length * dtype.itemsize, random=random)
         tokens = np.frombuffer(content, dtype=dtype)
         if dtype.kind == "i":
             if tokens.min() < 0:
@@ -224,21 +202,10 @@ class TokenStream:
             tokens = tokens.view(f"<u{dtype.itemsize}")
         return tokens
 
-    def _read_mask(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
-        """Whether tokens [first, first + length) of a shard are targets."""
-        path = self.layouts[shard].mask_path
-        try:
-            content = self._files.read(path, first, length, random=random)
-        except FileNotFoundError:
-            content = b""
-        if len(content) != length:
-            raise UserError(f"The mask {path} is gone or shorter: restore it, and continue the run with --resume auto.")
-        return np.frombuffer(content, dtype=np.uint8)
 
-
-def _with_mask(tokens_blake2b: str | None, mask_blake2b: str | None) -> str | None:
+def _with_mask(tokens_blake2b: str, mask_blake2b: str | None) -> str:
     """One hash of tokens and their mask."""
-    if tokens_blake2b is None or mask_blake2b is None:
+    if mask_blake2b is None:
         return tokens_blake2b
     return hashlib.blake2b(f"{tokens_blake2b} {mask_blake2b}".encode(), digest_size=HASH_BYTES).hexdigest()
 
@@ -263,10 +230,7 @@ def _size_problem(layout: ShardLayout) -> str | None:
         size = os.stat(layout.path).st_size
     except OSError:
         return f"Token shard not found: {layout.path}."
-    if size == layout.size:
-        return layout.mask_problem() if layout.masked else None
-    what = "truncated" if size < layout.size else "too long"
-    return (
-        f"{layout.path} is {what}: meta.json says {layout.tokens} tokens = {layout.size} bytes, but it has {size}. Restore it, "
-        "or prepare the data again."
-    )
+    says = f"meta.json says {layout.tokens} tokens = {layout.size} bytes"
+    if problem := wrong_size(layout.path, size, layout.size, says):
+        return f"{problem} Restore it, or prepare the data again."
+    return layout.mask_problem() if layout.masked else None

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError, need
-from lit_llm.ingest.remote_errors import RETRIED, fault, sentence
+from lit_llm.ingest.remote_errors import RETRIED, fault, one_sentence
 from lit_llm.ingest.source import Source, changed, is_http, public_name, state_of
 
 Result = TypeVar("Result")
@@ -127,7 +127,8 @@ class _RemoteFile(io.RawIOBase):
         self._waited, self._received = 0.0, 0  # seconds of waiting for bytes since their rate was judged, and these bytes
         self._fs, self._path = file_system(source.path)
         self._http = is_http(source.path)
-        self._repeat(self._open_first)
+        with one_sentence(source.path):
+            self._repeat(self._open_first)
 
     def readable(self) -> bool:
         return True
@@ -147,7 +148,8 @@ class _RemoteFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        data = self._repeat(lambda: self._read(len(buffer)))
+        with one_sentence(self._source.path):
+            data = self._repeat(lambda: self._read(len(buffer)))
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
@@ -189,17 +191,11 @@ class _RemoteFile(io.RawIOBase):
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return action()
-            except UserError:
-                raise
             except Exception as error:
-                if fault(error) in RETRIED and attempt < _ATTEMPTS:
-                    self._disconnect()
-                    time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
-                    continue
-                said = sentence(error, self._source.path)
-                if said is None:
+                if isinstance(error, UserError) or fault(error) not in RETRIED or attempt == _ATTEMPTS:
                     raise
-                raise UserError(said) from error
+                self._disconnect()
+                time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")
 
     def _open_first(self) -> None:

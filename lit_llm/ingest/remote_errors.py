@@ -6,11 +6,13 @@ of their types, so that no package is imported for its errors, and by their stat
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Iterator
 from enum import Enum
 from urllib.parse import urlsplit
 
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.source import public_name
 
 
@@ -67,11 +69,25 @@ def fault(error: BaseException) -> Fault | None:
     return None
 
 
-def sentence(error: BaseException, path: str, *, flag: str | None = None) -> str | None:
-    """One sentence for an error of reading the URL ``path``; None if ``error`` is something else."""
-    kind = fault(error)
-    if kind is None:
-        return None
+@contextlib.contextmanager
+def one_sentence(path: str) -> Iterator[None]:
+    """Make an error of reading the URL ``path`` one sentence: of the network, of rights, of a file that is missing.
+
+    Raises:
+        UserError: It is such an error.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        kind = fault(error)
+        if kind is None:
+            raise
+        raise UserError(_sentence(kind, error, path)) from error
+
+
+def _sentence(kind: Fault, error: BaseException, path: str) -> str:
     protocol, host = urlsplit(path).scheme.lower(), urlsplit(path).netloc.rpartition("@")[2]
     statuses = [status for link in _chain(error) if (status := _status(link))]
     code = f" (status {statuses[-1]})" if statuses else ""
@@ -87,7 +103,7 @@ def sentence(error: BaseException, path: str, *, flag: str | None = None) -> str
         Fault.REFUSED: f"the server refuses the request{code}; check the address, the region and the credentials",
         Fault.ADDRESS: "the address is not valid; check its spelling",
     }[kind]
-    return f"{public_name(path)} cannot be read: {reason}{'' if flag is None else f' ({flag})'}."
+    return f"{public_name(path)} cannot be read: {reason}."
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

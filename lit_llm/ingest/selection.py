@@ -1,16 +1,85 @@
-"""Read the documents of an input, and decide where each goes: training, held out, or nowhere."""
+"""Read the documents of an input, and decide where each goes: training, held out, or nowhere.
+
+What is held out for validation:
+
+- Ten plain text files or more on this machine: whole files, chosen by a hash of their names.
+- Fewer: the end of each.
+- Every other format: each document by a hash of its text, so that equal documents are on the same side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import NamedTuple
 
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.near_duplicates import Checker, HeldOutIndex
+from lit_llm.ingest.open_source import open_source
 from lit_llm.ingest.progress import Reading, Report
 from lit_llm.ingest.readers import DocumentReader
-from lit_llm.ingest.split import text_hash
+
+MIN_FILES_TO_HOLD_OUT = 10
+
+_LONGEST_LINE = 2**20  # how many bytes to search for a line end
+
+
+def path_hash(tail: str) -> float:
+    """A hash of ``tail`` in [0, 1): the same on every machine and in every process."""
+    return text_hash(tail.encode("utf-8", "surrogateescape"))  # the name of a file may not be UTF-8
+
+
+def text_hash(text: bytes) -> float:
+    """A hash of ``text`` in [0, 1)."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2**64
+
+
+def hold_out(files: Sequence[Input], fraction: float) -> list[Input]:
+    """Split plain text files of this machine into "train" and "val", the latter about ``fraction`` of all bytes.
+
+    With ten files or more, whole files are held out in the order of a hash of their last two path components until the
+    fraction is reached. Files that would exceed twice the fraction are skipped. With fewer files, or if no file is held out,
+    the end of every file is held out, starting after a line end if there is one.
+
+    Returns:
+        Inputs in the order of ``files``; of each file, the training part first.
+    """
+    target = fraction * sum(file.size for file in files)
+    held: set[str] = set()
+    if len(files) >= MIN_FILES_TO_HOLD_OUT:
+        reached = 0
+        for file in sorted(files, key=lambda f: (path_hash("/".join(PurePath(f.source.path).parts[-2:])), f.source.path)):
+            if reached < target and reached + file.size <= 2 * target:
+                held.add(file.source.path)
+                reached += file.size
+    if held:
+        return [replace(file, split="val" if file.source.path in held else "train") for file in files]
+    parts = []
+    for file in files:
+        cut = _tail_cut(file, fraction)
+        parts += [replace(file, split="train", stop=cut), replace(file, split="val", start=cut, stop=file.source.size)]
+    return [part for part in parts if part.size]
+
+
+def _tail_cut(file: Input, fraction: float) -> int:
+    """Where the last ``fraction`` of a file starts: after the first line end from there, else at a character."""
+    size = file.source.size
+    wanted = size - round(size * fraction)
+    before = max(wanted - 1, 0)  # a line may end exactly there
+    with open_source(file.source) as content:
+        content.seek(before)
+        text = content.read(min(size - before, _LONGEST_LINE))
+    line_end = text.find(b"\n") + 1
+    if 0 < line_end < size - before:  # cutting after the last line would leave nothing
+        return before + line_end
+    return wanted + _character_start(text[wanted - before :])
+
+
+def _character_start(text: bytes) -> int:
+    """How many leading bytes continue a UTF-8 character that started earlier (at most 3)."""
+    return next((n for n in range(min(4, len(text))) if text[n] & 0xC0 != 0x80), 0)
 
 
 class SelectedPiece(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -87,9 +87,14 @@ class Manifest:
                         del part[key]
         write_text(folder / META_FILE, json.dumps({"format": FORMAT} | content, indent=1) + "\n")
 
-    def lists(self, files: Iterable[str]) -> bool:
-        """Whether all ``files`` are shards of these splits."""
-        return {shard.file for split in self.splits.values() for shard in split.shards}.issuperset(files)
+    @property
+    def shards(self) -> dict[str, ShardInfo]:
+        """Those of all splits, by the names of their files."""
+        return {shard.file: shard for split in self.splits.values() for shard in split.shards}
+
+    def split_with(self, files: Sequence[str]) -> SplitInfo | None:
+        """The split that has exactly these shards; None for a part of one."""
+        return next((split for split in self.splits.values() if [shard.file for shard in split.shards] == files), None)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -114,7 +119,7 @@ class Manifest:
             raise UserError(f"{has}: prepare the data again, or update lit_llm.")
         try:
             return _manifest(content)
-        except _Unexpected as error:
+        except Unexpected as error:
             raise _damaged(path, str(error)) from None
 
 
@@ -122,8 +127,8 @@ _OF_MASKS = {"targets", "mask_blake2b"}
 """Keys of data with masks only."""
 
 
-class _Unexpected(Exception):
-    """What is wrong with the content."""
+class Unexpected(Exception):
+    """What is wrong with a content."""
 
 
 def _damaged(path: Path, what: str) -> UserError:
@@ -131,29 +136,34 @@ def _damaged(path: Path, what: str) -> UserError:
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:
-    manifest: Manifest = _read("it", Manifest, content)
+    manifest: Manifest = from_json(Manifest, content)
     for name, split in manifest.splits.items():
         if sum(shard.tokens for shard in split.shards) != split.tokens:
-            raise _Unexpected(f"its shards of {name} do not have {split.tokens} tokens together")
+            raise Unexpected(f"its shards of {name} do not have {split.tokens} tokens together")
         masks = {one is None for one in (split.targets, split.mask_blake2b, *(each.mask_blake2b for each in split.shards))}
         if len(masks) > 1:
-            raise _Unexpected(f"some of its shards of {name} have a mask and some have none")
+            raise Unexpected(f"some of its shards of {name} have a mask and some have none")
         for shard in split.shards:
             if shard.file != os.path.basename(shard.file):
-                raise _Unexpected(f"{shard.file!r} is not the name of a file in its folder")
+                raise Unexpected(f"{shard.file!r} is not the name of a file in its folder")
     return manifest
 
 
-def _read(key: str, kind: Any, value: Any) -> Any:
-    """A value of an annotated type, from what `asdict` and JSON have made of it."""
+def from_json(kind: Any, value: Any, key: str = "it") -> Any:
+    """A value of an annotated type, from what `asdict` and JSON have made of it.
+
+    Raises:
+        Unexpected: It is another.
+    """
     of = get_args(kind)
     if type(None) in of:
-        return None if value is None else _read(key, of[0], value)
+        return None if value is None else from_json(of[0], value, key)
     expected = dict if is_dataclass(kind) else {tuple: list}.get(get_origin(kind), get_origin(kind) or kind)
     if type(value) is not expected or (isinstance(value, int) and value < 0):
-        raise _Unexpected(f"{key} is {value!r:.80}")
+        raise Unexpected(f"{key} is {value!r:.80}")
     if is_dataclass(kind):
-        return kind(**{name: _read(name, hint, value.get(name)) for name, hint in get_type_hints(kind).items()})  # type: ignore[operator]
+        hints = get_type_hints(kind).items()
+        return kind(**{name: from_json(hint, value.get(name), name) for name, hint in hints})  # type: ignore[operator]
     if expected is list:
-        return tuple(_read(key, of[0], one) for one in value)
-    return {name: _read(name, of[1], one) for name, one in value.items()} if expected is dict else value
+        return get_origin(kind)(from_json(of[0], one, key) for one in value)
+    return {name: from_json(of[1], one, name) for name, one in value.items()} if expected is dict else value

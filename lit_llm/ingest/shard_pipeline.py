@@ -18,19 +18,18 @@ from copy import copy
 from dataclasses import asdict
 from pathlib import Path
 
-from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job, jobs_of
-from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.progress import ProgressLog, Report
 from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.ingest.source import public_name
 from lit_llm.ingest.survey import select
-from lit_llm.ingest.token_parts import PARTS, Part, PartCounts, read_part, start_parts, token_type
-from lit_llm.ingest.tokenise import JobRunner, Recipe
+from lit_llm.ingest.token_parts import Part, PartCounts, read_part, start_parts, token_type
+from lit_llm.ingest.tokenise import JobRunner
+from lit_llm.ingest.workers import finish
 from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, choose_encoder
 
@@ -87,8 +86,7 @@ def ingest(
         OSError: The disk refused.
     """
     progress = progress or ProgressLog()
-    parts = out / PARTS
-    start_parts(parts)
+    parts = start_parts(out)
     selection = select(
         inputs,
         parts,
@@ -99,7 +97,7 @@ def ingest(
     )
     if isinstance(tokenizer, Learned) and not tokenizer.trained:
         tokenizer = _learned(inputs, tokenizer, selection, parts, progress)
-    recipe = Recipe(tokenizer, chat_template or _encoder(inputs, tokenizer, selection, progress), selection)
+    runner = JobRunner(tokenizer, chat_template or _encoder(inputs, tokenizer, selection, progress), selection, parts)
 
     jobs = list(jobs_of(inputs))
     settings = [str(FORMAT), tokenizer.identity(), *selection.identity()]
@@ -110,16 +108,13 @@ def ingest(
         jobs,
         keys,
         functools.partial(Part.read, parts),
-        JobRunner(recipe, parts).run,
+        runner.run,
         stage="Tokenising",
         workers=workers,
         progress=progress,
         finished=lambda job, part: progress.note(f"finished {_named(job)}: {_counts(part)}"),
     )
     _refuse_empty(summaries, inputs)
-    for stale in out.iterdir():  # what an interrupted call with other arguments has written
-        if stale != parts:
-            delete(stale)
     splits = {}
     dtype = token_type(tokenizer.vocab_size)
     tokens = sum(counts.tokens for part in summaries for counts in part.splits.values())
@@ -129,10 +124,10 @@ def ingest(
             if not counts:
                 continue
             total = PartCounts()
-            writer = ShardWriter(out, name, vocab_size=tokenizer.vocab_size, shard_tokens=shard_tokens, masked=recipe.masked)
+            writer = ShardWriter(out, name, vocab_size=tokenizer.vocab_size, shard_tokens=shard_tokens, masked=runner.masked)
             with writer:
                 for key, of_part in counts.items():
-                    for ids, mask, is_end in read_part(parts / f"{key}.{name}", dtype, masked=recipe.masked):
+                    for ids, mask, is_end in read_part(parts / f"{key}.{name}", dtype, masked=runner.masked):
                         writer.write(ids, mask)
                         if is_end:
                             writer.end_document()
@@ -149,7 +144,7 @@ def ingest(
     tokenizer.save(out)
     if chat_template is not None:
         ChatForm(chat_template.text, ChatEncoder(tokenizer, chat_template).end_of_turn_id()).write(out)
-    manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, *recipe.document_ids, splits)
+    manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, *runner.document_ids, splits)
     manifest.write(out)
     return Summary(manifest, summaries)
 

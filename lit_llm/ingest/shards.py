@@ -20,11 +20,11 @@ import hashlib
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from lit_llm.core.disk import naming, new_file, write_bytes
+from lit_llm.core.disk import complete_file, naming, write_bytes
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.shard_manifest import ShardInfo
 
@@ -81,8 +81,7 @@ class ShardWriter:
         self._version, self._dtype = LAYOUTS[self._magic]
         self._split_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._in_document = False  # whether tokens have followed the last document's end
-        self._file: Any = None
-        self._mask_file: Any = None
+        self._opened: contextlib.ExitStack | None = None  # the files of the open shard
         self.targets = 0 if masked else None
         self._masks_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         # Of the open shard:
@@ -115,9 +114,9 @@ class ShardWriter:
         assert mask is None or (mask.shape == tokens.shape and mask.max(initial=0) <= 1)
         with naming(self._folder):
             while tokens.size:
-                if self._file is not None and self._in_shard == self._shard_tokens:
-                    self._finish()  # not before: until then, a document may end with the shard
-                if self._file is None:
+                if self._in_shard == self._shard_tokens:
+                    self.close()  # not before: until then, a document may end with the shard
+                if self._opened is None:
                     self._open()
                 part = tokens[: self._shard_tokens - self._in_shard]
                 stored = np.ascontiguousarray(part, dtype=self._dtype).data
@@ -146,22 +145,32 @@ class ShardWriter:
 
     def close(self) -> None:
         """Finish the last shard. Without any token, no file is written."""
-        if self._file is not None:
-            with naming(self._folder):
-                self._finish()
+        if self._opened is None:
+            return
+        header = np.zeros(HEADER_INTS, dtype="<i4")
+        header[:3] = self._magic, self._version, self._in_shard
+        opened, self._opened = self._opened, None
+        with naming(self._folder), opened:
+            self._file.seek(0)
+            self._file.write(header.tobytes())
+            # An older shard of that name goes first: killed in between, its tokens must not stand beside other document ends.
+            for suffix in (".bin", DOCS_SUFFIX, MASK_SUFFIX):
+                self._path.with_suffix(suffix).unlink(missing_ok=True)
+            if self.documents:
+                _write_docs(self._path, self._ends)
+        mask_hash = None if self.targets is None else self._mask_hash.hexdigest()
+        self.shards.append(
+            ShardInfo(self._path.name, self._in_shard, len(self._ends), self._max_id, self._shard_hash.hexdigest(), mask_hash)
+        )
 
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
             self.close()
-        elif self._file is not None:
-            for file in (self._file, self._mask_file):
-                if file is not None:
-                    with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
-                        file.close()
-                    Path(file.name).unlink(missing_ok=True)
+        elif self._opened is not None:
+            self._opened.__exit__(kind, error, trace)
 
     def _write_mask(self, mask: np.ndarray) -> None:
         assert self.targets is not None
@@ -173,43 +182,21 @@ class ShardWriter:
 
     def _open(self) -> None:
         self._path = self._folder / f"{self._name}_{len(self.shards):06d}.bin"
-        self._temporary = self._path.with_suffix(".bin.tmp")
-        self._file = new_file(self._temporary)  # stays open across write() calls
+        self._opened = contextlib.ExitStack()  # closed in reverse: the mask is published before the tokens
+        self._file = self._new_file(".bin")
         self._file.write(bytes(HEADER_BYTES))  # written when the count is known
         if self.targets is not None:
-            self._mask_file = new_file(self._path.with_suffix(".mask.tmp"))
+            self._mask_file = self._new_file(MASK_SUFFIX)
         self._shard_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._mask_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._in_shard = self._max_id = 0
         self._ends = []
 
-    def _finish(self) -> None:
-        header = np.zeros(HEADER_INTS, dtype="<i4")
-        header[:3] = self._magic, self._version, self._in_shard
-        self._file.seek(0)
-        self._file.write(header.tobytes())
-        _finish_file(self._file)
-        self._file = None
-        # An older shard of that name goes first: killed in between, its tokens must not stand beside other document ends.
-        for suffix in (".bin", DOCS_SUFFIX, MASK_SUFFIX):
-            self._path.with_suffix(suffix).unlink(missing_ok=True)
-        if self.documents:
-            _write_docs(self._path, self._ends)
-        mask_hash = None
-        if self._mask_file is not None:
-            _finish_file(self._mask_file)
-            os.replace(self._mask_file.name, self._path.with_suffix(MASK_SUFFIX))
-            self._mask_file, mask_hash = None, self._mask_hash.hexdigest()
-        os.replace(self._temporary, self._path)
-        self.shards.append(
-            ShardInfo(self._path.name, self._in_shard, len(self._ends), self._max_id, self._shard_hash.hexdigest(), mask_hash)
+    def _new_file(self, suffix: str) -> BinaryIO:
+        assert self._opened is not None
+        return self._opened.enter_context(
+            complete_file(self._path.with_suffix(suffix), self._path.with_suffix(f"{suffix}.tmp"))
         )
-
-
-def _finish_file(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
 
 
 def _write_docs(shard: Path, ends: list[int]) -> None:

@@ -12,12 +12,11 @@ import numpy as np
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
-from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.near_duplicates import HeldOutIndex, Sketcher
 from lit_llm.ingest.progress import ProgressLog, Report
-from lit_llm.ingest.selection import Selection
-from lit_llm.ingest.split import text_hash
+from lit_llm.ingest.selection import Selection, text_hash
 from lit_llm.ingest.token_parts import part_file
+from lit_llm.ingest.workers import finish
 
 _FORMAT = 4
 """Part of the name of every result. Increment it when the same inputs would give another one."""

@@ -11,15 +11,15 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
 
-from lit_llm.core.disk import complete_file, delete, naming, new_file, read_json, write_text
+from lit_llm.core.disk import complete_file, delete, naming, read_json, write_text
 from lit_llm.ingest.selection import SelectedPiece
+from lit_llm.ingest.shard_manifest import SplitInfo, from_json
 from lit_llm.ingest.shards import DOCS_SUFFIX, LAYOUTS, MASK_SUFFIX, magic_for
 
 PARTS = "parts"
@@ -30,21 +30,18 @@ _READ_TOKENS = 2**22
 _READ_ENDS = 2**16
 
 
-def start_parts(folder: Path) -> None:
-    """Make the folder of parts. Files that a killed process did not finish are deleted."""
-    folder.mkdir(exist_ok=True)
-    for leftover in folder.glob("*.tmp"):
+def start_parts(out: Path) -> Path:
+    """The folder of the parts in ``out``. All but its finished files, which an interrupted call has left, is deleted."""
+    parts = out / PARTS
+    parts.mkdir(exist_ok=True)
+    for leftover in (*parts.glob("*.tmp"), *(path for path in out.iterdir() if path != parts)):
         delete(leftover)
-
-
-def unfinished(path: Path) -> Path:
-    """What a file of a part is called until it is complete: of another process, another name."""
-    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    return parts
 
 
 def part_file(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
     """A file to write and read, which appears at ``path`` when the block ends. `start_parts` removes what a kill has left."""
-    return complete_file(path, unfinished(path))
+    return complete_file(path, path.with_name(f"{path.name}.{os.getpid()}.tmp"))  # another process has another name
 
 
 @dataclass
@@ -60,9 +57,9 @@ class PartCounts:
     token_bytes: int = 0
     """What the other tokens have by ``Tokenizer.token_bytes``, which does not know what was put before or changed in a text."""
 
-    def add(self, other: PartCounts) -> None:
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
+    def add(self, other: PartCounts | SplitInfo) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 @dataclass
@@ -83,12 +80,10 @@ class Part:
     def read(cls, folder: Path, key: str) -> Part | None:
         """The finished job ``key``; None if it is not finished."""
         try:
-            content = read_json(folder / f"{key}.json")
+            part: Part = from_json(cls, read_json(folder / f"{key}.json"))
         except FileNotFoundError:
             return None
-        splits = {name: PartCounts(**counts) for name, counts in content.pop("splits").items()}
-        part = cls(splits, **content)
-        files = [file for name in splits for file in _files_of(folder / f"{key}.{name}", part.masked)]
+        files = [file for name in part.splits for file in _files_of(folder / f"{key}.{name}", part.masked)]
         return part if all(file.is_file() for file in files) else None  # a killed process may have begun to delete
 
     def write(self, folder: Path, key: str) -> None:
@@ -106,10 +101,11 @@ def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
 
 
 class PartWriter:
-    """Write the documents of one split of a part, many at a time. After an exception, `start_parts` removes the files.
+    """Write the documents of one split of a part, many at a time.
 
     Args:
         path: without suffix.
+        stack: when it ends without an exception, the files are there.
         document_ids: before and after every document; None: nothing is.
         masked: every ``append`` says which ids are targets. Then no document is taken back.
     """
@@ -117,6 +113,7 @@ class PartWriter:
     def __init__(
         self,
         path: Path,
+        stack: contextlib.ExitStack,
         dtype: np.dtype[np.unsignedinteger],
         document_ids: tuple[int | None, int | None],
         *,
@@ -127,7 +124,7 @@ class PartWriter:
         """Documents that were taken back."""
         self._path, self._dtype = path, dtype
         self._bos, self._eos = (np.array([] if one is None else [one], dtype=np.int64) for one in document_ids)
-        self._files = {target: new_file(unfinished(target)) for target in _files_of(path, masked)}  # closed by __exit__
+        self._files = [stack.enter_context(part_file(file)) for file in _files_of(path, masked)]
         self._ids: list[np.ndarray] = []  # not written yet
         self._masks: list[np.ndarray] = []  # of these ids, if there are masks
         self._ends: list[int] = []
@@ -158,7 +155,7 @@ class PartWriter:
             self.counts.add(self._document)
             self.counts.documents += 1
         if self._tokens - self.counts.tokens >= _FLUSH_TOKENS:
-            self._flush()
+            self.flush()
 
     def _add(self, ids: np.ndarray) -> None:
         self._ids.append(ids.astype(self._dtype, copy=False))
@@ -166,41 +163,22 @@ class PartWriter:
 
     def _drop(self) -> None:
         """Take back the document that is being written."""
-        self._flush()
-        tokens = next(iter(self._files.values()))
-        tokens.flush()
+        self.flush()
+        tokens = self._files[0]
         tokens.seek(self._start * self._dtype.itemsize)
         tokens.truncate()
         self._tokens = self.counts.tokens = self._start
         self.dropped += 1
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what was appended."""
         ends = np.array(self._ends, dtype="<u8")
         with naming(self._path):
-            for file, arrays in zip(self._files.values(), (self._ids, [ends], self._masks), strict=False):
+            for file, arrays in zip(self._files, (self._ids, [ends], self._masks), strict=False):
                 for array in arrays:
                     file.write(array.tobytes())
         self.counts.tokens = self._tokens
         self._ids, self._masks, self._ends = [], [], []
-
-    def __enter__(self) -> PartWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        try:
-            if error is None:
-                self._flush()
-                with naming(self._path):
-                    for file in self._files.values():
-                        file.flush()
-                        os.fsync(file.fileno())
-        finally:
-            for file in self._files.values():
-                with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
-                    file.close()
-        if error is None:
-            for target in self._files:
-                os.replace(unfinished(target), target)
 
 
 def read_part(

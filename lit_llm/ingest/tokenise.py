@@ -19,14 +19,16 @@ from lit_llm.tokenizers import Bytes, Tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, PieceEncoder
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What the tokens of a job depend on, besides its inputs."""
+@dataclass
+class JobRunner:
+    """Tokenise jobs, one after the other, in one process."""
 
     tokenizer: Tokenizer
     encoder: EncoderChoice | ChatTemplate
     """How texts are encoded; of a template, documents are conversations."""
     selection: Selection
+    folder: Path
+    """Where parts are written."""
 
     @property
     def masked(self) -> bool:
@@ -38,21 +40,11 @@ class Recipe:
         """The ids before and after every document. A template writes its own."""
         return (None, None) if self.masked else (self.tokenizer.bos_id, self.tokenizer.eos_id)
 
-
-class JobRunner:
-    """Tokenise jobs, one after the other, in one process.
-
-    Args:
-        folder: where parts are written.
-    """
-
-    def __init__(self, recipe: Recipe, folder: Path) -> None:
-        self.recipe, self.folder = recipe, folder
-
     @functools.cached_property
     def _encoder(self) -> ChatEncoder | PieceEncoder:  # when the first job runs, in the process of the worker
-        tokenizer, encoder = self.recipe.tokenizer, self.recipe.encoder
-        return ChatEncoder(tokenizer, encoder) if isinstance(encoder, ChatTemplate) else PieceEncoder(tokenizer, encoder)
+        if isinstance(self.encoder, ChatTemplate):
+            return ChatEncoder(self.tokenizer, self.encoder)
+        return PieceEncoder(self.tokenizer, self.encoder)
 
     def run(self, job: Job, key: str, report: Report) -> Part:
         """Write the part ``key``.
@@ -61,23 +53,23 @@ class JobRunner:
             UserError: A source cannot be read as text.
             OSError: The disk refused.
         """
-        masked = self.recipe.masked
-        part, dtype = Part(masked=masked), token_type(self.recipe.tokenizer.vocab_size)
+        part, dtype = Part(masked=self.masked), token_type(self.tokenizer.vocab_size)
         with ExitStack() as stack:
             writers: dict[str, PartWriter] = {}
             for one in job.inputs:
                 pieces = self._pieces(one, part, report)
-                if isinstance(self.recipe.encoder, EncoderChoice) and self.recipe.encoder.join == "document":
+                if isinstance(self.encoder, EncoderChoice) and self.encoder.join == "document":
                     pieces = _whole_documents(pieces)
                 documents = 0
                 for piece in pieces:
                     documents += piece.first
                     if piece.split not in writers:
                         path = self.folder / f"{key}.{piece.split}"
-                        writer = PartWriter(path, dtype, self.recipe.document_ids, masked=masked)
-                        writers[piece.split] = stack.enter_context(writer)
+                        writers[piece.split] = PartWriter(path, stack, dtype, self.document_ids, masked=self.masked)
                     where = f"conversation {documents} of {one.source.name}"
                     writers[piece.split].append(piece, *self._encode(piece, where))
+            for writer in writers.values():
+                writer.flush()
         part.splits = {split: writer.counts for split, writer in writers.items()}
         part.near_duplicates += sum(writer.dropped for writer in writers.values())
         part.write(self.folder, key)
@@ -90,15 +82,15 @@ class JobRunner:
             chat = encoder.encode(piece.text, where=where)
             return chat.ids, chat.mask, PartCounts(bytes=chat.bytes, token_bytes=chat.bytes)
         before = encoder.unknown_tokens, encoder.token_bytes
-        (ids,) = encoder.encode([piece.text], [not piece.first])
+        ids = encoder.encode(piece.text, continues=not piece.first)
         unknown, known = encoder.unknown_tokens - before[0], encoder.token_bytes - before[1]
         return ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known)
 
     def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
         """The pieces of an input, reported and checked."""
-        keeps_bytes = isinstance(self.recipe.tokenizer, Bytes)
+        keeps_bytes = isinstance(self.tokenizer, Bytes)
         skipped: list[int] = []
-        for piece in self.recipe.selection.pieces(one, report, skipped.append):
+        for piece in self.selection.pieces(one, report, skipped.append):
             if not keeps_bytes and not _is_utf8(piece.text) and one.source.path not in part.invalid:
                 part.invalid.append(one.source.path)
             if piece.first and piece.last and piece.repeats_held_out:

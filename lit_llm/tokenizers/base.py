@@ -8,15 +8,45 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from lit_llm.core.disk import write_text
+from lit_llm.core.disk import read_object, write_text
 from lit_llm.core.errors import UserError
-from lit_llm.tokenizers.document_ids import DOCUMENT_IDS_FILE, DocumentIds
+
+DOCUMENT_IDS_FILE = "document_ids.json"
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
+
+
+class DocumentIds(NamedTuple):
+    """The ids that precede and follow every document; None for none."""
+
+    bos_id: int | None
+    eos_id: int | None
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict()) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path, vocab_size: int) -> DocumentIds | None:
+        """The ids saved in ``folder``; None without the file.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        file = folder / DOCUMENT_IDS_FILE
+        if not os.path.lexists(file):
+            return None
+        mend = " (damaged): restore it, or delete it and name the tokens (--data.tokenizer.init_args.eos_token)."
+        ids = read_object(file, mend=mend)
+        found = cls(ids.pop("bos_id", -1), ids.pop("eos_id", -1))
+        if ids or any(i is not None and not (type(i) is int and 0 <= i < vocab_size) for i in found):
+            what = f"must be an object with bos_id and eos_id, each null or an id below {vocab_size}"
+            raise UserError(f"{file} {what}{mend}")
+        return found
 
 
 class Tokenizer(ABC):
@@ -82,9 +112,9 @@ class Tokenizer(ABC):
         """``encode`` of each text; faster where the tokenizer can use several cores."""
         return [self.encode(text) for text in texts]
 
-    def encode_bytes(self, pieces: list[bytes]) -> list[np.ndarray]:
-        """``encode_batch`` of raw UTF-8. Invalid UTF-8 becomes U+FFFD, except that ``Bytes`` keeps every byte."""
-        return self.encode_batch([piece.decode("utf-8", errors="replace") for piece in pieces])
+    def encode_bytes(self, text: bytes) -> np.ndarray:
+        """``encode`` of raw UTF-8. Invalid UTF-8 becomes U+FFFD, except that ``Bytes`` keeps every byte."""
+        return self.encode(text.decode("utf-8", errors="replace"))
 
     def identity(self) -> str:
         """A string that differs if the ids of any text differ, or those around it; part of the token cache's key."""

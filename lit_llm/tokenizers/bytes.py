@@ -27,10 +27,10 @@ class Bytes(Tokenizer):
         return (self.bos_id, self.eos_id) == (None, 256)  # a subclass may have others
 
     def encode(self, text: str) -> np.ndarray:
-        return self.encode_bytes([text.encode("utf-8")])[0]
+        return self.encode_bytes(text.encode("utf-8"))
 
-    def encode_bytes(self, pieces: list[bytes]) -> list[np.ndarray]:
-        return [np.frombuffer(piece, dtype=np.uint8) for piece in pieces]
+    def encode_bytes(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, dtype=np.uint8)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         array = self._checked(ids)

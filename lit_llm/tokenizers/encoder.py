@@ -40,7 +40,7 @@ _LINES = (
 """A text of many kinds of lines, with which two encoders are compared: what the text of one corpus may lack."""
 
 Join = Literal["plain", "newline", "document"]
-_Encode = Callable[[list[bytes]], list[np.ndarray]]
+_Encode = Callable[[bytes], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str], *, try_tiktoken:
     reason = f"{type(tokenizer).__name__} encodes by itself."
     encode: _Encode = tokenizer.encode_bytes
     if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.encodes_with_library:
-        kind, reason, encode = "tokenizers", "the text is short.", _one_by_one(tokenizer)
+        kind, reason = "tokenizers", "the text is short."
         if not try_tiktoken:
             return EncoderChoice(kind, reason, _join(encode, texts))
         try:
@@ -110,38 +110,30 @@ class PieceEncoder:
         if choice.kind == "tiktoken":
             assert isinstance(tokenizer, HuggingFaceTokenizer)
             self._encode = _with_tiktoken(TiktokenEncoding(tokenizer.backend), tokenizer)
-        elif choice.kind == "tokenizers":
-            self._encode = _one_by_one(tokenizer)
-        self._join = _JOINS[choice.join]
+        self._join: Join = choice.join
 
-    def encode(self, texts: list[bytes], continues: list[bool]) -> list[np.ndarray]:
-        """Ids (n,) of each text, of any integer type. BOS and EOS are not added.
+    def encode(self, text: bytes, *, continues: bool = False) -> np.ndarray:
+        """Ids (n,) of a text, of any integer type. BOS and EOS are not added.
 
         Args:
-            texts: UTF-8. Invalid bytes become U+FFFD, except that ``Bytes`` keeps every byte.
-            continues: whether a text continues the document of the text before it, in this call or the call before.
+            text: UTF-8. Invalid bytes become U+FFFD, except that ``Bytes`` keeps every byte.
+            continues: whether it continues the document of the text before it.
         """
-        encoded = self._join(self._encode, texts, continues)
-        for text, ids in zip(texts, encoded, strict=True):
-            sizes = np.array([len(text)]) if self._sizes is None else self._sizes[ids]
-            unknown = int(np.count_nonzero(sizes < 0))
-            self.unknown_tokens += unknown
-            self.token_bytes += int(sizes.sum()) + unknown
-        return encoded
-
-
-def _one_by_one(tokenizer: Tokenizer) -> _Encode:
-    """What ``tokenizers`` returns is forty times as large as the text, so one text at a time."""
-    return lambda texts: [tokenizer.encode_bytes([text])[0] for text in texts]
+        ids = _encoded(self._encode, self._join, text, continues=continues)
+        sizes = np.array([len(text)]) if self._sizes is None else self._sizes[ids]
+        unknown = int(np.count_nonzero(sizes < 0))
+        self.unknown_tokens += unknown
+        self.token_bytes += int(sizes.sum()) + unknown
+        return ids
 
 
 def _with_tiktoken(encoding: TiktokenEncoding, tokenizer: Tokenizer) -> _Encode:
     def encode(text: bytes) -> np.ndarray:
         if len(text) > _LONGEST_TEXT:
-            return tokenizer.encode_bytes([text])[0]
+            return tokenizer.encode_bytes(text)
         return encoding.encode(text.decode("utf-8", errors="replace"))
 
-    return lambda texts: [encode(text) for text in texts]
+    return encode
 
 
 def _first(texts: Sequence[str], characters: int) -> Iterator[str]:
@@ -179,30 +171,21 @@ def _join(encode: _Encode, texts: list[str]) -> Join:
         pieces = [text[start:stop].encode() for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         if not cuts:
             continue
-        whole = encode([text.encode()])[0]
-        continues = [False] + [True] * len(cuts)
-        possible = [join for join in possible if np.array_equal(np.concatenate(_JOINS[join](encode, pieces, continues)), whole)]
+        whole = encode(text.encode())
+        for join in list(possible):
+            joined = [_encoded(encode, join, piece, continues=i > 0) for i, piece in enumerate(pieces)]
+            if not np.array_equal(np.concatenate(joined), whole):
+                possible.remove(join)
     return possible[0] if possible else "document"
 
 
-def _plain(encode: _Encode, texts: list[bytes], continues: list[bool]) -> list[np.ndarray]:
-    return encode(texts)
-
-
-def _after_newline(encode: _Encode, texts: list[bytes], continues: list[bool]) -> list[np.ndarray]:
-    """Tokenizers that put a space before a text would put it before each piece."""
-    if not any(continues):
-        return encode(texts)
-    newline = encode([b"\n"])[0]
-    found = encode([b"\n" + text if continued else text for text, continued in zip(texts, continues, strict=True)])
-    for i, continued in enumerate(continues):
-        if continued:
-            joined = np.array_equal(found[i][: newline.size], newline)
-            found[i] = found[i][newline.size :] if joined else encode([texts[i]])[0]
-    return found
-
-
-_JOINS = {"plain": _plain, "newline": _after_newline, "document": _plain}
+def _encoded(encode: _Encode, join: Join, text: bytes, *, continues: bool) -> np.ndarray:
+    """Ids of a text. Tokenizers that put a space before a text would put it before each piece."""
+    if join == "newline" and continues:
+        newline, joined = encode(b"\n"), encode(b"\n" + text)
+        if np.array_equal(joined[: newline.size], newline):
+            return joined[newline.size :]
+    return encode(text)
 
 
 def check_texts() -> list[str]:

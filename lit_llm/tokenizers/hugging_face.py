@@ -15,9 +15,8 @@ import tokenizers
 
 from lit_llm.core.disk import read_object, read_text
 from lit_llm.core.errors import UserError, library_errors
-from lit_llm.tokenizers.base import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
+from lit_llm.tokenizers.base import END_OF_TEXT, TOKENIZER_FILE, DocumentIds, Tokenizer
 from lit_llm.tokenizers.bytes import byte_symbols
-from lit_llm.tokenizers.document_ids import DocumentIds
 
 _END_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>")  # GPT-2, LLaMA-2, Gemma, LLaMA-3
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -20,10 +20,9 @@ from lit_llm import callbacks
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.core.errors import UserError
-from lit_llm.data.blocks import Blocks
+from lit_llm.data.blocks import Blocks, MixtureBlocks
 from lit_llm.data.datamodule import TokenDataModule
-from lit_llm.data.mixture_blocks import MixtureBlocks
-from lit_llm.data.run_length import phases, run_length
+from lit_llm.data.run_length import run_length
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import reset_adapters
@@ -122,7 +121,7 @@ class CheckedRun:
             return []
         cut = data.micro_batch_size, data.global_batch_size, data.ramp
         data.micro_batch_size, data.global_batch_size, data.ramp = self._recipes_batch
-        found = [f"run: {run_length(data, self.trainer.max_steps)}", *phases(data)]
+        found = [f"run: {run_length(data, self.trainer.max_steps)}", *data.describe_phases()]
         data.micro_batch_size, data.global_batch_size, data.ramp = cut
         if len(data.source_names) > 1:
             found.append("validation: one batch, so a source without text in it has no loss here")

@@ -28,7 +28,6 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
         if missing:
             return DataFacts(), data.known_vocab_size
         train, val = (data.open_split(name) for name in ("train", "val"))
-        train, val = (each if isinstance(each, list) else [each] for each in (train, val))
         facts = DataFacts(sum(map(len, train)), sum(map(len, val)), "counted in shard headers", train[0].itemsize)
         if isinstance(data, Mixture):
             facts = replace(facts, phases=_phases(data))
@@ -63,8 +62,7 @@ def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> D
     unknown = replace(facts, packing="known when the run starts: its first line says it")
     if missing or data.block_size is None or not isinstance(data, TokenShards | Mixture):
         return unknown
-    streams = data.open_split("train")
-    found = [planned(stream, size=data.block_size) for stream in (streams if isinstance(streams, list) else [streams])]
+    found = [planned(stream, size=data.block_size) for stream in data.open_split("train")]
     known = [counts for counts in found if counts is not None]
     if len(known) < len(found):
         return unknown

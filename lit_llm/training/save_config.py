@@ -13,7 +13,7 @@ from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
-from lit_llm.data.run_length import phases, run_length
+from lit_llm.data.run_length import run_length
 from lit_llm.hf.tokenizer_files import add_stop_id, copy_companions
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.models.attention_kernel_choice import describe
@@ -115,7 +115,7 @@ class SaveRunFolder(Callback):
                 )
             if not self.scratch:
                 print(f"run: {run_length(data, trainer.max_steps)}, into {trainer.default_root_dir}")
-                for line in phases(data):
+                for line in data.describe_phases():
                     print(line)
 
 

@@ -13,7 +13,7 @@ from clean.clean_runs import write
 
 from lit_llm.__main__ import main
 from lit_llm.clean.datatrove_script import datatrove_script
-from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.paths import list_sources
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_rules_change_and_remove_documents_in_their_order(tmp_path, monkeypatch)
         return "".join(filter(str.isalpha, text))
 
     steps = [Step("loud", shout), Step("letters", only_letters)]
-    monkeypatch.setattr("lit_llm.clean.read_job.steps_of", lambda settings, folder: steps)
+    monkeypatch.setattr("lit_llm.clean.clean_pipeline.steps_of", lambda settings, folder: steps)
     path = write(tmp_path / "a.jsonl", ["hello", "hi", "123", "X1Y", "ABC"])
     assert [one["text"] for one in run([path], tmp_path / "out")] == ["HELLO", "XY", "ABC"]
     counts = json.loads((tmp_path / "out/report.json").read_text())["steps"]

@@ -12,8 +12,8 @@ from missing_package import hide
 from lit_llm.__main__ import main
 from lit_llm.clean.clean_pipeline import clean
 from lit_llm.clean.clean_settings import CleanSettings
+from lit_llm.clean.contamination import References
 from lit_llm.clean.language import identifier
-from lit_llm.clean.reference_documents import References
 from lit_llm.clean.steps import step_problems
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input

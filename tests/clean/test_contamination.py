@@ -12,8 +12,7 @@ import numpy as np
 
 from lit_llm.clean.contamination import Contamination, ReferenceIndex
 from lit_llm.clean.rules import Document, Removed
-from lit_llm.clean.signatures import words
-from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
+from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes, words
 
 SENTENCE = "Twelve small boats left the old harbour at dawn; none of them came back."  # 14 words
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from clean.clean_runs import kept_numbers, write
 
-from lit_llm.clean.signatures import Signer, bands_of, words
+from lit_llm.clean.word_ngrams import Signer, bands_of, words
 
 
 def document(seed: int, count: int = 300) -> list[str]:
@@ -53,7 +53,7 @@ def test_words_have_no_case_and_no_punctuation_and_are_characters_where_no_space
 def test_a_long_document_is_signed_in_chunks_with_nearly_the_same_result(monkeypatch):
     text = document(1, 3000)
     whole = Signer(5, 128).sign(" ".join(text))
-    monkeypatch.setattr("lit_llm.clean.signatures._CHUNK", 3000)
+    monkeypatch.setattr("lit_llm.clean.word_ngrams._CHUNK", 3000)
     assert np.mean(whole == Signer(5, 128).sign(" ".join(text))) > 0.95  # 8 cuts cost 4 or 5 of 2,996 n-grams each
 
 

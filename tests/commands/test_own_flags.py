@@ -153,6 +153,8 @@ def test_own_flags_are_separated_from_those_of_the_recipe():
         "--html=false",
     ]
     own, rest = flags.split(words)
+    assert own.command == "command --config a --rate -1e-3 --sweep a=1 b=2 --optimizer.lr -1e-3 --json --x alone --html=false"
+    del own.command
     assert vars(own) == {"rate": -0.001, "sweep": ["a=1", "b=2"], "json": True, "html": False}
     assert rest == ["--config", "a", "--optimizer.lr", "-1e-3", "--x", "alone"]
 

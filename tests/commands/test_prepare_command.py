@@ -55,6 +55,14 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, printed.out, printed.err
 
 
+def test_data_without_text_and_text_that_is_not_there_are_sentences(project, capsys, without_worker):
+    assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
+    shards = "TokenShards", "--data.path", "shards"
+    for words, said in ((shards, "TokenShards has no text"), (("TextFiles",), "No training text")):
+        code, _, err = run(capsys, "prepare", "--out", "out", "--data", *words)
+        assert code == 2 and said in err and not (project / "out").exists()
+
+
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 

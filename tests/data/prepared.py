@@ -1,12 +1,14 @@
-"""A folder as `prepare` writes it."""
+"""A folder as `prepare` writes it: made here, or by a data module."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from lit_llm.core.disk import delete
 from lit_llm.data import Bytes
 from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
+from lit_llm.ingest.token_parts import PARTS
 
 VOCABULARY = Bytes().vocab_size  # 257: 256 bytes and the end of a document
 SPLITS = {"train": np.arange(200) % 250, "val": np.arange(100, 130), "test": np.arange(40)}
@@ -27,3 +29,12 @@ def prepared(folder, splits=SPLITS, *, shard_tokens=64, tokenizer=None, identity
     Manifest(identity, vocab_size, **ids, splits=written).write(folder)
     (tokenizer or Bytes()).save(folder)
     return folder
+
+
+def prepare(data, out, *, shard_tokens=10**8, workers=0):
+    """Tokenise the text of a data module, and leave nothing that only an interrupted call would need."""
+    data.raise_problems()
+    out.mkdir()
+    summary = data.tokenise(out, shard_tokens=shard_tokens, workers=workers)
+    delete(out / PARTS)
+    return summary

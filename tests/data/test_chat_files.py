@@ -10,12 +10,12 @@ import pyarrow.parquet
 import pytest
 from ingest import chat_templates
 from ingest.chat_templates import CONVERSATIONS, messages, tool_conversation, write_tokenizer
+from prepared import prepare
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, ChatFiles, TokenizerJSON, TokenShards, TokenStream
-from lit_llm.data.prepare_shards import prepare
 from lit_llm.ingest.chat import ChatTemplate
 
 ROWS = [[{"role": "user", "content": f"Say {i} 🙂"}, {"role": "assistant", "content": f"{i}"}] for i in range(40)]
@@ -56,7 +56,7 @@ def test_conversations_become_documents_with_the_template_s_tokens_in_every_form
         "b": {"paths": "b.parquet", "messages_key": "data.chat"},
         "c": {"paths": "c.jsonl", "messages_key": "conversations"},
     }.items():
-        summary = prepare(module(tokenizer, **settings), tmp_path / f"shards-{name}", workers=0)
+        summary = prepare(module(tokenizer, **settings), tmp_path / f"shards-{name}")
         assert summary.skipped == (name != "c")
     assert contents(tmp_path / "shards-a") == contents(tmp_path / "shards-b")
     data = TokenShards(path="shards-c", block_size=8, global_batch_size=1)
@@ -114,7 +114,7 @@ def test_what_stands_beside_the_messages_reaches_the_template_in_every_format(tm
         data = module(tokenizer, train=name, val="val.jsonl", chat_template="aside.jinja", **settings)
         if settings:
             (tmp_path / "val.jsonl").write_text(lines([{"data": CHAT}]))
-        prepare(data, tmp_path / f"out-{name}", workers=0)
+        prepare(data, tmp_path / f"out-{name}")
         stream = TokenStream([tmp_path / f"out-{name}" / "train_000000.bin"])
         assert stream.read(0, len(stream)).tolist() == expected
 
@@ -126,7 +126,7 @@ def test_a_content_that_is_a_list_is_its_texts(tmp_path, tokenizer):
         row = {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
         (tmp_path / f"{name}.jsonl").write_text(lines([row]))
         files = {"train": str(tmp_path / f"{name}.jsonl"), "val": str(tmp_path / "val.jsonl")}
-        prepare(module(tokenizer, **files), tmp_path / name, workers=0)
+        prepare(module(tokenizer, **files), tmp_path / name)
     for file in ("train_000000.bin", "train_000000.mask"):
         assert contents(tmp_path / "list")[file] == contents(tmp_path / "text")[file]
 
@@ -137,7 +137,7 @@ def test_a_conversation_longer_than_a_piece_and_one_of_many_turns(tmp_path, toke
     (tmp_path / "a.jsonl").write_text(lines([{"messages": row} for row in (long, many)]))
     (tmp_path / "b.jsonl").write_text(lines([{"messages": ROWS[0]}]))
     settings = {"train": str(tmp_path / "a.jsonl"), "val": str(tmp_path / "b.jsonl")}
-    prepare(module(tokenizer, **settings), tmp_path / "out", workers=0)
+    prepare(module(tokenizer, **settings), tmp_path / "out")
     stream = TokenStream([tmp_path / "out" / "train_000000.bin"])
     decode = TokenizerJSON(str(tokenizer)).decode
     learned = decode(stream.read(0, len(stream))[stream.read_mask(0, len(stream)) == 1])
@@ -200,7 +200,7 @@ def test_what_is_no_conversation_is_one_sentence(tmp_path, monkeypatch, tokenize
     (tmp_path / "empty.jinja").write_text("{{ bos_token }}")
     given = {"tokenizer": TokenizerJSON(str(tokenizer)), "train": "chat.jsonl", "val": "val.jsonl"} | settings
     with pytest.raises(UserError, match=sentence) as raised:
-        prepare(ChatFiles(**given), tmp_path / "out", workers=0)
+        prepare(ChatFiles(**given), tmp_path / "out")
     assert "\n" not in str(raised.value)
 
 
@@ -214,7 +214,7 @@ def test_what_is_no_conversation_is_one_sentence(tmp_path, monkeypatch, tokenize
 def test_too_few_conversations_to_choose_from_are_counted(tmp_path, tokenizer, rows, sentence):
     (tmp_path / "chat.jsonl").write_text(lines(rows))
     with pytest.raises(UserError, match=sentence):
-        prepare(module(tokenizer, paths=str(tmp_path / "chat.jsonl")), tmp_path / "out", workers=0)
+        prepare(module(tokenizer, paths=str(tmp_path / "chat.jsonl")), tmp_path / "out")
 
 
 def test_a_split_without_conversations_is_named(tmp_path, tokenizer):
@@ -222,7 +222,7 @@ def test_a_split_without_conversations_is_named(tmp_path, tokenizer):
         (tmp_path / f"{name}.jsonl").write_text(lines([row]))
     data = module(tokenizer, **{name: str(tmp_path / f"{name}.jsonl") for name in ("train", "val")})
     with pytest.raises(UserError, match="The train data have no conversation: 1 records"):
-        prepare(data, tmp_path / "out", workers=0)
+        prepare(data, tmp_path / "out")
 
 
 def test_a_tokenizer_without_a_template_asks_for_one(tmp_path, tokenizer):

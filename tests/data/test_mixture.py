@@ -9,7 +9,6 @@ from recorder import SaveAt, fit, write
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import Bytes, Characters, Mixture, MixturePhase, MixtureSource, ShardWriter
-from lit_llm.data.run_length import phases as phases_to_come
 from lit_llm.ingest.chat import ChatForm
 
 T = 4
@@ -137,9 +136,9 @@ def test_a_run_that_would_read_a_source_more_often_than_allowed_is_refused(sourc
     later.find_run(max_steps=55, max_epochs=-1, saved=saved)
     assert later.problems() == []
     assert [phase.end for phase in later.draws()] == [100, 370]
-    assert phases_to_come(later) == ["phases: until step 55 web 4, code 1"]
+    assert later.describe_phases() == ["phases: until step 55 web 4, code 1"]
     later.find_run(max_steps=10, max_epochs=-1, saved=saved | {"phases": [[100, {"web": 1}]]})
-    assert phases_to_come(later) == []  # the run is finished
+    assert later.describe_phases() == []  # the run is finished
 
 
 def test_a_run_of_unknown_length_is_refused(sources):

@@ -227,7 +227,7 @@ def test_rank_0_joins_the_others_also_if_it_has_checked_the_data_alone(tmp_path,
     made.trainer.accumulate_grad_batches = 1
     for _ in range(2):
         made.setup("fit")
-    assert [type(call.args[0]) for call in broadcast.call_args_list] == [tuple, str]  # the shards, then the plans; once
+    assert [type(call.args[0]) for call in broadcast.call_args_list] == [tuple, list]  # the shards, then the plans; once
 
 
 def test_the_plan_of_some_shards_stands_beside_that_of_all(tmp_path, documents):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenStream
-from lit_llm.ingest.shard_manifest import ShardInfo
+from lit_llm.ingest.shard_manifest import Manifest, ShardInfo, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 
 
@@ -97,7 +97,7 @@ def test_a_shard_that_is_cut_or_removed_while_training_is_named(tmp_path):
     stream = TokenStream([first, second])
     os.truncate(first, 1024 + 4 * 7)
     assert stream.read(0, 7).tolist() == list(range(7))
-    with pytest.raises(UserError, match=r"x_000000\.bin became shorter: 1064 bytes when it was opened, now 1052\."):
+    with pytest.raises(UserError, match=r"x_000000\.bin became shorter: 1052 bytes now, but bytes up to 1064 are read"):
         stream.read(5, 10)
     second.unlink()
     with pytest.raises(UserError, match=r"x_000001\.bin is gone"):
@@ -131,8 +131,12 @@ def test_shards_without_ends_have_none_and_damaged_ones_are_named(tmp_path):
 # -- a manifest ---------------------------------------------------------------------------------------------------------
 
 
-def listed(folder, writer, **changed):
-    return TokenStream.listed(folder, writer.shards, vocab_size=2**17, **changed)
+def listed(folder, shards, tokens_blake2b=None):
+    """With a hash, the shards are a split; without one, a part of a split, which has none."""
+    more = () if tokens_blake2b else (ShardInfo("more.bin", 1, 0, 1, ""),)
+    split = SplitInfo(0, 0, 0, 0, 0, tokens_blake2b or "", (*shards, *more))
+    manifest = Manifest("bytes", 2**17, None, None, {"train": split})
+    return TokenStream.listed(folder, manifest, [shard.file for shard in shards])
 
 
 def test_listed_shards_are_neither_opened_nor_scanned(tmp_path):
@@ -140,18 +144,18 @@ def test_listed_shards_are_neither_opened_nor_scanned(tmp_path):
     same = TokenStream(writer.paths)
     for path in writer.paths:
         path.write_bytes(bytes(path.stat().st_size))  # what was in them cannot be read any more
-    stream = listed(tmp_path, writer, tokens_blake2b=writer.tokens_blake2b)
+    stream = listed(tmp_path, writer.shards, writer.tokens_blake2b)
     assert len(stream) == len(same) == 10 and stream.scan(70_001) == writer.tokens_blake2b and stream.hash_covers_all
     with pytest.raises(UserError, match=r"x_000002\.bin holds token id 70000, but the vocabulary has 70000 ids"):
         stream.scan(70_000)
-    assert listed(tmp_path, writer).scan(70_001) != writer.tokens_blake2b  # without a hash, the tokens are read
+    assert listed(tmp_path, writer.shards).scan(70_001) != writer.tokens_blake2b  # without a hash, the tokens are read
 
 
 def test_the_hash_of_the_writer_is_that_of_a_scan_whatever_the_size_of_shards(tmp_path):
     tokens = np.random.default_rng(2).integers(0, 2**17, 1000)
     writer = shards(tmp_path, tokens, 77)
     assert TokenStream(writer.paths).scan(2**17) == writer.tokens_blake2b == shards(tmp_path, tokens, 500).tokens_blake2b
-    np.testing.assert_array_equal(listed(tmp_path, shards(tmp_path, tokens, 99)).read(0, 1000), tokens)
+    np.testing.assert_array_equal(listed(tmp_path, shards(tmp_path, tokens, 99).shards).read(0, 1000), tokens)
 
 
 def test_listed_shards_of_another_size_or_that_are_missing_are_named_together(tmp_path):
@@ -161,7 +165,7 @@ def test_listed_shards_of_another_size_or_that_are_missing_are_named_together(tm
     os.truncate(writer.paths[1], 1030)
     lost = [*writer.shards[:2], ShardInfo("x_000009.bin", 4, 0, 11, "")]
     with pytest.raises(UserError) as error:
-        TokenStream.listed(tmp_path, lost, vocab_size=2**17)
+        listed(tmp_path, lost)
     long, short, missing = str(error.value).splitlines()
     assert "x_000000.bin is too long: meta.json says 4 tokens = 1040 bytes, but it has 1041. Restore" in long
     assert "x_000001.bin is truncated: meta.json says 4 tokens = 1040 bytes, but it has 1030. Restore" in short

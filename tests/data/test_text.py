@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import prepare
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, Bytes, Characters, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
-from lit_llm.data.prepare_shards import prepare
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.readers import interface as pieces_file
+from lit_llm.ingest.selection import hold_out
 from lit_llm.ingest.shard_pipeline import ingest
 from lit_llm.ingest.source import Source
-from lit_llm.ingest.split import hold_out
 
 
 def text_files(tmp_path, **arguments):
@@ -212,7 +212,7 @@ def test_tokenising_in_pieces_gives_the_tokens_of_the_whole(tmp_path, monkeypatc
     pieces = pieces_of(tmp_path / "t.py")
     assert len(pieces) > 50
     assert b"".join(pieces).decode() == text
-    np.testing.assert_array_equal(np.concatenate(tokenizer.encode_bytes(pieces)), tokenizer.encode(text))
+    np.testing.assert_array_equal(np.concatenate([tokenizer.encode_bytes(piece) for piece in pieces]), tokenizer.encode(text))
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "é😀" * 900, "a\n" * 3000, "\n" * 4000, "word " * 999 + "\n"])
@@ -458,7 +458,8 @@ def test_characters_that_training_lacks_count_with_their_own_bytes(tmp_path):
     )
     data.prepare_data()
     data.setup()
-    assert data.corpus.text_sizes["val"] == (20 * 17, 20 * 12, 40)
+    counted = data.corpus.text_sizes["val"]
+    assert (counted.bytes, counted.token_bytes, counted.unknown_tokens) == (20 * 17, 20 * 12, 40)
     assert data.token_bytes_of("val")[data.tokenizer.unknown_id] == 2.5
     assert data.token_bytes_of("val")[data.corpus.streams["val"].read(0, 14).astype(int)].sum() == len(
         "plain wörds €\n".encode()
@@ -483,17 +484,3 @@ def test_prepared_shards_train_like_the_text_they_came_from(tmp_path):
     assert counts == {"train": (1, 1350, text.train_tokens), "val": (1, 150, text.val_tokens)}
     assert len(list((tmp_path / "out").glob("train_*.bin"))) == -(-text.train_tokens // 100)
     assert (tmp_path / "out" / "train_000000.bin").is_file()
-
-
-def test_prepare_refuses_a_folder_in_use_and_data_without_text(tmp_path):
-    (tmp_path / "t.txt").write_text("a line of text\n" * 100)
-    text = text_files(tmp_path, paths=str(tmp_path / "t.txt"))
-    with pytest.raises(ValueError, match="not an empty folder"):
-        prepare(text, tmp_path)
-    with pytest.raises(ValueError, match="not an empty folder"):
-        prepare(text, tmp_path / "t.txt")
-    with pytest.raises(ValueError, match="TokenShards has no text"):
-        prepare(TokenShards(), tmp_path / "out")
-    with pytest.raises(ValueError, match="No training text"):
-        prepare(text_files(tmp_path), tmp_path / "out")
-    assert not (tmp_path / "out").exists()

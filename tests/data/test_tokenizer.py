@@ -39,7 +39,7 @@ def test_bytes_are_the_bytes():
 
 def test_bytes_keeps_what_is_not_utf8():
     raw = bytes(range(256))
-    assert bytes(Bytes().encode_bytes([raw])[0].tolist()) == raw
+    assert bytes(Bytes().encode_bytes(raw).tolist()) == raw
 
 
 def test_bytes_decodes_the_end_token_by_name_and_broken_utf8_as_replacement():

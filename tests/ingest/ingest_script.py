@@ -7,7 +7,7 @@ from pathlib import Path
 from lit_llm.core.disk import delete
 from lit_llm.ingest import inputs, shard_pipeline
 from lit_llm.ingest.inputs import Input
-from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.paths import list_sources
 from lit_llm.ingest.readers import ReadSettings
 from lit_llm.ingest.shard_pipeline import ingest
 from lit_llm.ingest.token_parts import PARTS

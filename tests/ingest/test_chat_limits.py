@@ -10,11 +10,10 @@ import pytest
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import limited_process
-from lit_llm.ingest.chat.form import ChatForm
 from lit_llm.ingest.chat.limited_process import LimitedProcess, Refused
 from lit_llm.ingest.chat.render import Renderer
-from lit_llm.ingest.chat.template import MOST_BYTES, ChatTemplate
-from lit_llm.ingest.readers.saved_dataset import dataset_files
+from lit_llm.ingest.chat.template import MOST_BYTES, ChatForm, ChatTemplate
+from lit_llm.ingest.paths import dataset_files
 from lit_llm.tokenizers import Bytes
 
 GOOD = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"

@@ -16,7 +16,8 @@ import pytest
 from documents_of import documents_of, forward_only, refusal, write
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.readers import DocumentReader, ReadSettings, dataset_files, interface
+from lit_llm.ingest.paths import dataset_files
+from lit_llm.ingest.readers import DocumentReader, ReadSettings, interface
 from lit_llm.ingest.source import Source
 
 TEXTS = ["first", None, "", "é😀\n" * 1000, "last"]

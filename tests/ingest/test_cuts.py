@@ -22,5 +22,5 @@ def test_the_pieces_give_the_ids_of_the_whole(tmp_path):
     pieces = list(cut_pieces([text.encode()]))
     assert len(pieces) >= 3 and b"".join(piece.text for piece in pieces) == text.encode()
     encoder = PieceEncoder(tokenizer, choose_encoder(tokenizer, [text[:1000]]))
-    ids = encoder.encode([piece.text for piece in pieces], [index > 0 for index in range(len(pieces))])
+    ids = [encoder.encode(piece.text, continues=index > 0) for index, piece in enumerate(pieces)]
     np.testing.assert_array_equal(np.concatenate(ids), backend.encode(text).ids)

@@ -67,8 +67,8 @@ def test_pieces_give_the_ids_of_the_whole_document(
     pieces = cut(DOCUMENT) if join != "document" else [DOCUMENT]
     assert len(pieces) > 20 or join == "document"
     encoder = PieceEncoder(tokenizer, pickle.loads(pickle.dumps(choice)))
-    encoded = encoder.encode([b"x", *(p.encode() for p in pieces[:3])], [False, False, *[True] * len(pieces[1:3])])[1:]
-    encoded += encoder.encode([p.encode() for p in pieces[3:]], [True] * len(pieces[3:]))
+    encoder.encode(b"x")
+    encoded = [encoder.encode(piece.encode(), continues=number > 0) for number, piece in enumerate(pieces)]
     tokenizer.save(tmp_path)
     assert np.concatenate(encoded).tolist() == library_ids(tmp_path, DOCUMENT)
 
@@ -76,7 +76,7 @@ def test_pieces_give_the_ids_of_the_whole_document(
 def test_composed_and_decomposed_letters_are_the_same_where_the_tokenizer_normalises(kinds: dict[str, TokenizerJSON]) -> None:
     for kind, equal in (("qwen", True), ("gpt2", False)):
         encoder = PieceEncoder(kinds[kind], choose_encoder(kinds[kind], []))
-        composed, decomposed = encoder.encode(["é".encode(), "e\u0301".encode()], [False, False])
+        composed, decomposed = encoder.encode("é".encode()), encoder.encode("e\u0301".encode())
         assert (composed.tolist() == decomposed.tolist()) == equal
 
 
@@ -108,7 +108,7 @@ def test_a_tokenizer_that_differs_from_gpt2s(
     tokenizer = changed(kinds["gpt2"], tmp_path / change, change)
     choice = choose_encoder(tokenizer, [DOCUMENT])
     assert choice.kind == library, choice.reason
-    encoded = PieceEncoder(tokenizer, choice).encode([b"lit the unmade 1999\n"], [False])[0]
+    encoded = PieceEncoder(tokenizer, choice).encode(b"lit the unmade 1999\n")
     assert encoded.tolist() == library_ids(tmp_path / change, "lit the unmade 1999\n")
 
 
@@ -137,7 +137,7 @@ def test_without_tiktoken_the_reason_names_the_pip_command(
 
 
 def test_names_of_special_tokens_are_text(kinds: dict[str, TokenizerJSON], choice_for_gpt2: EncoderChoice) -> None:
-    ids = PieceEncoder(kinds["gpt2"], choice_for_gpt2).encode([b"<|endoftext|>"], [False])[0]
+    ids = PieceEncoder(kinds["gpt2"], choice_for_gpt2).encode(b"<|endoftext|>")
     assert kinds["gpt2"].eos_id not in ids.tolist()
     assert choice_for_gpt2.kind == "tiktoken"
 
@@ -145,7 +145,7 @@ def test_names_of_special_tokens_are_text(kinds: dict[str, TokenizerJSON], choic
 def test_a_run_of_spaces_longer_than_any_piece(kinds: dict[str, TokenizerJSON], choice_for_gpt2: EncoderChoice) -> None:
     # tiktoken's regular expression overflows on it.
     text = " " * 600_000 + "x"
-    ids = PieceEncoder(kinds["gpt2"], choice_for_gpt2).encode([text.encode()], [False])[0]
+    ids = PieceEncoder(kinds["gpt2"], choice_for_gpt2).encode(text.encode())
     assert choice_for_gpt2.kind == "tiktoken"
     assert kinds["gpt2"].decode(ids) == text
 
@@ -165,11 +165,12 @@ class Words(Tokenizer):
 def test_a_tokenizer_of_ones_own_encodes_by_itself() -> None:
     choice = choose_encoder(Words(), [DOCUMENT])
     assert (choice.kind, choice.join) == ("own", "plain")
-    assert [ids.tolist() for ids in PieceEncoder(Words(), choice).encode([b"ab\nc\n", b"def"], [False, True])] == [[2, 1], [3]]
+    encoder = PieceEncoder(Words(), choice)
+    assert encoder.encode(b"ab\nc\n").tolist() == [2, 1] and encoder.encode(b"def", continues=True).tolist() == [3]
 
 
 def test_bytes_keep_every_byte() -> None:
-    ids = PieceEncoder(Bytes(), choose_encoder(Bytes(), [])).encode([b"\xff\x00a"], [False])[0]
+    ids = PieceEncoder(Bytes(), choose_encoder(Bytes(), [])).encode(b"\xff\x00a")
     assert ids.tolist() == [255, 0, 97]
 
 
@@ -177,7 +178,8 @@ def test_unknown_characters_are_counted_with_their_own_bytes() -> None:
     tokenizer = Characters(10)
     tokenizer.train(["abc"])
     encoder = PieceEncoder(tokenizer, choose_encoder(tokenizer, []))
-    encoder.encode(["axé".encode(), "€b".encode()], [False, True])  # x, é and € are unknown: 1 + 2 + 3 bytes
+    encoder.encode("axé".encode())
+    encoder.encode("€b".encode(), continues=True)  # x, é and € are unknown: 1 + 2 + 3 bytes
     assert (encoder.unknown_tokens, encoder.token_bytes) == (3, 2)  # a, b
-    encoder.encode(["😀\N{REPLACEMENT CHARACTER}".encode() + b"\xff"], [False])  # 4 + 3 bytes, and an invalid one
+    encoder.encode("😀\N{REPLACEMENT CHARACTER}".encode() + b"\xff")  # 4 + 3 bytes, and an invalid one
     assert (encoder.unknown_tokens, encoder.token_bytes) == (6, 2)

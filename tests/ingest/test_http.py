@@ -13,8 +13,8 @@ from ports import free_port
 from lit_llm.core.errors import UserError
 from lit_llm.ingest import open_source as opening
 from lit_llm.ingest import progress
-from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.open_source import open_source
+from lit_llm.ingest.paths import list_sources
 
 
 @pytest.fixture(scope="module")

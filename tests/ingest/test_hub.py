@@ -9,7 +9,7 @@ from http_server import serving
 from ports import free_port
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.paths import list_sources
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 
 pytestmark = pytest.mark.slow  # `datasets` takes seconds to import
@@ -94,7 +94,7 @@ def test_what_is_missing_is_one_sentence_with_what_is_there(folder):
     [
         ("body", r"^hub:./data\?split=train#shard=0 has no key 'body', it has text, n: name the key"),
         ("n.x", r"^Row 1 of hub:./data\?split=train#shard=0 has no key 'n.x', it has n.m: name the key"),
-        ("n", r"^Row 1 of hub:.* has a value of type dict under 'n', but the text must be a string"),
+        ("n", r"^Row 1 of hub:.* has an object under 'n', but the text must be a string"),
     ],
 )
 def test_a_wrong_key_is_one_sentence(text_key, said):

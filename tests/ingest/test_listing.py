@@ -10,9 +10,8 @@ import fsspec
 import pytest
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.open_source import open_source
-from lit_llm.ingest.paths import MissingFiles
+from lit_llm.ingest.paths import MissingFiles, list_sources
 from lit_llm.ingest.source import Source
 
 
@@ -122,7 +121,7 @@ def test_of_a_saved_dataset_only_the_files_with_rows_are_read(tmp_path):
 
 MISSING = """
 import sys
-from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.paths import list_sources
 for url, module in (("s3://b/a", "fsspec"), ("s3://b/a", "s3fs"), ("gs://b/a", "gcsfs"),
                     ("https://h/a", "aiohttp"), ("sftp://h/a", "paramiko")):
     sys.modules[module] = None  # its import fails

@@ -22,8 +22,8 @@ from ingest.ingest_script import run
 from kill_loop import run_with_kills
 
 from lit_llm.ingest import shard_pipeline
+from lit_llm.ingest.selection import text_hash
 from lit_llm.ingest.shard_manifest import Manifest
-from lit_llm.ingest.split import text_hash
 from lit_llm.tokenizers import BPE
 
 SCRIPT = Path(__file__).with_name("ingest_script.py")

@@ -11,8 +11,8 @@ from http_server import serving
 from ports import free_port
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.open_source import open_source
+from lit_llm.ingest.paths import list_sources
 
 pytestmark = pytest.mark.slow  # moto takes seconds to import
 CONTENT = b"".join(b"line %d of the text\n" % number for number in range(1_000_000))  # several blocks of 8 MiB

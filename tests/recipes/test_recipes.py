@@ -13,7 +13,7 @@ import yaml
 from smallest_hardware import smallest
 
 from lit_llm.__main__ import main
-from lit_llm.commands.plan import split
+from lit_llm.commands.plan import own_flags
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, shipped, with_base
 from lit_llm.config.resolved_config import resolved
@@ -110,12 +110,10 @@ def comment(name: str) -> str:
 
 
 def planned(arguments: list[str]) -> tuple[PlannedRecipe, Plan]:
-    request = split(arguments)
-    hardware = find(request.own.hardware or "h200")
+    own, recipe = own_flags().split(arguments)
+    hardware = find(own.hardware or "h200")
     precision = choose_for(find("cpu"))  # of quickstart, whose header is about CPUs
-    cli = PlannedRecipe(
-        request.recipe, devices=request.own.devices, devices_per_node=hardware.devices_per_node, precision=precision
-    )
+    cli = PlannedRecipe(recipe, devices=own.devices, devices_per_node=hardware.devices_per_node, precision=precision)
     return cli, make_plan(cli.settings(), hardware)
 
 

@@ -44,7 +44,7 @@ class Letters(TokenDataModule):
         for name, text in TEXTS.items():
             encoder = PieceEncoder(tokenizer, choose_encoder(tokenizer, []))
             half = len(text) // 2  # in two pieces
-            pieces = encoder.encode([text[:half].encode(), text[half:].encode()], [False, True])
+            pieces = encoder.encode(text[:half].encode()), encoder.encode(text[half:].encode(), continues=True)
             with ShardWriter(self.folder, name, vocab_size=tokenizer.vocab_size, shard_tokens=100) as writer:
                 writer.write(np.concatenate(pieces))
             counts = {"documents": 1, "bytes": len(text.encode()), "tokens": writer.tokens}

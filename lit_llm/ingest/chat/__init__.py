@@ -1,7 +1,6 @@
 """Conversations: a chat template writes them as text, and a mask says which of its tokens the assistant wrote."""
 
 from lit_llm.ingest.chat.encode import ChatEncoder
-from lit_llm.ingest.chat.form import ChatForm
-from lit_llm.ingest.chat.template import AUTO, CHAT_TEMPLATE_FILE, ChatTemplate
+from lit_llm.ingest.chat.template import AUTO, CHAT_TEMPLATE_FILE, ChatForm, ChatTemplate
 
 __all__ = ["AUTO", "CHAT_TEMPLATE_FILE", "ChatEncoder", "ChatForm", "ChatTemplate"]

@@ -9,8 +9,9 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from lit_llm.core.disk import read_text
+from lit_llm.core.disk import read_object, read_text, write_text
 from lit_llm.core.errors import UserError
 from lit_llm.tokenizers import Tokenizer
 from lit_llm.tokenizers.hugging_face import TOKENIZER_CONFIG, configured_tokens, optional_object
@@ -22,6 +23,8 @@ MOST_BYTES = 2**20
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+_GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True)
@@ -94,3 +97,32 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
         if found := configured_tokens(folder, name):
             tokens[name] = found[0]
     return tokens
+
+
+class ChatForm(NamedTuple):
+    """How conversations were written."""
+
+    template: str
+    """Jinja."""
+    end_of_turn_id: int | None
+    """The id with which an answer ends; None if an answer ends with its text."""
+
+    def write(self, folder: Path) -> None:
+        """Write ``chat_template.jinja`` and ``generation_config.json``, as Hugging Face folders have them."""
+        write_text(folder / CHAT_TEMPLATE_FILE, self.template)
+        write_text(folder / _GENERATION, json.dumps({"eos_token_id": self.end_of_turn_id}) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> ChatForm | None:
+        """The form of the shards in ``folder``; None if they are no conversations.
+
+        Raises:
+            UserError: A file of it is missing or damaged.
+        """
+        if not os.path.lexists(folder / CHAT_TEMPLATE_FILE):
+            return None
+        mend = ": restore it, or prepare the data again."
+        stop = read_object(folder / _GENERATION, mend=mend).get("eos_token_id", -1)
+        if not (stop is None or (type(stop) is int and stop >= 0)):
+            raise UserError(f"{folder / _GENERATION} does not say how an answer ends, as prepare wrote it{mend}")
+        return cls(read_text(folder / CHAT_TEMPLATE_FILE, MOST_BYTES, mend=mend), stop)

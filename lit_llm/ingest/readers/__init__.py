@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from lit_llm.ingest.readers.document_reader import DocumentReader
 from lit_llm.ingest.readers.interface import ReadSettings
-from lit_llm.ingest.readers.saved_dataset import dataset_files
 
-__all__ = ["DocumentReader", "ReadSettings", "dataset_files"]
+__all__ = ["DocumentReader", "ReadSettings"]

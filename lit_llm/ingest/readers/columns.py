@@ -8,18 +8,18 @@ from typing import Any
 
 from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.readers import interface
-from lit_llm.ingest.readers.interface import Counts, Piece
+from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.plain_text import cut_pieces, pieces_of
 from lit_llm.ingest.readers.text_value import keys_of, missing_key
+
+_TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null"}
 
 
 class TextColumn:
     """Where the text is in the tables of one file.
 
     Args:
-        schema: the pyarrow schema of the file.
-        key: name of a column; with dots, of a field of a struct. A column whose name contains the dots wins.
-        name: the file's name, for messages.
+        schema: the pyarrow schema of the file. A column whose name contains the dots of the key wins.
 
     Raises:
         UserError: There is no such column, or it holds neither strings nor bytes.
@@ -36,8 +36,8 @@ class TextColumn:
     wanted = "the text must be strings"
     """Which types are read, for messages."""
 
-    def __init__(self, schema: Any, key: str, counts: Counts, *, name: str) -> None:
-        self._counts, self._name, self._rows = counts, name, 0
+    def __init__(self, schema: Any, of: SourceFile) -> None:
+        self._of, self._rows, name, key = of, 0, of.name, of.key
         self._types = need("pyarrow", extra="data", what="Parquet and Arrow").types
         found = self._find(schema, key)
         if found is None:
@@ -59,13 +59,13 @@ class TextColumn:
         for text in self._cells(self.values(batch)):
             self._rows += 1
             if not text:
-                self._counts.skipped += 1
+                self._of.skipped += 1
                 continue
             try:
                 yield from _pieces(text)
             except UnicodeDecodeError as error:
                 raise UserError(
-                    f"{self._name} row {self._rows} holds no UTF-8 in the column {'.'.join(self.path)!r}: "
+                    f"{self._of.name} row {self._rows} holds no UTF-8 in the column {'.'.join(self.path)!r}: "
                     "name another (--data.text_key), or remove the row."
                 ) from error
 
@@ -112,10 +112,7 @@ class TextColumn:
 
     def is_wanted(self, kind: Any) -> bool:
         """Whether values of this type are read."""
-        types = self._types
-        strings = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-        binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-        return strings or binary or types.is_null(kind)
+        return str(kind) in _TEXT_TYPES
 
     def _tree(self, fields: Any) -> dict[str, Any]:
         return {field.name: self._tree(field.type) if self._types.is_struct(field.type) else None for field in fields}

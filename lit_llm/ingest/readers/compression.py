@@ -44,19 +44,17 @@ def decompressed(stream: BinaryIO, compression: str, *, name: str) -> BinaryIO:
     Raises:
         UserError: zstandard is not installed; when reading: the file is damaged or truncated, or a window is too large.
     """
-    return stream_of(_members(stream, *_CODECS[compression](name), name))
+    return stream_of(_members(stream, *_codec(compression, name), name))
 
 
-def _gz(name: str) -> _Codec:
-    return (lambda start: zlib.decompressobj(wbits=31)), (zlib.error,)
-
-
-def _bz2(name: str) -> _Codec:
-    bz2 = _of_python("bz2", name)
-    return (lambda start: bz2.BZ2Decompressor()), (OSError, ValueError)
-
-
-def _xz(name: str) -> _Codec:
+def _codec(compression: str, name: str) -> _Codec:
+    if compression == "zst":
+        return _zst(name)
+    if compression == "gz":
+        return (lambda start: zlib.decompressobj(wbits=31)), (zlib.error,)
+    if compression == "bz2":
+        bz2 = _of_python("bz2", name)
+        return (lambda start: bz2.BZ2Decompressor()), (OSError, ValueError)
     lzma = _of_python("lzma", name)
     return (lambda start: lzma.LZMADecompressor(lzma.FORMAT_XZ)), (lzma.LZMAError,)
 
@@ -85,9 +83,6 @@ def _zst(name: str) -> _Codec:
         return decompressor.decompressobj()
 
     return new, (zstandard.ZstdError,)
-
-
-_CODECS = {"gz": _gz, "bz2": _bz2, "xz": _xz, "zst": _zst}
 
 
 def _members(stream: BinaryIO, new: Callable[[bytes], Any], errors: tuple[type[Exception], ...], name: str) -> Iterator[bytes]:

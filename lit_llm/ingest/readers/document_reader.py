@@ -11,15 +11,13 @@ from typing import BinaryIO, cast
 from lit_llm.core.disk import naming
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.open_source import open_source
-from lit_llm.ingest.readers.arrow import read_arrow
-from lit_llm.ingest.readers.columns import TextColumn
+from lit_llm.ingest.readers.arrow import read_arrow, read_parquet
 from lit_llm.ingest.readers.compression import compression_of, decompressed
 from lit_llm.ingest.readers.detect import detect, read_head, with_head
 from lit_llm.ingest.readers.hub import read_hub
-from lit_llm.ingest.readers.interface import Counts, Piece, ReadSettings
+from lit_llm.ingest.readers.interface import Piece, ReadSettings, SourceFile
 from lit_llm.ingest.readers.jsonl import read_jsonl
-from lit_llm.ingest.readers.messages import MessagesColumn, read_messages
-from lit_llm.ingest.readers.parquet import read_parquet
+from lit_llm.ingest.readers.messages import read_messages
 from lit_llm.ingest.readers.plain_text import cut_pieces, read_bytes, read_chunks, without_mark
 from lit_llm.ingest.readers.tar import read_tar
 from lit_llm.ingest.source import Source
@@ -46,14 +44,14 @@ class DocumentReader:
 
     def __init__(self, source: Source, settings: ReadSettings, *, start: int = 0, stop: int | None = None) -> None:
         self._source, self._settings = source, settings
-        self._counts = Counts()
+        self._of = SourceFile(source.name, settings.text_key, settings.messages)
         self._opened = contextlib.ExitStack()
         with self._opened as opened:
             if source.is_hub:
                 self.format = "hub"
                 if settings.format != "auto":
                     raise UserError(f"{source.name} is a dataset of the hub, not {settings.format}: use --data.format auto.")
-                self._pieces = read_hub(source, settings.text_key, self._counts, messages=settings.messages)
+                self._pieces = read_hub(source, self._of)
                 return
             self._file = opened.enter_context(open_source(source))
             self._pieces = self._open(start, stop)
@@ -62,23 +60,20 @@ class DocumentReader:
     @property
     def position(self) -> int:
         """Bytes of the source that have been read."""
-        if self._counts.fraction is None:
+        if self._of.fraction is None:
             return self._file.tell()
-        return round(self._counts.fraction * self._source.size)
+        return round(self._of.fraction * self._source.size)
 
     @property
     def skipped(self) -> int:
         """How many documents had no text so far: null or empty."""
-        return self._counts.skipped
-
-    def close(self) -> None:
-        self._opened.close()
+        return self._of.skipped
 
     def __enter__(self) -> DocumentReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
+        self._opened.close()
 
     def __iter__(self) -> DocumentReader:
         return self
@@ -100,19 +95,18 @@ class DocumentReader:
         self.is_plain_text = self.format == "text" and compression is None
         if (start > 0 or stop is not None) and not self.is_plain_text:
             raise ValueError(f"{name} is {compression or self.format}: only plain text can be read in part")
-        key, counts = self._settings.text_key, self._counts
         if self._settings.messages and self.format in ("text", "tar") and head:
             raise UserError(f"{name} is {self.format}: conversations are read from JSONL, Parquet and Arrow. Leave it out.")
         if self._settings.messages and self.format in ("text", "jsonl"):
-            return read_messages(stream, key, counts, name=name)
+            return read_messages(stream, self._of)
         if self.format == "text":
             text = self._text(stream, compression, start, stop)
             return cut_pieces(text if start else without_mark(text))
         if self.format == "jsonl":
             hint = ", or read it as plain text (--data.format text)" if self._settings.format == "auto" else ""
-            return read_jsonl(stream, key, counts, name=name, hint=hint)
+            return read_jsonl(stream, self._of, hint=hint)
         if self.format == "tar":
-            return read_tar(stream, key, counts, name=name)
+            return read_tar(stream, self._of)
         seekable = compression is None and self._file.seekable()
         if self.format == "parquet":
             return self._rows(read_parquet, None if seekable else stream)
@@ -122,13 +116,12 @@ class DocumentReader:
         """The documents of a table. Of a ``stream``, which cannot seek, the content is first copied to a temporary file."""
         file = self._file
         if stream is not None:
-            file = cast(BinaryIO, self._opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - `close` closes it
+            file = cast(BinaryIO, self._opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - closed with the reader
             for chunk in read_chunks(stream):
                 with naming(tempfile.gettempdir()):
                     file.write(chunk)
             file.flush()
-        column = MessagesColumn if self._settings.messages else TextColumn
-        yield from read(file, self._settings.text_key, self._counts, name=self._source.name, column_type=column)
+        yield from read(file, self._of)
 
     def _text(self, stream: BinaryIO, compression: str | None, start: int, stop: int | None) -> Iterator[bytes]:
         if stop is None and (compression is not None or not self._source.size):  # a server may not tell the size

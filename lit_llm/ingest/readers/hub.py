@@ -6,7 +6,6 @@ is read as `datasets` reads it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -19,11 +18,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from lit_llm.core.errors import UserError, need
-from lit_llm.ingest.readers.interface import Counts, Piece
+from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.messages import BESIDE, messages_of_row
-from lit_llm.ingest.readers.plain_text import cut_pieces
-from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, utf8
-from lit_llm.ingest.remote_errors import sentence
+from lit_llm.ingest.readers.plain_text import pieces_of
+from lit_llm.ingest.readers.text_value import missing_key, text_in
+from lit_llm.ingest.remote_errors import one_sentence
 from lit_llm.ingest.source import HUB, Source, changed
 
 _ANSWER_SECONDS = 20
@@ -79,45 +78,39 @@ def list_hub(pattern: str) -> list[Source]:
     return [Source(f"{name}#shard={index}", size // count, version) for index in range(count)]
 
 
-def read_hub(source: Source, text_key: str, counts: Counts, *, messages: bool = False) -> Iterator[Piece]:
+def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
     """The documents of one shard, in pieces. How much of it is read, is not known.
 
     Raises:
-        UserError: The dataset cannot be read, has changed since it was listed, or has no text under ``text_key``.
+        UserError: The dataset cannot be read, has changed since it was listed, or has no text under the key.
     """
     match = _SHARD.search(source.path)
     assert match
-    counts.fraction = 0.0
+    of.fraction = 0.0
     stream, version, _ = _open(_Name.read(source.path))
     if version != source.version:
         raise changed(source)
     if stream.features is not None:
-        column = text_key if text_key in stream.features else text_key.partition(".")[0]
+        column = of.key if of.key in stream.features else of.key.partition(".")[0]
         if column not in stream.features:
-            raise missing_key(source.path, text_key, stream.features, what="messages" if messages else "text")
-        beside = [name for name in BESIDE if messages and name in stream.features and name != column]
+            raise missing_key(source.path, of.key, stream.features, what="messages" if of.messages else "text")
+        beside = [name for name in BESIDE if of.messages and name in stream.features and name != column]
         stream = stream.select_columns([column, *beside])
-    with _one_sentence(source.path):
+    with one_sentence(source.path):
         for number, row in enumerate(stream.shard(stream.num_shards, int(match[1])), start=1):
             where = f"Row {number} of {source.path}"
-            if messages:
-                yield from messages_of_row(row, text_key, counts, where=where)
+            if of.messages:
+                yield from messages_of_row(row, of.key, of, where=where)
                 continue
-            text = find(row, text_key)
-            if text is MISSING:
-                raise missing_key(where, text_key, keys_of(row, text_key))
-            if text is not None and not isinstance(text, str):
-                raise no_text(where, text_key, f"a value of type {type(text).__name__}")
-            if text:
-                yield from cut_pieces([utf8(text)])
-            else:
-                counts.skipped += 1
+            text = text_in(row, of.key, where=where)
+            of.skipped += not text
+            yield from pieces_of(text)
 
 
 def _commit(name: _Name) -> str:
     """The commit that a dataset is at. One request: the package `datasets` tries six times, which takes half a minute."""
     hub = need("huggingface_hub", extra="datasets", what=str(name))
-    with _one_sentence(str(name)):
+    with one_sentence(str(name)):
         return str(hub.HfApi().dataset_info(name.dataset, revision=name.revision, timeout=_ANSWER_SECONDS).sha)
 
 
@@ -129,7 +122,7 @@ def _open(name: _Name) -> tuple[Any, str, int]:
 def _load(name: _Name) -> tuple[Any, str, int]:
     datasets = _datasets(name)
     path = str(name.folder or name.dataset)
-    with _one_sentence(str(name)):
+    with one_sentence(str(name)):
         try:
             builder = datasets.load_dataset_builder(path, name=name.config, revision=name.revision)
         except FileNotFoundError as error:
@@ -168,17 +161,3 @@ def _datasets(name: _Name) -> ModuleType:
             os.environ["USE_TORCH"] = before
     datasets.disable_progress_bars()
     return datasets
-
-
-@contextlib.contextmanager
-def _one_sentence(path: str) -> Iterator[None]:
-    """Make an error of the network, of rights or of a missing dataset one sentence."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        said = sentence(error, path)
-        if said is None:
-            raise
-        raise UserError(said) from error

@@ -21,9 +21,15 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Counts:
-    """What a reader reports beside the documents."""
+class SourceFile:
+    """A file while it is read: what a reader is told, and what it reports beside the documents."""
 
+    name: str
+    """For messages."""
+    key: str
+    """The key or column of the text or of the messages, with dots into objects and structs."""
+    messages: bool = False
+    """Whether documents are conversations."""
     skipped: int = 0
     """Documents without text: null or empty."""
     fraction: float | None = None

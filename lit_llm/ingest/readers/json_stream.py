@@ -5,6 +5,7 @@ Python's parser needs the whole object in memory. This one needs a few hundred k
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -15,16 +16,16 @@ from lit_llm.ingest.readers.text_value import no_text
 CHUNK_BYTES = 2**16
 """About how many bytes of the object are looked at together."""
 _DEEPEST = 10_000  # levels. Python's parser stops at 1,000 to 10,000, depending on its version
-_LONGEST_SCALAR = 2**16  # bytes of a number
+_LONGEST_SCALAR = 2**16  # characters of a number
 _MOST_KEYS_KEPT = 100
 _LONGEST_KEY_KEPT = 2**16
 
-_SPACE = re.compile(rb"[ \t\n\r]*")
-_SCALAR = re.compile(rb"[-+.0-9A-Za-z]*")
+_SPACE = re.compile(r"[ \t\n\r]*")
+_SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 # As much of a string as is complete: up to the closing quote, to an incomplete escape, or to the end.
-_COMPLETE = re.compile(rb'[^"\\]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\]*)*')
-_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
-_ESCAPE_BYTES = 6  # of \u0041
+_COMPLETE = re.compile(r'[^"\\]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\]*)*')
+_HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
+_ESCAPE = 6  # of \u0041
 
 _PARSER = json.JSONDecoder(parse_int=float)  # int() refuses more than 4,300 digits
 
@@ -51,7 +52,8 @@ class JsonStream:
 
     def __init__(self, chunks: Iterator[bytes], where: str) -> None:
         self._chunks, self._where = chunks, where
-        self._buffer, self._at = b"", 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._buffer, self._at = "", 0
         self.found = False
         """Whether the key was there."""
         self.keys: list[str] = []
@@ -65,41 +67,41 @@ class JsonStream:
             UserError: The value is not a string.
         """
         yield from self._member(key, key, "")
-        if self._byte() is not None:
+        if self._next() is not None:
             raise self._error("more than one value")
 
     def _member(self, key: str, whole_key: str, above: str) -> Iterator[str]:
         """Read an object, and the text under ``key`` in it. ``above`` and dots lead to the object from the outermost."""
         first, dot, rest = key.partition(".")
-        self._take(b"{")
-        if self._byte() == b"}":
+        self._take("{")
+        if self._next() == "}":
             self._at += 1
             return
         while True:
             name = self._key()
-            self._take(b":")
-            start = self._byte()
+            self._take(":")
+            start = self._next()
             below = dot and name == first
-            if name == key or (below and start == b"n"):  # below null is null
+            if name == key or (below and start == "n"):  # below null is null
                 yield from self._text(whole_key, start)
-            elif below and start == b"{":
+            elif below and start == "{":
                 yield from self._member(rest, whole_key, f"{above}{name}.")
             else:
                 if len(self.keys) < _MOST_KEYS_KEPT:
                     self.keys.append(above + name)
                 self._skip()
-            if self._closes(b"}"):
+            if self._closes("}"):
                 return
 
-    def _text(self, key: str, start: bytes | None) -> Iterator[str]:
+    def _text(self, key: str, start: str | None) -> Iterator[str]:
         if self.found:
             raise self._error(f"the key {key!r} is given twice")
         self.found = True
-        if start == b'"':
+        if start == '"':
             yield from self._string()
-        elif start == b"{":
+        elif start == "{":
             raise no_text(self._where, key, "an object")
-        elif start == b"[":
+        elif start == "[":
             raise no_text(self._where, key, "an array")
         else:
             value = self._scalar()
@@ -116,21 +118,21 @@ class JsonStream:
 
     def _skip(self) -> None:
         """Read a value of any kind."""
-        closing: list[bytes] = []
+        closing: list[str] = []
         while True:
-            start = self._byte()
-            if start in (b"{", b"["):
+            start = self._next()
+            if start in ("{", "["):
                 self._at += 1
-                closing.append(b"}" if start == b"{" else b"]")
+                closing.append("}" if start == "{" else "]")
                 if len(closing) > _DEEPEST:
                     raise self._error("nested too deeply")
-                is_over = self._byte() == closing[-1]
+                is_over = self._next() == closing[-1]
                 if is_over:
                     self._at += 1
                     closing.pop()
             else:
                 is_over = True
-                if start == b'"':
+                if start == '"':
                     self._skip_string()
                 else:
                     self._scalar()
@@ -138,31 +140,31 @@ class JsonStream:
                 closing.pop()
             if not closing:
                 return
-            if closing[-1] == b"}":
+            if closing[-1] == "}":
                 self._skip_string()
-                self._take(b":")
+                self._take(":")
 
     def _skip_string(self) -> None:
         for _ in self._string():
             pass
 
-    def _closes(self, closing: bytes) -> bool:
+    def _closes(self, closing: str) -> bool:
         """Read the comma or ``closing`` that follows a value."""
-        byte = self._byte()
-        if byte not in (b",", closing):
+        following = self._next()
+        if following not in (",", closing):
             raise self._error("a comma is missing")
         self._at += 1
-        return byte == closing
+        return following == closing
 
-    def _take(self, expected: bytes) -> None:
-        if self._byte() != expected:
-            raise self._error(f"{expected.decode()} is missing")
+    def _take(self, expected: str) -> None:
+        if self._next() != expected:
+            raise self._error(f"{expected} is missing")
         self._at += 1
 
     def _scalar(self) -> object:
         """A number, true, false or null."""
         start = self._buffer[self._at : self._at + 1]
-        token = b""
+        token = ""
         while True:
             match = _SCALAR.match(self._buffer, self._at)
             assert match is not None
@@ -174,21 +176,21 @@ class JsonStream:
                 break
         if not token:
             raise self._error(f"unexpected {start!r}")
-        return parse(token.decode())
+        return parse(token)
 
     def _string(self) -> Iterator[str]:
         """A string in parts, without the quotes."""
-        self._take(b'"')
+        self._take('"')
         while True:
             match = _COMPLETE.match(self._buffer, self._at)
             assert match is not None
             body, end = match.group(), match.end()
-            following = self._buffer[end : end + _ESCAPE_BYTES]
-            if following[:1] == b'"':
+            following = self._buffer[end : end + _ESCAPE]
+            if following[:1] == '"':
                 self._at = end + 1
                 yield _decoded(body)
                 return
-            if len(following) == _ESCAPE_BYTES:
+            if len(following) == _ESCAPE:
                 raise self._error("wrong escape in a string")
             body = body[: _whole(body)]
             self._at += len(body)
@@ -197,8 +199,8 @@ class JsonStream:
             if not self._more():
                 raise self._error("a string does not end")
 
-    def _byte(self) -> bytes | None:
-        """The next byte that is no space, which is not read yet; None at the end."""
+    def _next(self) -> str | None:
+        """The next character that is no space, which is not read yet; None at the end."""
         while True:
             match = _SPACE.match(self._buffer, self._at)
             assert match is not None
@@ -211,32 +213,25 @@ class JsonStream:
     def _more(self) -> bool:
         """Forget what is read and add the next chunk. False at the end."""
         chunk = next(self._chunks, None)
-        if chunk is None:
-            return False
-        self._buffer = self._buffer[self._at :] + chunk
+        self._buffer = self._buffer[self._at :] + self._decoder.decode(chunk or b"", final=chunk is None)
         self._at = 0
-        return True
+        return chunk is not None
 
     def _error(self, what: str) -> JSONDecodeError:
         return JSONDecodeError(what, "", 0)
 
 
-def _decoded(body: bytes) -> str:
-    value = parse(f'"{body.decode()}"')
+def _decoded(body: str) -> str:
+    value = parse(f'"{body}"')
     assert isinstance(value, str)
     return value
 
 
-def _whole(body: bytes) -> int:
-    """How much of a part of a string can be decoded without the rest: no half character, and no half surrogate pair."""
-    match = _HIGH_SURROGATE.search(body, max(0, len(body) - _ESCAPE_BYTES))
-    if match is not None:
-        before = body[: match.start()]
-        backslashes = len(before) - len(before.rstrip(b"\\"))
-        return match.start() if backslashes % 2 == 0 else len(body)
-    for back in range(1, min(4, len(body)) + 1):
-        lead = body[-back]
-        if lead & 0xC0 != 0x80:
-            characters_bytes = 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-            return len(body) if back >= characters_bytes else len(body) - back
-    return len(body)
+def _whole(body: str) -> int:
+    """How much of a part of a string can be decoded without the rest: not half a surrogate pair."""
+    match = _HIGH_SURROGATE.search(body, max(0, len(body) - _ESCAPE))
+    if match is None:
+        return len(body)
+    before = body[: match.start()]
+    backslashes = len(before) - len(before.rstrip("\\"))
+    return match.start() if backslashes % 2 == 0 else len(body)

@@ -3,24 +3,62 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import BinaryIO
 
-from lit_llm.ingest.readers.interface import Counts, Piece
-from lit_llm.ingest.readers.json_stream import CHUNK_BYTES
-from lit_llm.ingest.readers.json_text import stream_text, text_of
-from lit_llm.ingest.readers.plain_text import pieces_of
+from lit_llm.core.errors import UserError
+from lit_llm.ingest.readers.interface import Piece, SourceFile
+from lit_llm.ingest.readers.json_stream import CHUNK_BYTES, JsonStream, parse
+from lit_llm.ingest.readers.plain_text import cut_pieces, pieces_of
+from lit_llm.ingest.readers.text_value import missing_key, text_in, type_name, utf8
 
 LONG_LINE_BYTES = 2**21
 """A longer line is not held in memory."""
 
 
-def read_jsonl(stream: BinaryIO, key: str, counts: Counts, *, name: str, hint: str) -> Iterator[Piece]:
+def text_of(line: bytes, key: str, *, where: str, hint: str = "") -> bytes:
+    """`text_in` of a line, which must be an object."""
+    try:
+        record = parse(line.decode())
+    except ValueError as error:
+        raise _unreadable(error, where, hint) from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}{hint}.")
+    return text_in(record, key, where=where, hint=hint)
+
+
+def stream_text(chunks: Iterator[bytes], key: str, *, where: str, hint: str = "") -> Generator[Piece, None, bool]:
+    """The same for an object of any length, in bounded memory. It refuses a key that is given twice.
+
+    Returns:
+        Whether there is text.
+    """
+    stream = JsonStream(chunks, where)
+    found = False
+    try:
+        for piece in cut_pieces(map(utf8, stream.text(key))):
+            found = True
+            yield piece
+    except UserError:
+        raise
+    except ValueError as error:
+        raise _unreadable(error, where, hint) from error
+    if not stream.found:
+        raise missing_key(where, key, stream.keys, hint=hint)
+    return found
+
+
+def _unreadable(error: ValueError, where: str, hint: str) -> UserError:
+    if isinstance(error, UnicodeDecodeError):
+        return UserError(f"{where} is not UTF-8: convert the file with iconv -f ITS_ENCODING -t UTF-8{hint}.")
+    lines = ", put each object on one line (jq -c . FILE > FILE.jsonl)" if hint else ""
+    return UserError(f"{where} is not a valid JSON object: remove or repair it{lines}{hint}.")
+
+
+def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece]:
     """The documents of a JSONL file. Blank lines are ignored.
 
     Args:
-        key: the key of the text, with dots into objects.
-        name: the file's name, for messages.
         hint: how to read a file as plain text that only looks like JSONL; may be empty.
 
     Raises:
@@ -29,14 +67,14 @@ def read_jsonl(stream: BinaryIO, key: str, counts: Counts, *, name: str, hint: s
     number = 0
     while line := stream.readline(LONG_LINE_BYTES):
         number += 1
-        where = f"{name} line {number}"
+        where = f"{of.name} line {number}"
         long = len(line) == LONG_LINE_BYTES and not line.endswith(b"\n")
         line = line.removeprefix(codecs.BOM_UTF8)  # not of the first line only: files are joined with cat
         if long:
-            counts.skipped += not (yield from stream_text(_rest_of_line(line, stream), key, where=where, hint=hint))
+            of.skipped += not (yield from stream_text(_rest_of_line(line, stream), of.key, where=where, hint=hint))
         elif not line.isspace():
-            text = text_of(line, key, where=where, hint=hint)
-            counts.skipped += not text
+            text = text_of(line, of.key, where=where, hint=hint)
+            of.skipped += not text
             yield from pieces_of(text)
 
 

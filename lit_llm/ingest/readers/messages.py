@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.columns import TextColumn
-from lit_llm.ingest.readers.interface import Counts, Piece
+from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, type_name, utf8
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
@@ -25,14 +25,14 @@ _LOST = ("system", "functions")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def read_messages(stream: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
+def read_messages(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
     """The conversations of a JSONL file. Blank lines are ignored.
 
     Raises:
-        UserError: A line is not a JSON object, or has no conversation under ``key``.
+        UserError: A line is not a JSON object, or has no conversation under the key.
     """
     for number, line in enumerate(stream, start=1):
-        where = f"{name} line {number}"
+        where = f"{of.name} line {number}"
         line = line.removeprefix(codecs.BOM_UTF8)
         if line.isspace():
             continue
@@ -40,12 +40,12 @@ def read_messages(stream: BinaryIO, key: str, counts: Counts, *, name: str) -> I
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where} is not a valid JSON object: remove or repair it.") from error
-        yield from _pieces(record, key, counts, where)
+        yield from _pieces(record, of.key, of, where)
 
 
-def messages_of_row(row: dict[str, Any], key: str, counts: Counts, *, where: str) -> Iterator[Piece]:
+def messages_of_row(row: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
     """The conversation of a row of a table, which has null where a message lacks a key."""
-    yield from _pieces(_without_null(row), key, counts, where)
+    yield from _pieces(_without_null(row), key, of, where)
 
 
 class MessagesColumn(TextColumn):
@@ -54,8 +54,8 @@ class MessagesColumn(TextColumn):
     what = _KEY
     wanted = "conversations must be lists of messages"
 
-    def __init__(self, schema: Any, key: str, counts: Counts, *, name: str) -> None:
-        super().__init__(schema, key, counts, name=name)
+    def __init__(self, schema: Any, of: SourceFile) -> None:
+        super().__init__(schema, of)
         *above, own = self.path
         beside = [self._find(schema, ".".join([*above, name])) for name in BESIDE if name != own]
         self.paths += [found[0] for found in beside if found]
@@ -65,7 +65,7 @@ class MessagesColumn(TextColumn):
         for values in zip(*(self.values(batch, path).to_pylist() for path in self.paths), strict=True):
             self._rows += 1
             row = {path[-1]: value for path, value in zip(self.paths, values, strict=True)}
-            yield from messages_of_row(row, self.path[-1], self._counts, where=f"{self._name} row {self._rows}")
+            yield from messages_of_row(row, self.path[-1], self._of, where=f"{self._of.name} row {self._rows}")
 
     def is_wanted(self, kind: Any) -> bool:
         types = self._types
@@ -73,14 +73,14 @@ class MessagesColumn(TextColumn):
         return (is_list and types.is_struct(kind.value_type)) or types.is_null(kind)
 
 
-def _pieces(record: Any, key: str, counts: Counts, where: str) -> Iterator[Piece]:
+def _pieces(record: Any, key: str, of: SourceFile, where: str) -> Iterator[Piece]:
     if not isinstance(record, dict):
         raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}.")
     value = find(record, key)
     if value is MISSING:
         raise missing_key(where, key, keys_of(record, key), what=_KEY)
     if value is None or value == []:
-        counts.skipped += 1
+        of.skipped += 1
         return
     if not isinstance(value, list):
         raise UserError(

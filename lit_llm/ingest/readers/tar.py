@@ -12,40 +12,37 @@ from typing import IO, BinaryIO, cast
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.detect import read_head, require_text
-from lit_llm.ingest.readers.interface import Counts, Piece
-from lit_llm.ingest.readers.json_text import stream_text
+from lit_llm.ingest.readers.interface import Piece, SourceFile
+from lit_llm.ingest.readers.jsonl import stream_text
 from lit_llm.ingest.readers.plain_text import cut_pieces, read_chunks, without_mark
 
 _LARGEST_JSON_IN_MEMORY = 2**21  # a larger one waits in a temporary file
 _MOST_EXTENSIONS = 10  # in a message
 
 
-def read_tar(stream: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
+def read_tar(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
     """The documents of a tar, in its order.
 
-    Each .txt file is a document. A sample without one has its text in its .json files, under ``key``. Other files of a
+    Each .txt file is a document. A sample without one has its text in its .json files, under the key. Other files of a
     sample with text are ignored, as are hidden files. A link is refused: a stream cannot go back to the file that it names.
 
-    Args:
-        name: the tar's name, for messages.
-
     Raises:
-        UserError: The tar is damaged, a sample has no text, or its JSON has no string under ``key``.
+        UserError: The tar is damaged, a sample has no text, or its JSON has no string under the key.
     """
     samples = 0
     try:
-        for _, members in itertools.groupby(_members(stream, name), key=lambda member: member[0]):
-            yield from _sample(members, key, counts, name)
+        for _, members in itertools.groupby(_members(stream, of.name), key=lambda member: member[0]):
+            yield from _sample(members, of)
             samples += 1
     except UserError:
         raise
     except (tarfile.TarError, ValueError, OverflowError) as error:  # tarfile reads numbers of a sparse header without a check
-        raise UserError(f"{name} is truncated or damaged: copy or download it again.") from error
+        raise UserError(f"{of.name} is truncated or damaged: copy or download it again.") from error
     if not samples:
-        raise UserError(f"{name} is a tar without files of text: leave it out.")
+        raise UserError(f"{of.name} is a tar without files of text: leave it out.")
 
 
-def _sample(members: Iterator[tuple[str, str, IO[bytes]]], key: str, counts: Counts, name: str) -> Iterator[Piece]:
+def _sample(members: Iterator[tuple[str, str, IO[bytes]]], of: SourceFile) -> Iterator[Piece]:
     """The documents of one sample: its members, as `_members` gives them."""
     has_text = False
     objects: list[tuple[str, BinaryIO]] = []
@@ -54,11 +51,11 @@ def _sample(members: Iterator[tuple[str, str, IO[bytes]]], key: str, counts: Cou
     try:
         for stem, extension, content in members:
             kind = extension.lower().rpartition(".")[2]
-            where = f"{name}: {stem}.{extension}"
+            where = f"{of.name}: {stem}.{extension}"
             extensions[extension] = None
             if kind == "txt":
                 has_text = True
-                counts.skipped += not (yield from _text(cast(BinaryIO, content), where))
+                of.skipped += not (yield from _text(cast(BinaryIO, content), where))
             elif kind == "json" and not has_text:  # its text may follow
                 waiting = cast(BinaryIO, tempfile.SpooledTemporaryFile(_LARGEST_JSON_IN_MEMORY))  # noqa: SIM115
                 objects.append((where, waiting))
@@ -69,12 +66,12 @@ def _sample(members: Iterator[tuple[str, str, IO[bytes]]], key: str, counts: Cou
             names = ["." + extension if extension else "no extension" for extension in extensions]
             seen = ", ".join(names[:_MOST_EXTENSIONS])
             raise UserError(
-                f"{name} holds no .txt and no .json for {stem!r}, only {seen}: "
+                f"{of.name} holds no .txt and no .json for {stem!r}, only {seen}: "
                 "give a WebDataset of text, or unpack the tar and give the files of text."
             )
         for where, waiting in objects:
             waiting.seek(0)
-            counts.skipped += not (yield from stream_text(without_mark(read_chunks(waiting)), key, where=where))
+            of.skipped += not (yield from stream_text(without_mark(read_chunks(waiting)), of.key, where=where))
     finally:
         for _, waiting in objects:
             waiting.close()

@@ -30,6 +30,24 @@ def find(value: dict[str, Any], key: str) -> Any:
     return find(inner, rest) if isinstance(inner, dict) else MISSING
 
 
+def text_in(record: dict[str, Any], key: str, *, where: str, hint: str = "") -> bytes:
+    """The text under ``key`` of a record as UTF-8; empty if it is null.
+
+    Args:
+        where: names the record in messages: "FILE line 3".
+        hint: how to read a file as plain text that only looks like JSON; may be empty.
+
+    Raises:
+        UserError: There is no such key, or another value than a string.
+    """
+    value = find(record, key)
+    if value is MISSING:
+        raise missing_key(where, key, keys_of(record, key), hint=hint)
+    if value is not None and not isinstance(value, str):
+        raise no_text(where, key, type_name(value))
+    return utf8(value or "")
+
+
 def keys_of(value: dict[str, Any], key: str) -> list[str]:
     """The keys that ``find`` could have taken instead of ``key``: of the objects on the way, with dots."""
     first, dot, rest = key.partition(".")
@@ -47,7 +65,8 @@ def utf8(text: str) -> bytes:
 
 
 def type_name(value: Any) -> str:
-    return _TYPES.get(type(value), "a number")
+    other = "a number" if isinstance(value, int | float) else f"a value of type {type(value).__name__}"
+    return _TYPES.get(type(value), other)
 
 
 def missing_key(
