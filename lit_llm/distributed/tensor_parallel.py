@@ -59,6 +59,10 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
             **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
             "attention.project": RowwiseParallel(output_layouts=Shard(1)),
         }
+        if block.ahead is not None:  # every rank projects its positions
+            distribute_parameters(Replicate(), "", block.ahead, mesh)
+            norms_ahead = ("ahead.hidden_norm", "ahead.embedding_norm")
+            block_plan |= {name: SequenceParallel(use_local_output=True) for name in norms_ahead}
         mlp, name = (block.mlp.shared, "mlp.shared") if isinstance(block.mlp, Experts) else (block.mlp, "mlp")
         if isinstance(block.mlp, Experts):  # each rank's experts get its part of the sequence
             distribute_parameters(Replicate(), "", block.mlp.router, mesh)

@@ -147,6 +147,9 @@ class GPTConfig:
     base_depth: Annotated[int | None, whole(1, 4096)] = None
     """Number of blocks at which the rates apply as they are given. With others, the projections into the residual stream have
     rates that follow (CompleteP). None: the same at every depth."""
+    predict_ahead: Annotated[int, whole(0, 64)] = 0
+    """Number of further tokens that training predicts at each position: multi-token prediction, of one more block for each
+    (DeepSeek-V3; `loss.ahead_weight`). Validation and generation leave these blocks out. 0: the next token only."""
     mask_documents: bool = False
     """Attention stays within a document, and positions restart in each. Documents are the data's; if they do not know them,
     eos_id opens each. In generation, all is one document."""
@@ -187,8 +190,13 @@ class GPTConfig:
         value: bool | None = getattr(self, f"{part}_bias")
         return self.bias if value is None else value
 
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks with those of `predict_ahead`, which are the last ones."""
+        return self.n_layer + self.predict_ahead
+
     def layer(self, index: int) -> LayerSettings:
-        """The settings of block `index`."""
+        """The settings of block `index`. Patterns go on through the blocks of `predict_ahead`."""
 
         def of(name: str, default: Any) -> Any:
             pattern = (self.layers or {}).get(name)
@@ -323,6 +331,12 @@ class GPTConfig:
                 f"model.parallel_residual needs model.norm_position pre, but it is {self.norm_position}",
                 "--model.norm_position pre",
             )
+        if self.predict_ahead >= self.block_size:
+            yield Mistake(
+                f"model.predict_ahead is {self.predict_ahead}, but a sequence of model.block_size={self.block_size} has no token "
+                f"that far ahead of another's next: use at most {self.block_size - 1}",
+                "--model.predict_ahead",
+            )
         if self.norm_unit_offset and self.norm != "rmsnorm":
             yield Mistake(
                 f"model.norm_unit_offset needs model.norm rmsnorm, but it is {self.norm}", "--model.norm_unit_offset false"
@@ -411,15 +425,16 @@ class GPTConfig:
         """Training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) of each block (full-attention convention).
 
         H * h is d unless head_dim is set. N_matmul counts every matrix in a matrix product: a tied head once, an embedding
-        look-up not at all, and of experts those that compute a token. The forward pass takes a third of the FLOPs.
+        look-up not at all, and of experts those that compute a token. The head counts once more for each token of
+        `predict_ahead`, and so do its block and the 2 d² of its projection. The forward pass takes a third of the FLOPs.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length
-        spans = sum(min(length, self.layer(i).window or length) for i in range(self.n_layer))
+        spans = sum(min(length, self.layer(i).window or length) for i in range(self.n_blocks))
         gated = 3 if self.gated else 2
         attention = 2 * self.n_embd * self.resolved_head_dim * (self.n_head + self.kv_heads)
-        n_matmul = self.n_layer * attention + sum(gated * self.n_embd * width for width in self._active_widths())
-        n_matmul += self.padded_vocab_size * self.n_embd
+        n_matmul = self.n_blocks * attention + sum(gated * self.n_embd * width for width in self._active_widths())
+        n_matmul += (1 + self.predict_ahead) * self.padded_vocab_size * self.n_embd + self.predict_ahead * 2 * self.n_embd**2
         if self.moe is not None:
             n_matmul += self.experts_layers * self.moe.experts * self.n_embd  # the routers
         return 6.0 * n_matmul + 12.0 * self.n_head * self.resolved_head_dim * spans
@@ -427,11 +442,11 @@ class GPTConfig:
     @property
     def experts_layers(self) -> int:
         """Blocks with experts."""
-        return sum(self.layer(i).experts for i in range(self.n_layer))
+        return sum(self.layer(i).experts for i in range(self.n_blocks))
 
     def _active_widths(self) -> Iterator[int]:
         """Hidden width that computes a token, of each block."""
-        for i in range(self.n_layer):
+        for i in range(self.n_blocks):
             if self.moe is not None and self.layer(i).experts:
                 yield self.moe.top_k * self.moe.width(self.hidden_width) + self.moe.width_of_shared(self.hidden_width)
             else:
