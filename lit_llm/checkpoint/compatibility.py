@@ -21,7 +21,15 @@ SHAPES = {
     *("qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias", "tie_embeddings", "qk_norm", "qk_norm_width"),
     *(f"moe.{name}" for name in ("experts", "expert_width", "shared_experts", "shared_width", "router_bias")),
     *("moe.first_dense", "moe.every", "layers.experts"),
-    *("norm_position", "predict_ahead", "attention_sinks", "qkv_convolution", "input_convolution", "pad_vocab_to", "vocab_size"),
+    *(
+        "norm_position",
+        "predict_ahead",
+        "attention_sinks",
+        "qkv_convolution",
+        "input_convolution",
+        "pad_vocab_to",
+        "vocab_size",
+    ),
 }
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
 BASES = ("base_width", "base_depth")  # decide rates of the optimizer

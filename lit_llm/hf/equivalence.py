@@ -17,7 +17,7 @@ from lit_llm.models.gpt import GPTConfig
 
 _NOT_COMPUTED = {
     *("dropout", "init_std", "zero_init_projections", "base_width", "base_depth", "pad_vocab_to", "mask_documents", "eos_id"),
-    "bias",
+    *("predict_ahead", "bias"),
 }
 """Settings that config.json lacks and that do not change the logits of a text without end-of-document ids, and `bias`."""
 _NOT_OF_EXPERTS = {"balance", "sequence_balance", "z_loss", "first_dense", "every"}

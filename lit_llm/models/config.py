@@ -380,10 +380,10 @@ class GPTConfig:
             if not isinstance(pattern, list) or not pattern:
                 yield Mistake(f"{where} is {shown(pattern)}, but must be a list with at least one value", "--model.layers")
                 continue
-            if len(pattern) > self.n_layer:
+            if len(pattern) > self.n_blocks:
                 yield Mistake(
-                    f"{where} has {len(pattern)} values, but the model has {self.n_layer} blocks: remove "
-                    f"{len(pattern) - self.n_layer} of them",
+                    f"{where} has {len(pattern)} values, but the model has {self.n_blocks} blocks: remove "
+                    f"{len(pattern) - self.n_blocks} of them",
                     "--model.layers or --model.n_layer",
                 )
             if name == "experts" and self.moe is None:

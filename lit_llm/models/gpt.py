@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn as nn
@@ -36,6 +36,7 @@ from lit_llm.models.small_layers import ShortConvolution, make_norm
 __all__ = ["GPT", "GPTConfig", "KVCache"]
 
 LossFunction = Callable[..., LossSums]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,6 +407,12 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """Number of parameters. A tied matrix counts once."""
         return sum(p.numel() for p in self.parameters())
+
+
+def without_ahead(weights: dict[str, T], config: GPTConfig) -> dict[str, T]:
+    """The weights without those of the blocks that predict ahead."""
+    left_out = tuple(f"blocks.{i}." for i in range(config.n_layer, config.n_blocks))
+    return {name: weight for name, weight in weights.items() if not name.startswith(left_out)}
 
 
 def weights_on_meta(config: GPTConfig) -> dict[str, Tensor]:

@@ -76,8 +76,8 @@ def place(error: BaseException) -> str:
 
 
 def with_layers(config: GPTConfig, layers: Sequence[int]) -> GPTConfig:
-    """The configuration with only the given layers, in this order."""
-    settings = [config.layer(i) for i in layers]
+    """The configuration with only the given layers, in this order, and those that predict ahead."""
+    settings = [config.layer(i) for i in (*layers, *range(config.n_layer, config.n_blocks))]
     names = dict.fromkeys((*(config.layers or {}), *(["experts"] if config.moe is not None else [])))
     patterns = {name: [getattr(layer, name) for layer in settings] for name in names}
     return replace(config, n_layer=len(layers), layers=patterns or None)

@@ -243,6 +243,8 @@ def train(
     assert isinstance(trainer.logger, Rows)
     rows = {step: row for step, row in sorted(trainer.logger.rows.items()) if "train/loss" in row}
     result: dict[str, Any] = {name: [row[name] for row in rows.values()] for name in ("train/loss", "grad/norm", "lr")}
+    if config.predict_ahead:
+        result["train/loss_ahead"] = [row["train/loss_ahead"] for row in rows.values()]
     result["steps"], result["guard"] = list(rows), guard.state_dict()["losses"]
     names = [f"{name}/loss" for name in data.source_names]
     result["sources"] = {f"train/{name}": [row.get(f"train/{name}", -1.0) for row in rows.values()] for name in names}

@@ -33,6 +33,7 @@ MODEL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
 }
 EXPERTS = {"mlp": "swiglu", "moe": {"experts": 8, "top_k": 2, "expert_width": 96, "shared_experts": 1}}
+AHEAD = {"predict_ahead": 2}
 EACH_TIME = {"reshard_after_forward": True, "reduce_each_micro_batch": True}
 
 
@@ -62,6 +63,9 @@ CASES = {
     "experts, replicas": Case(4, {"replicate": 2, "expert": 2}, model=EXPERTS),
     "experts x tensor": Case(4, {"tensor_parallel": 2, "expert": 2}, "bf16-mixed", EXPERTS),
     "experts x pipeline": Case(4, {"pipeline": 2, "expert": 2}, model=EXPERTS, ranks=(0, 2)),
+    "ahead, FSDP2, each time": Case(4, EACH_TIME, "bf16-mixed", AHEAD),
+    "ahead, context x tensor": Case(4, {"context": 2, "tensor_parallel": 2}, model=AHEAD),
+    "ahead, pipeline": Case(4, {"pipeline": 2}, model=AHEAD, ranks=(0, 2)),
     "shard x tensor x pipeline": Case(8, {"pipeline": 2, "tensor_parallel": 2}, "bf16-mixed", ranks=(0, 4)),
 }
 
