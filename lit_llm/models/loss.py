@@ -91,7 +91,8 @@ def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> Loss
     the targets of the next token, of which a few more count at the ends of sequences.
     """
     loss = torch.stack([each.loss for each in ahead]).sum() * (weight / len(ahead))
-    nll, count = (torch.stack([each[i] for each in ahead]).sum() for i in (1, 2))
+    nll = torch.stack([each.nll for each in ahead]).sum()
+    count = torch.stack([each.count for each in ahead]).sum()
     return sums._replace(loss=sums.loss + loss, ahead=torch.stack((nll, count.to(nll.dtype))))
 
 

@@ -123,6 +123,9 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
     if tp > 1:
         found += _of_tensor_parallel(settings, rank)
+        replicated = tuple(weight for weight in local if weight.part == "input ahead")
+        size = stored_bytes(replicated, settings.weight_bytes, trainable=True) / sharing
+        found += 2 * [Collective("tensor parallel", "all_reduce", size, tp)]  # the gradient, for its norm and for the update
     if layout.context > 1:
         found.append(_of_sequences(settings, rank))
     if layout.pipeline.ranks > 1:

@@ -139,6 +139,8 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
                 run.live[ACTIVATIONS] -= received
                 if stage.last:  # also a tied matrix's gradient, which the trace adds to the embedding's
                     run.live[LOSS_HEAD] = -played("forward", number, exist).live[LOSS_HEAD]
+                if settings.gpt.predict_ahead and (stage.first or stage.last):  # each has a gradient of the embedding
+                    run.live[ACTIVATIONS] = -played("forward", number, exist).live[ACTIVATIONS]
             if kind == "gradients of weights":  # releases all that is kept
                 inputs = played("gradients of inputs", number, exist).live
                 run.live = [a - b for a, b in zip(run.live, inputs, strict=True)]

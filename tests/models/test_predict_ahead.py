@@ -157,7 +157,7 @@ def test_flops_count_a_block_a_projection_and_a_head_for_each_token():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"predict_ahead": 9}, ["predict_ahead is 9", "block_size=9", "at most 8", "--model.predict_ahead"]),
+        ({"predict_ahead": 9}, ["predict_ahead is 9", "block_size=9", "--model.predict_ahead"]),
         ({"predict_ahead": -1}, ["predict_ahead is -1", "--model.predict_ahead"]),
         ({"predict_ahead": 1.5}, ["predict_ahead is 1.5"]),
     ],
