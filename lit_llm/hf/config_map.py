@@ -96,8 +96,8 @@ def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[
         )
     if config.predict_ahead:
         notes.append(
-            f"model.predict_ahead {config.predict_ahead} is not exported: {family.architecture} predicts the next token only, and "
-            "the blocks of further tokens are left out"
+            f"model.predict_ahead {config.predict_ahead} is not exported: {family.architecture} predicts the next token only, "
+            "and the blocks of further tokens are left out"
         )
     if not family.all_dropouts and config.dropout:
         notes.append(

@@ -333,8 +333,8 @@ class GPTConfig:
             )
         if self.predict_ahead >= self.block_size:
             yield Mistake(
-                f"model.predict_ahead is {self.predict_ahead}, but must be below model.block_size={self.block_size}, because no "
-                "sequence has a token so far ahead",
+                f"model.predict_ahead is {self.predict_ahead}, but must be below model.block_size={self.block_size}, because "
+                "no sequence has a token so far ahead",
                 "--model.predict_ahead",
             )
         if self.norm_unit_offset and self.norm != "rmsnorm":

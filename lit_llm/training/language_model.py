@@ -52,8 +52,8 @@ class LanguageModel(TextGeneration):
     Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
     batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, if the
     data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. With
-    `model.predict_ahead` also `train/loss_ahead` (nats per token, over all tokens further ahead; no other loss includes them). A
-    step, or a source in a step, without a counted target has no loss, and no such row.
+    `model.predict_ahead` also `train/loss_ahead` (nats per token, over all tokens further ahead; no other loss includes them).
+    A step, or a source in a step, without a counted target has no loss, and no such row.
 
     Says the loss of the step to callbacks (`lit_llm.callbacks.contracts.SaysStepLoss`): the nats, without z-loss.
 
