@@ -96,6 +96,12 @@ class LatentAttention(nn.Module):
         y = attend(q, k, v, see=see, scale=self.scale, softcap=self.softcap, drops=weight_drops)  # (B, H, T, v)
         return apply_linear(self.project, y.transpose(1, 2).flatten(2), drops)  # (B, T, H·v) → (B, T, d)
 
+    @property
+    def of_latents(self) -> list[nn.Module]:
+        """The layers without heads."""
+        found = (self.query_latent, self.query_latent_norm, self.latent, self.latent_norm, self.rotary_key)
+        return [module for module in found if module is not None]
+
     def _heads(self, x: Tensor, width: int) -> Tensor:
         """(B, T, heads·width) → (B, heads, T, width). Under tensor parallelism each rank holds a part of the heads."""
         return x.unflatten(-1, (-1, width)).transpose(1, 2)
