@@ -15,6 +15,7 @@ from lit_llm.models.cache import LayerCache
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import SITES, Drops, drop
 from lit_llm.models.experts import Experts
+from lit_llm.models.latent_attention import LatentAttention
 from lit_llm.models.mlp import MLP
 from lit_llm.models.rotary import Rotation
 from lit_llm.models.router import RouterSums
@@ -39,7 +40,7 @@ class Block(nn.Module):
         self.residual_scale, self.parallel_residual = config.residual_scale, config.parallel_residual
         before, after = config.norm_position in ("pre", "sandwich"), config.norm_position in ("post", "sandwich")
         self.attention_norm = make_norm(config) if before else None
-        self.attention = Attention(config)
+        self.attention = Attention(config) if config.latent is None else LatentAttention(config)
         self.attention_output_norm = make_norm(config) if after else None
         self.mlp_norm = make_norm(config) if before else None
         self.mlp: MLP | Experts = Experts(config) if experts else MLP(config)

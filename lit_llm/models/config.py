@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from lit_llm.core.number_domain import Domain, above, below, ranges_of, shown, whole
 from lit_llm.models.experts_config import MoEConfig
+from lit_llm.models.latent_config import LatentConfig
 from lit_llm.models.rope_scaling import rope_scaling_problems
 
 """The domain of each number of `GPTConfig`, alone and in `layers`. Sizes exceed those of any model."""
@@ -55,6 +56,8 @@ class GPTConfig:
     """Width of the residual stream."""
     head_dim: Annotated[int | None, whole(1, 65_536)] = None
     """Width of one attention head. None: n_embd / n_head."""
+    latent: LatentConfig | None = None
+    """Multi-head latent attention (DeepSeek-V2). None: queries, keys and values come from the residual stream."""
     block_size: Annotated[int, whole(1, 1_000_000_000)] = 256
     """Longest context, in tokens."""
     vocab_size: Annotated[int | None, whole(1, 100_000_000)] = None
@@ -159,6 +162,8 @@ class GPTConfig:
     def __post_init__(self) -> None:
         if isinstance(self.moe, dict):  # as a checkpoint stores it
             self.moe = MoEConfig(**self.moe)
+        if isinstance(self.latent, dict):
+            self.latent = LatentConfig(**self.latent)
 
     @property
     def kv_heads(self) -> int:
@@ -166,7 +171,20 @@ class GPTConfig:
 
     @property
     def resolved_head_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        if self.latent is not None:
+            return self.latent.head_dim
         return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        """Width of a head's values."""
+        return self.resolved_head_dim if self.latent is None else self.latent.value_head_dim
+
+    @property
+    def widest_head(self) -> int:
+        """Width to which queries, keys and values are padded where a kernel or an exchange knows one width only."""
+        return max(self.resolved_head_dim, self.value_head_dim)
 
     @property
     def hidden_width(self) -> int:
@@ -184,6 +202,8 @@ class GPTConfig:
     @property
     def rotated_dims(self) -> int:
         """Dimensions of each head that the rotary embedding turns."""
+        if self.latent is not None:
+            return self.latent.rope_head_dim
         return int(self.resolved_head_dim * self.partial_rotary_factor)
 
     def has_bias(self, part: Literal["qkv", "attention_output", "mlp", "norm"]) -> bool:
@@ -263,8 +283,9 @@ class GPTConfig:
             if (problem := domain.sentence(f"model.{name}", getattr(self, name)))
         }
         of_experts = [] if self.moe is None else [Mistake(*each) for each in self.moe.range_problems()]
-        if of_experts or any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
-            return [*ranges.values(), *of_experts]  # the rules below divide by these
+        of_latent = [] if self.latent is None else [Mistake(*each) for each in self.latent.range_problems()]
+        if of_experts or of_latent or any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
+            return [*ranges.values(), *of_experts, *of_latent]  # the rules below divide by these
         found = [*self._combination_mistakes()]
         layers = list(dict.fromkeys(self._layer_mistakes()))  # a pattern may have the same wrong value several times
         if not layers and "rope_theta" not in ranges:
@@ -275,7 +296,9 @@ class GPTConfig:
         """Settings that do not fit together."""
         if self.moe is not None:
             yield from self._experts_mistakes(self.moe)
-        if self.head_dim is None and self.n_embd % self.n_head:
+        if self.latent is not None:
+            yield from (Mistake(*each) for each in self.latent.problems(self))
+        elif self.head_dim is None and self.n_embd % self.n_head:
             near = _nearest_divisors(self.n_embd, self.n_head)
             yield Mistake(
                 f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; the nearest values that do are {near}",
@@ -424,20 +447,23 @@ class GPTConfig:
     def flops_per_token(self, length: int | None = None) -> float:
         """Training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) of each block (full-attention convention).
 
-        H * h is d unless head_dim is set. N_matmul counts every matrix in a matrix product: a tied head once, an embedding
-        look-up not at all, and of experts those that compute a token. The head counts once more for each token of
-        `predict_ahead`, and so do its block and the 2 d² of its projection. The forward pass takes a third of the FLOPs.
+        H * h is d unless head_dim is set; with latent attention h is the mean width of a head's keys and values. N_matmul counts
+        every matrix in a matrix product: a tied head once, an embedding look-up not at all, and of experts those that compute a
+        token. Each token of `predict_ahead` has a block, a projection of 2 d² and the head once more. The forward pass takes a
+        third of the FLOPs.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length
         spans = sum(min(length, self.layer(i).window or length) for i in range(self.n_blocks))
         gated = 3 if self.gated else 2
         attention = 2 * self.n_embd * self.resolved_head_dim * (self.n_head + self.kv_heads)
+        if self.latent is not None:
+            attention = self.latent.matrices(self.n_embd, self.n_head)
         n_matmul = self.n_blocks * attention + sum(gated * self.n_embd * width for width in self._active_widths())
         n_matmul += (1 + self.predict_ahead) * self.padded_vocab_size * self.n_embd + self.predict_ahead * 2 * self.n_embd**2
         if self.moe is not None:
             n_matmul += self.experts_layers * self.moe.experts * self.n_embd  # the routers
-        return 6.0 * n_matmul + 12.0 * self.n_head * self.resolved_head_dim * spans
+        return 6.0 * n_matmul + 6.0 * self.n_head * (self.resolved_head_dim + self.value_head_dim) * spans
 
     @property
     def experts_layers(self) -> int:

@@ -314,13 +314,15 @@ class GPT(nn.Module):
         """What is dropped in a micro-batch of (B, T) ids; those of the whole sequence, if ranks share it."""
         config, shards = self.config, self.vocabulary_shards
         shared = 0 if config.moe is None else config.moe.width_of_shared(config.hidden_width)
+        heads = config.n_head * config.resolved_head_dim
+        inside = (heads,) if config.latent is None else (heads, *config.latent.widths(config.n_head))
         batch, length = input_ids.shape
         drops = make_drops(
             seed,
             layers=config.n_blocks,
             batch=batch,
             positions=torch.arange(length, device=input_ids.device),
-            width=max(length, config.n_embd, config.hidden_width, shared, config.n_head * config.resolved_head_dim),
+            width=max(length, config.n_embd, config.hidden_width, shared, *inside),
         )
         if shard is not None:
             own = shard.take(drops.rows)

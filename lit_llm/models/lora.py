@@ -110,6 +110,10 @@ class LoRALinear(Adapted, DropsInputs):
         """(B, T, i) → (B, T, o)."""
         return super().forward(x) + self.update(x, self.lora_a, self.lora_b, drops)
 
+    def merged(self) -> Tensor:
+        weight: Tensor = self.weight
+        return weight + (self.scale * (self.lora_b @ self.lora_a)).to(weight.dtype)
+
     def update(self, x: Tensor, a: Tensor, b: Tensor, drops: Drops | None) -> Tensor:
         """What the adapter adds to the output: (B, T, i) → (B, T, o)."""
         x = drop(x, self.dropout, drops, self.site, stream=False, first=self.first_input)

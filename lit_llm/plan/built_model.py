@@ -97,7 +97,7 @@ def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
         moe=moe,
         n_head=config.n_head // ranks,
         n_kv_head=config.kv_heads // ranks,
-        head_dim=config.resolved_head_dim,
+        head_dim=config.resolved_head_dim if config.latent is None else None,
         mlp_width=config.hidden_width // ranks,
         vocab_size=config.padded_vocab_size // ranks,
         pad_vocab_to=1,

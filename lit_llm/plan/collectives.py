@@ -253,11 +253,14 @@ def _of_sequences(settings: RunSettings, rank: int) -> Collective:
     """What ranks that share sequences exchange in attention: forward, backward as much, and forward again if recomputed."""
     model, layout, n = settings.gpt, settings.layout, settings.layout.context
     positions = settings.sequences * settings.local_length
-    if layout.context_attention == "gather":
-        values = 2 * positions * n * model.kv_heads  # keys and values of the whole sequence
+    each = model.widest_head / layout.tensor_parallel  # of a head
+    if layout.context_attention == "heads":
+        values = positions * 2 * (model.n_head + model.kv_heads) * each  # queries, keys and values there, the result back
+    elif model.latent is not None:
+        values = positions * n * (model.latent.kv_rank + model.latent.rope_head_dim)
     else:
-        values = positions * 2 * (model.n_head + model.kv_heads)  # queries, keys and values there, the result back
-    size = values * model.resolved_head_dim / layout.tensor_parallel * settings.sizes[1]
+        values = 2 * positions * n * model.kv_heads * each  # keys and values of the whole sequence
+    size = values * settings.sizes[1]
     passes = 3 if settings.compute.activation_checkpointing in ("full", "attention") else 2
     sent = passes * (n - 1) / n * size * sum(len(stage.layers) for stage in stages_of_rank(settings, rank))
     return Collective("keys and values between ranks of a sequence", "exchange", sent, each=True)

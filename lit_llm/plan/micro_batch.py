@@ -283,14 +283,16 @@ def _gradient_share(weights: Weights) -> float:
 
 
 def _gathered_keys(step: Step) -> int:
-    """Bytes of the keys and values of other ranks that a block keeps for its backward pass."""
+    """Bytes of the keys and values of other ranks, and of their latents, that a block keeps for its backward pass."""
     settings, layout = step.settings, step.settings.layout
     recomputed = settings.compute.activation_checkpointing in ("full", "attention")
     if layout.context == 1 or layout.context_attention != "gather" or recomputed:
         return 0
-    heads = settings.gpt.kv_heads // layout.tensor_parallel
-    others = settings.local_length * (layout.context - 1)
-    return 2 * step.sequences * others * heads * settings.gpt.resolved_head_dim * settings.sizes[1]
+    model = settings.gpt
+    width = 2 * model.kv_heads // layout.tensor_parallel * model.widest_head
+    if model.latent is not None:
+        width += model.latent.kv_rank + model.latent.rope_head_dim
+    return step.sequences * settings.local_length * (layout.context - 1) * width * settings.sizes[1]
 
 
 def _with_keys(change: Change, more: int, context: int) -> Change:

@@ -59,6 +59,14 @@ MODELS: dict[str, dict[str, Any]] = {
             **{"balance": 0.1, "sequence_balance": 0.05, "z_loss": 0.01},
         },
     },
+    "deepseek": {
+        **{"n_layer": 3, "mlp": "swiglu", "qk_norm": False, "zero_init_projections": False},
+        "latent": {"kv_rank": 10, "query_rank": 12, "nope_head_dim": 6, "rope_head_dim": 4, "value_head_dim": 5},
+        "moe": {
+            **{"experts": 8, "top_k": 2, "expert_width": 24, "shared_experts": 1, "first_dense": 1, "router": "sigmoid"},
+            **{"groups": 4, "top_groups": 2, "scale": 2.5, "sequence_balance": 0.05},
+        },
+    },
     "neox": {
         **{"norm": "layernorm", "bias": True, "qk_norm": False, "mlp": "gelu", "gelu_approximate": "none"},
         **{"parallel_residual": True, "partial_rotary_factor": 0.25, "residual_scale": 0.7},

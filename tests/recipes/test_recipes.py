@@ -87,6 +87,8 @@ PUBLISHED = {
     "gpt-oss-20b": 20_914_757_184,
     "qwen3-30b-a3b": 30_532_122_624,
     "mixtral-8x7b": 46_702_792_704,
+    "moonlight-16b-a3b": 15_960_108_544,  # without the biases for the choice of experts, 64 in each of 26 layers
+    "deepseek-v3": 671_026_404_352,  # without the layer that predicts further tokens, and these
 }
 
 
@@ -192,6 +194,10 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
     small |= {"window": 16} if model["window"] else {}
     small |= {"eos_id": 2} if model["eos_id"] else {}
     small |= {"moe": {"experts": 8, "top_k": 2, "expert_width": 24}} if model["moe"] else {}
+    if (model["moe"] or {}).get("first_dense"):
+        small["moe"]["first_dense"] = 1
+    if model["latent"]:
+        small["latent"] = {"kv_rank": 12, "nope_head_dim": 8, "rope_head_dim": 4, "value_head_dim": 8}
     if model["layers"]:  # the last layers of a pattern, with windows shorter than the context
         small["layers"] = {key: pattern[-2:] for key, pattern in model["layers"].items()}
         small["layers"]["window"] = [window and 16 for window in small["layers"]["window"]]
