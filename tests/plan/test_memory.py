@@ -148,6 +148,20 @@ RUNS = {
         },
         {"precision": "bf16-mixed", "compute": ComputeConfig(activation_checkpointing="full")},
     ),
+    "latents": (
+        {
+            **{"n_layer": 3, "qk_norm": False, "mlp": "swiglu"},
+            "latent": {"kv_rank": 48, "nope_head_dim": 24, "rope_head_dim": 16, "value_head_dim": 32},
+        },
+        {"optimizer": MuonAdamW},
+    ),
+    "latents of queries, full checkpointing, bf16-mixed": (
+        {
+            **{"n_layer": 5, "qk_norm": False, "n_head": 4, "predict_ahead": 1},
+            "latent": {"kv_rank": 64, "query_rank": 80, "nope_head_dim": 32, "rope_head_dim": 16, "value_head_dim": 16},
+        },
+        {"precision": "bf16-mixed", "compute": ComputeConfig(activation_checkpointing="full")},
+    ),
     "layers without rotary embedding": (
         {"n_layer": 6, "layers": {"rope": [True, True, False]}, **LLAMA},
         {"compute": ComputeConfig(activation_checkpointing="attention")},
