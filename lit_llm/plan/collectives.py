@@ -123,9 +123,11 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
     if tp > 1:
         found += _of_tensor_parallel(settings, rank)
-        replicated = tuple(weight for weight in local if weight.part == "input ahead")
-        size = stored_bytes(replicated, settings.weight_bytes, trainable=True) / sharing
-        found += 2 * [Collective("tensor parallel", "all_reduce", size, tp)]  # the gradient, for its norm and for the update
+        # FSDP2 sums the gradients of replicated matrices when it scatters them; else their norm and the update both do.
+        replicated = (".ahead.weight", ".query_latent.weight", ".rotary_key.weight")
+        size = reduced_bytes(tuple(weight for weight in local if weight.name.endswith(replicated)))
+        each = sharing > 1 and not layout.kept.gradients
+        found += [Collective("tensor parallel", "all_reduce", size, tp, each=each)] * (1 if sharing > 1 else 2)
     if layout.context > 1:
         found.append(_of_sequences(settings, rank))
     if layout.pipeline.ranks > 1:
@@ -229,7 +231,8 @@ def _of_tensor_parallel(settings: RunSettings, rank: int) -> list[Collective]:
 
     Each layer gathers the outputs of two norms, in the parameters' dtype, and scatters two results of matrix products; the
     backward pass does the reverse. The embedding scatters, the last norm gathers, and the loss gathers three fp32 numbers a
-    token from each rank, once more for each token ahead. Recomputed blocks run forward once more, up to the last product.
+    token from each rank, once more for each token ahead. Recomputed blocks run forward once more, up to the last product. Every
+    rank has the latents of keys and values, and sums their gradients, once from each of the two projections.
     """
     model, stages, ranks = settings.gpt, stages_of_rank(settings, rank), settings.layout.tensor_parallel
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
@@ -246,7 +249,12 @@ def _of_tensor_parallel(settings: RunSettings, rank: int) -> list[Collective]:
     if first and model.position == "learned":  # gradients of the positions that a batch uses
         sizes.append(settings.local_length * model.n_embd * settings.weight_bytes)
     sizes += [12 * tokens * ranks] * (last + ahead)
-    return [Collective("tensor parallel", "all_gather", size, ranks, each=True) for size in sizes]
+    found = [Collective("tensor parallel", "all_gather", size, ranks, each=True) for size in sizes]
+    if (latent := model.latent) is not None:
+        seen = settings.layout.context if settings.layout.context_attention == "gather" else 1
+        size = 2 * tokens * seen * latent.kv_rank * settings.sizes[1] * sum(len(stage.layers) for stage in stages)
+        found.append(Collective("tensor parallel", "all_reduce", size, ranks, each=True))
+    return found
 
 
 def _of_sequences(settings: RunSettings, rank: int) -> Collective:

@@ -73,6 +73,7 @@ CASES = {
     "latents, context": Case(2, {"context": 2}, "bf16-mixed", LATENT),
     "latents, context, heads": Case(2, {"context": 2, "context_attention": "heads"}, model=LATENT),
     "latents, tensor": Case(2, {"tensor_parallel": 2}, "bf16-mixed", LATENT),
+    "latents, context x tensor": Case(4, {"context": 2, "tensor_parallel": 2}, model=LATENT),
     "shard x tensor x pipeline": Case(8, {"pipeline": 2, "tensor_parallel": 2}, "bf16-mixed", ranks=(0, 4)),
 }
 
