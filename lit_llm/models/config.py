@@ -433,9 +433,9 @@ class GPTConfig:
     def flops_per_token(self, length: int | None = None) -> float:
         """Training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) of each block (full-attention convention).
 
-        H * h is d unless head_dim is set; with latent attention h is the mean width of a head's keys and values. N_matmul counts
-        every matrix in a matrix product: a tied head once, an embedding look-up not at all, and of experts those that compute a
-        token. The forward pass takes a third of the FLOPs.
+        H * h is d unless head_dim is set; with latent attention h is the mean width of a head's keys and values. N_matmul
+        counts every matrix in a matrix product: a tied head once, an embedding look-up not at all, and of experts those that
+        compute a token. The forward pass takes a third of the FLOPs.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length

@@ -125,7 +125,9 @@ def of_compiled(shard: SequenceShard, settings: dict[str, Any]) -> float:
     return max(difference(a, b) for a, b in zip(gradients(), theirs, strict=True))
 
 
-def traffic(shard: SequenceShard, length: int, dtype: torch.dtype, settings: dict[str, Any]) -> dict[str, list[tuple[str, int, int]]]:
+def traffic(
+    shard: SequenceShard, length: int, dtype: torch.dtype, settings: dict[str, Any]
+) -> dict[str, list[tuple[str, int, int]]]:
     """(kind, calls, bytes of the whole tensors) of a forward and a backward pass."""
     model = GPT(GPTConfig(**{**SIZE, **settings})).to(dtype)
     model.sequence_shard = shard

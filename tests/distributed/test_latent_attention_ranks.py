@@ -1,4 +1,4 @@
-"""Latent attention on ranks trains what one process trains: heads over ranks, positions over ranks, and both kinds of context."""
+"""Latent attention on ranks trains what one process trains: heads over ranks, and positions over ranks in both ways."""
 
 import json
 from pathlib import Path

@@ -106,6 +106,26 @@ def test_large_and_wrong_numbers_are_sentences_at_once(changes, said, tmp_path):
     assert said in refusal(tmp_path / "hf", tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_key_value_heads": 32}, "'num_key_value_heads' is 32"),
+        ({"rope_interleave": False}, "'rope_interleave' is False"),
+        ({"topk_method": "greedy"}, "'topk_method' is 'greedy'"),
+        ({"scoring_func": "softmax"}, "'scoring_func' is 'softmax'"),
+        ({"moe_layer_freq": 2}, "'moe_layer_freq' is 2"),
+        ({"qk_rope_head_dim": 63}, "model.latent.rope_head_dim is 63"),
+        ({"kv_lora_rank": "512"}, "'kv_lora_rank' is '512'"),
+        ({"index_topk": 2048}, "'index_topk' is 2048"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}}, "'mscale_all_dim' = 1.0"),
+    ],
+)
+def test_keys_of_deepseek_that_would_change_the_model_are_refused(changes, said):
+    with pytest.raises(ValueError) as caught:
+        read_config(PUBLISHED["DeepSeek-V3"] | changes)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_experts_of_different_dtypes_are_refused(tmp_path):
     model_of("mixtral").save_pretrained(tmp_path / "hf")
     file, name = tmp_path / "hf/model.safetensors", "model.layers.0.block_sparse_moe.experts.1.w1.weight"
