@@ -70,9 +70,9 @@ def test_a_bias_that_decides_the_choice_is_not_lost(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_the_bias_of_glm_stays_in_fp32_and_layers_that_predict_further_are_left_out(dtype, tmp_path):
-    model_of("glm4_moe").to(torch.bfloat16).save_pretrained(tmp_path / "hf")
+@pytest.mark.parametrize(("family", "dtype"), [("glm4_moe", None), ("glm4_moe", torch.bfloat16), ("deepseek_v3", None)])
+def test_the_bias_for_the_choice_stays_in_fp32_and_layers_that_predict_further_are_left_out(family, dtype, tmp_path):
+    model_of(family).to(torch.bfloat16).save_pretrained(tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"
     tensors = load_file(file)
     count = json.loads((tmp_path / "hf/config.json").read_text())["num_hidden_layers"]
