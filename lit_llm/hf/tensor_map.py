@@ -138,7 +138,7 @@ class ExpertNames:
 
 
 def _latent_attention(config: GPTConfig, latent: LatentConfig, a: str, b: str) -> Iterator[Link]:
-    """DeepSeek's names. Of its heads the rotated rows are the last ones, in pairs (0, 1), (2, 3), …; ours are first, in halves."""
+    """DeepSeek's names. Rotated rows are the last ones of its heads, in pairs (0, 1), (2, 3), …; ours are first, in halves."""
     plain, rotated, heads = latent.nope_head_dim, latent.rope_head_dim, config.n_head
     halves = [*range(0, rotated, 2), *range(1, rotated, 2)]
     queries = rows_by_head(heads, [*(plain + i for i in halves), *range(plain)])

@@ -41,8 +41,8 @@ class Visibility:
     shard: SequenceShard | None = None
     """Set if ranks share the sequence. Queries, keys and values then are those of this rank's positions."""
     chunks: tuple[tuple[slice, Visibility], ...] = ()
-    """If keys are gathered, or were already (without a shard): for each chunk of this rank's queries the keys it needs, and what
-    it sees of them."""
+    """If keys are gathered, or were already (without a shard): for each chunk of this rank's queries the keys it needs, and
+    what it sees of them."""
 
 
 def visibilities(

@@ -32,6 +32,7 @@ OF_TRANSFORMERS = {
     "k_proj": "key",
     "v_proj": "value",
     "o_proj": "attention.project",
+    **{"q_a_proj": "query_latent", "q_b_proj": "query", "kv_a_proj_with_mqa": "latent", "kv_b_proj": "value"},
     "gate_proj": "gate",
     "up_proj": "up",
     "down_proj": "mlp.project",

@@ -1,4 +1,4 @@
-"""Latent attention on ranks trains what one process trains: heads over ranks, positions over ranks, and both kinds of context."""
+"""Latent attention on ranks trains what one process trains: heads over ranks, and positions over ranks in both ways."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from launch import run_ranks
 
 JOB = {"model": "deepseek", "steps": 20, "ignoring": True, "balance": 0.02, "parameters": True, "optimizer": "AdamW-fused"}
 EXACT = {"precision": "64-true"}
+MUON = {"optimizer": "MuonAdamW"}  # its iteration is in fp32
 DROPS = {**EXACT, "steps": 4, "settings": {"dropout": 0.2}}
 TWO = {
     "tp, cheap": {"strategy": {"tensor_parallel": 2}, "compute": {"activation_checkpointing": "cheap"}, **DROPS},
@@ -19,7 +20,7 @@ TWO = {
         **{"precision": "64-true", "settings": {"window": 9}},
     },
     "cp, heads": {"strategy": {"context": 2, "context_attention": "heads"}, **DROPS},
-    "Muon": {"strategy": {"shard": 2}, "optimizer": "MuonAdamW", "steps": 4},
+    "Muon": {"strategy": {"shard": 2}, **MUON, "steps": 4},
 }
 ADAPTED = {**EXACT, "steps": 4, "balance": None, "lora": {"rank": 2, "dropout": 0.2}, "init_from": "base.ckpt"}
 LORA = {
@@ -29,8 +30,8 @@ LORA = {
 FOUR = {
     "ep × tp × pp": {"strategy": {"pipeline": 2, "tensor_parallel": 2, "expert": 2}, **EXACT},
     "fsdp2 × cp": {"strategy": {"shard": 2, "context": 2}, **EXACT},
-    "ep × tp × pp, fp32": {"strategy": {"pipeline": 2, "tensor_parallel": 2, "expert": 2}, "settings": {"n_layer": 4}},
-    "fsdp2 × cp, fp32": {"strategy": {"shard": 2, "context": 2}},
+    "ep × tp × pp, Muon": {"strategy": {"pipeline": 2, "tensor_parallel": 2, "expert": 2}, **MUON},
+    "fsdp2 × cp, Muon": {"strategy": {"shard": 2, "context": 2}, **MUON},
 }
 
 

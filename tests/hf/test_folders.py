@@ -181,6 +181,15 @@ def test_a_config_of_transformers_4_is_read(tmp_path):
     assert a == b and a["rope_scaling"]["factor"] == 8.0 and a["rope_theta"] == 1000.0
 
 
+def test_blocks_that_predict_ahead_are_left_out_with_a_note(tmp_path):
+    model = ours(mlp="swiglu", qk_norm=False, predict_ahead=2, moe=None)
+    save(model, tmp_path / "last.ckpt")
+    architecture, notes = export(tmp_path / "last.ckpt", tmp_path / "hf")
+    assert architecture == "LlamaForCausalLM" and any("model.predict_ahead 2" in note for note in notes)
+    assert differ(logits(load(tmp_path / "hf"), ids(2, 20)), logits(model, ids(2, 20))) < 1e-4
+    assert not any("layers.2" in name for name in load_file(tmp_path / "hf/model.safetensors"))
+
+
 # -- what is wrong ------------------------------------------------------------------------------------------------------
 
 

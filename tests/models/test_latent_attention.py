@@ -129,6 +129,29 @@ def test_several_new_positions_and_the_size_of_the_cache():
     assert held == 2 * 2 * 30 * (LATENT["kv_rank"] + LATENT["rope_head_dim"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"latent": {"rope_head_dim": 5}}, "model.latent.rope_head_dim"),
+        ({"latent": {"kv_rank": 0}}, "model.latent.kv_rank"),
+        ({"latent": {"norm_eps": 2.0}}, "model.latent.norm_eps"),
+        ({"n_kv_head": 1}, "model.n_kv_head"),
+        ({"qk_norm": True}, "model.qk_norm"),
+        ({"head_dim": 8}, "model.head_dim"),
+        ({"partial_rotary_factor": 0.5}, "model.partial_rotary_factor"),
+        ({"qkv_convolution": 4}, "model.qkv_convolution"),
+        ({"exclusive_attention": True}, "model.exclusive_attention"),
+        ({"attention_sinks": True}, "model.attention_sinks"),
+        ({"base_width": 7}, "model.base_width"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence_with_its_key(settings, named):
+    latent = LatentConfig(**{**LATENT, **settings.pop("latent", {})})
+    size = {"n_layer": 2, "n_head": HEADS, "n_embd": WIDTH, "block_size": 40, "vocab_size": 31, "qk_norm": False}
+    (problem,) = GPTConfig(**{**size, **settings}, latent=latent).problems()
+    assert problem.startswith(named) and f"(--{named}" in problem
+
+
 def test_parameters_and_flops_are_those_of_the_matrices():
     for rank in (None, 7):
         model, length = model_of(rank), 20

@@ -201,6 +201,9 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
     if model["layers"]:  # the last layers of a pattern, with windows shorter than the context
         small["layers"] = {key: pattern[-2:] for key, pattern in model["layers"].items()}
         small["layers"]["window"] = [window and 16 for window in small["layers"]["window"]]
+    rates = {"lr": 0.02}  # at 0.05 AdamW is so unstable that rounding decides
+    if settings["optimizer"]["init_args"].get("adamw_lr", 1.0) < 0.001:
+        rates["adamw_lr"] = 0.02
     batch = {"micro_batch_size": 2, "global_batch_size": 4, "num_workers": 0}
     if "vocab_size" in source:
         batch |= {part: str(data / f"{part}_*.bin") for part in ("train", "val")} | {"vocab_size": VOCAB_SIZE}
@@ -210,7 +213,7 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
         "model": small,
         "data": {"init_args": batch},
         "schedule": {"init_args": {"warmup_steps": 2} | ({"total_steps": 8} if schedule.get("total_steps") else {})},
-        "optimizer": {"init_args": {"lr": 0.02}},  # at 0.05 AdamW is so unstable that rounding decides
+        "optimizer": {"init_args": rates},
         "compute": {"compile": False},  # tested in tests/config/test_layouts.py
         "trainer": {"max_steps": 10, "limit_val_batches": 4},
         "samples": None,

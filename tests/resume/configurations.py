@@ -130,6 +130,9 @@ CONFIGURATIONS = [
                   "fsdp2"),
     Configuration("two ranks, shared experts", f"{EXPERTS} --model.moe.experts 6 --data.micro_batch_size 1", 2, SHARDED, "ep"),
     Configuration("two halves, shared experts", f"{EXPERTS} --model.moe.experts 6 --optimizer AdamW", 2, SHARDED, "ep-tp"),
+    Configuration("two ranks, latents", "--model.latent.kv_rank 8 --model.latent.query_rank 12 --model.latent.nope_head_dim 6"
+                  " --model.latent.rope_head_dim 4 --model.latent.value_head_dim 5 --model.qk_norm false --model.dropout 0.2",
+                  2, SHARDED, "cp"),
     Configuration("two ranks, noise, ramp", f"{RAMP} --gradient_noise.every_n_steps 2 --data.micro_batch_size 1", 2),
 ]  # fmt: skip
 

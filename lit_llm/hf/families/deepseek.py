@@ -45,7 +45,8 @@ class _ScaledRope(Rope):
 
     def read(self, fields: Fields) -> dict[str, Any]:
         rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
-        strength, factor = rope.get("mscale_all_dim"), rope.get("factor")
+        strength: Any = rope.get("mscale_all_dim")
+        factor: Any = rope.get("factor")
         settings = super().read(fields)
         if settings["rope_scaling"] is None or not (strength and is_number(strength) and is_number(factor)):
             return settings
@@ -54,7 +55,7 @@ class _ScaledRope(Rope):
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
         content = super().write(config)
-        scaling = content["rope_scaling"] or {}
+        scaling: dict[str, Any] = content["rope_scaling"] or {}
         logarithm = 0.1 * math.log(max(scaling.get("factor", 1.0), 1.0))
         if config.attention_scale is None or scaling.get("rope_type") != "yarn" or not logarithm:
             return content
