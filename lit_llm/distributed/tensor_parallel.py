@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 
 from lit_llm.core.dtensor import differentiable_part
 from lit_llm.distributed.layout_problems import convolution_problems
+from lit_llm.models.block import AheadInput
 from lit_llm.models.dropout import Drops
 from lit_llm.models.experts import Experts
 from lit_llm.models.gpt import GPT, GPTConfig
@@ -61,7 +62,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
             **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
             "attention.project": RowwiseParallel(output_layouts=Shard(1)),
         }
-        if block.ahead is not None:  # every rank projects its positions
+        if isinstance(block.ahead, AheadInput):  # every rank projects its positions
             distribute_parameters(Replicate(), "", block.ahead, mesh)
             norms_ahead = ("ahead.hidden_norm", "ahead.embedding_norm")
             block_plan |= {name: SequenceParallel(use_local_output=True) for name in norms_ahead}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors
 import torch
-from folders import SIZE, VOCAB, differ, ids, logits, ours, randomise, same_tensors, save, theirs
+from folders import SIZE, VOCAB, differ, export, ids, load, logits, ours, randomise, same_tensors, save, theirs
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
