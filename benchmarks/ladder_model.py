@@ -287,6 +287,7 @@ TECHNIQUES = [
     Technique("exclusive", "exclusive self-attention, Zhai 2026", config={"exclusive_attention": True}),
     Technique("key-offset", f"{SPEED_RUN} 2025-12", model=variant(key_offset=True)),
     *map(experts, (4, 8, 16)),
+    Technique("ahead-1", "multi-token prediction with a block, DeepSeek-V3, arXiv 2412.19437", config={"predict_ahead": 1}),
     Technique("branch-gains", "LayerScale, arXiv 2103.17239, from 1", model=variant(branch_gains=True)),
     Technique(
         "next-tokens", f"multi-token prediction, {SPEED_RUN} 2025-12; arXiv 2404.19737", model=variant(next_tokens=(0.5, 0.25))

@@ -40,6 +40,13 @@ FREED = {"reshard_after_forward": True, "reduce_each_micro_batch": True}
 KEPT = {"reshard_after_forward": False, "reduce_each_micro_batch": False}
 # Each token goes to all experts, so that ranks have equally many rows, as the plan assumes.
 EXPERTS = {"model": {"mlp": "swiglu", "moe": {"experts": 4, "top_k": 4, "expert_width": 128, "shared_experts": 1}}}
+LATENT: dict[str, Any] = {
+    "model": {
+        "qk_norm": False,
+        "latent": {"kv_rank": 48, "query_rank": 64, "nope_head_dim": 24, "rope_head_dim": 16, "value_head_dim": 32},
+    }
+}
+AHEAD: dict[str, Any] = {"model": {"predict_ahead": 2}}
 TIED = {"model": {"tie_embeddings": True}}
 
 
@@ -102,6 +109,13 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp, zbv, full recomputation": pipe("zbv", checkpointing="full"),
         "pp, dualpipev": pipe("dualpipev"),
         "pp, 1f1b, Muon": pipe("1f1b", **MUON),
+        "fsdp2, tokens ahead": mesh(FREED, **AHEAD),
+        "tp, tokens ahead": mesh({"tensor_parallel": 2}, **AHEAD),
+        "cp, tokens ahead": mesh({**FREED, "context": 2}, **AHEAD),
+        "pp, 1f1b, tokens ahead": pipe("1f1b", **AHEAD),
+        "cp, keys gathered, latents": mesh({**FREED, "context": 2}, **LATENT),
+        "cp, heads, latents": mesh({**FREED, "context": 2, "context_attention": "heads"}, **LATENT),
+        "tp, latents": mesh({"tensor_parallel": 2}, **LATENT),
     },
     4: {
         "ddp": {},

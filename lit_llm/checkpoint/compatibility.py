@@ -13,6 +13,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.models.custom import SETTINGS, Architecture
 from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.latent_config import LatentConfig
 from lit_llm.models.lora import LoRAConfig
 
 # Settings that decide the shapes of the weights: no flag makes a checkpoint fit another shape.
@@ -20,8 +21,17 @@ SHAPES = {
     *("n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "block_size", "mlp", "mlp_width", "norm", "position", "bias"),
     *("qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias", "tie_embeddings", "qk_norm", "qk_norm_width"),
     *(f"moe.{name}" for name in ("experts", "expert_width", "shared_experts", "shared_width", "router_bias")),
+    *(f"latent.{name}" for name in ("kv_rank", "query_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")),
     *("moe.first_dense", "moe.every", "layers.experts"),
-    *("norm_position", "attention_sinks", "qkv_convolution", "input_convolution", "pad_vocab_to", "vocab_size"),
+    *(
+        "norm_position",
+        "predict_ahead",
+        "attention_sinks",
+        "qkv_convolution",
+        "input_convolution",
+        "pad_vocab_to",
+        "vocab_size",
+    ),
 }
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
 BASES = ("base_width", "base_depth")  # decide rates of the optimizer
@@ -67,7 +77,9 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
         raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config ({flag})")
     settings = {name: value for name, value in content["model_config"].items() if name != "architecture"}
     flat = _flat(settings)
-    hints = get_type_hints(GPTConfig) | {f"moe.{name}": hint | None for name, hint in get_type_hints(MoEConfig).items()}
+    hints = get_type_hints(GPTConfig)
+    for group, cls in (("moe", MoEConfig), ("latent", LatentConfig)):
+        hints |= {f"{group}.{name}": hint | None for name, hint in get_type_hints(cls).items()}
     if wrong := next((name for name, value in flat.items() if name in hints and not is_of(value, hints[name])), None):
         raise UserError(f"{checkpoint} has the model_config.{wrong} {str(flat[wrong])[:40]!r}, which is not its type ({flag})")
     try:
@@ -77,14 +89,16 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with those of experts by names such as moe.top_k; moe.experts is null without any, also of earlier versions."""
-    experts, layers = settings.get("moe") or {}, settings.get("layers") or {}
-    if not isinstance(experts, dict):
+    """Settings with those of groups by names such as moe.top_k; the first is null without the group, as in earlier versions."""
+    groups = {"moe": settings.get("moe") or {}, "latent": settings.get("latent") or {}}
+    layers = settings.get("layers") or {}
+    if not all(isinstance(group, dict) for group in groups.values()):
         return settings
-    flat = {name: value for name, value in settings.items() if name != "moe"}
+    flat = {name: value for name, value in settings.items() if name not in groups}
     if "experts" in layers:
         flat |= {"layers.experts": layers["experts"], "layers": {k: v for k, v in layers.items() if k != "experts"} or None}
-    return flat | {"moe.experts": None} | {f"moe.{name}": value for name, value in experts.items()}
+    named = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+    return flat | {"moe.experts": None, "latent.kv_rank": None} | named
 
 
 def lora_changes(saved: LoRAConfig | None, lora: LoRAConfig | None, *, accepted: bool) -> list[str]:

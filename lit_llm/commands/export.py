@@ -24,7 +24,7 @@ from lit_llm.hf.read import CONFIG
 from lit_llm.hf.tensor_map import CHOICE_BIAS
 from lit_llm.hf.tokenizer_files import imported_family, write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
-from lit_llm.models.gpt import weights_on_meta
+from lit_llm.models.gpt import weights_on_meta, without_ahead
 from lit_llm.models.lora import MergedTensor, merged_weights
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded, run_of
@@ -96,7 +96,7 @@ def export_folder(
         weights = saved_weights(saved, checkpoint, base=base, verify=True, average="--ema" if average else None)
         if problem := mismatch(weights_on_meta(config), weights, f"{checkpoint} (--run)"):
             raise UserError(problem)
-        for name, tensor in weights.items():
+        for name, tensor in without_ahead(weights, config).items():
             state[name] = tensor[...].to(dtype or tensor.dtype) if isinstance(tensor, MergedTensor) else tensor[...]
         if is_there(run / TOKENIZER_FILE):
             write_tokenizer(run, partial, block_size=config.block_size)
@@ -143,7 +143,7 @@ def export_adapter(
         adapters = {name.removeprefix("model."): tensor[...] for name, tensor in state.items()}
         merged_weights(base, adapters, lora)  # they fit
         shapes = {name: tensor.shape for name, tensor in base.items()}
-        return write_adapter(adapters, lora, links(content), shapes, partial, dtype)
+        return write_adapter(without_ahead(adapters, config), lora, links(content), shapes, partial, dtype)
 
 
 def main(arguments: list[str]) -> int:

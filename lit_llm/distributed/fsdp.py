@@ -73,7 +73,9 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_
         _sum_gradients_in_fp32(unit)
     blocks: list[FSDPModule] = list(model.blocks)  # type: ignore[arg-type]
     for i, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + strategy.prefetch])
+        # Validation leaves out the blocks that predict ahead, and what it had gathered would stay.
+        following = blocks[i + 1 : i + 1 + strategy.prefetch]
+        block.set_modules_to_forward_prefetch([each for each in following if getattr(each, "ahead", None) is None])
         block.set_modules_to_backward_prefetch(blocks[max(0, i - strategy.prefetch) : i][::-1])
 
 

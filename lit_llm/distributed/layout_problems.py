@@ -48,11 +48,14 @@ def pipeline_problems(
     kind, found = KINDS[layout.schedule], []
     if model is not None and not model.problems():
         found += layout.layer_problems(model.n_layer)
-        if kind.folds and model.tie_embeddings:
-            found.append(
-                f"trainer.strategy.schedule is {layout.schedule}, which puts the first and the last stage on one rank, but the "
-                f"embedding is tied ({_ONE_PASS}, or --model.tie_embeddings false)"
-            )
+        twice = {"is tied": model.tie_embeddings, f"serves model.predict_ahead {model.predict_ahead}": model.predict_ahead > 0}
+        mends = ("--model.tie_embeddings false", "--model.predict_ahead 0")
+        found += [
+            f"trainer.strategy.schedule is {layout.schedule}, which puts the first and the last stage on one rank, but the "
+            f"embedding {why} ({_ONE_PASS}, or {mend})"
+            for (why, is_so), mend in zip(twice.items(), mends, strict=True)
+            if kind.folds and is_so
+        ]
     if precision == "16-mixed":
         found.append(loss_scale_problem(layout.ranks))
     if not kind.splits_backward:

@@ -46,10 +46,12 @@ class Stage(nn.Module):
         super().__init__()
         self._whole = [whole]  # in a list: a module here would be registered
         self.layers, self.first, self.last = layers, first, last
+        self.held = range(layers.start, whole.config.n_blocks) if last else layers
+        """The stage's blocks: also those that predict ahead."""
         self.ties_head = last and whole.ties_head
-        self.embedding = whole.embedding if first or self.ties_head else None
+        self.embedding = whole.embedding if first or (last and whole.embeds_twice) else None
         self.positions = whole.positions if first else None
-        self.blocks = nn.ModuleList(whole.blocks[i] for i in layers)
+        self.blocks = nn.ModuleList(whole.blocks[i] for i in self.held)
         self.norm = whole.norm if last else None
         self.head = whole.head if last else None
 
@@ -101,7 +103,7 @@ class Stage(nn.Module):
         zero = torch.zeros((), device=sums.nll.device)
         none = RouterSums(zero, zero.new_zeros(moe.experts, dtype=torch.int64), zero, zero)
         with_experts = [i for i, layer in enumerate(whole.layers) if layer.experts]
-        return with_routers(sums, [next(own) if i in self.layers else none for i in with_experts])
+        return with_routers(sums, [next(own) if i in self.held else none for i in with_experts])
 
 
 class _WithLoss(Function):
@@ -122,8 +124,8 @@ class _WithLoss(Function):
 class PipelinedGPT(nn.Module):
     """This rank's part of a GPT whose layers are spread over a pipeline.
 
-    Parameters have the names that they have in a GPT. A tied embedding is on the ranks of the first and of the last stage,
-    under one name: `_sum_tied_gradients` keeps the copies equal.
+    Parameters have the names that they have in a GPT. An embedding that the last stage needs is on the ranks of the first and
+    of the last stage, under one name: `_sum_tied_gradients` keeps the copies equal.
 
     Args:
         whole: the whole GPT on the meta device, with everything applied that does not depend on stages. Parts of other ranks
@@ -149,7 +151,7 @@ class PipelinedGPT(nn.Module):
         held = {name for stage in self.stages for name, module in stage.named_children() if module is not None}
         self.embedding = whole.embedding if "embedding" in held else None
         self.positions = whole.positions if "positions" in held else None
-        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for stage in self.stages for i in stage.layers})
+        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for stage in self.stages for i in stage.held})
         self.norm = whole.norm if "norm" in held else None
         self.head = whole.head if "head" in held else None
         self.rotary = whole.rotary
@@ -235,9 +237,9 @@ class PipelinedGPT(nn.Module):
         return found
 
     def _sum_tied_gradients(self) -> None:
-        """Add the gradients of the embedding as input (first stage) and as output matrix (last stage), on both ranks."""
+        """Add the gradients of the embedding on the first and on the last stage, on both ranks."""
         transfer = self._transfer
-        if not self.whole.ties_head or self.embedding is None or transfer.first_rank == transfer.last_rank:
+        if not self.whole.embeds_twice or self.embedding is None or transfer.first_rank == transfer.last_rank:
             return
         weight = self.embedding.weight
         if weight.grad is None:
@@ -250,9 +252,9 @@ class PipelinedGPT(nn.Module):
     # -- checkpoints, which are those of one process ------------------------------------------------------------------
 
     def repeated_parameters(self) -> set[Tensor]:
-        """This rank's parameters that an earlier rank has, too: the embedding of the last stage, where it is the head."""
+        """This rank's parameters that an earlier rank has, too: the embedding of the last stage."""
         transfer = self._transfer
-        if not self.whole.ties_head or self.embedding is None or transfer.rank == transfer.first_rank:
+        if not self.whole.embeds_twice or self.embedding is None or transfer.rank == transfer.first_rank:
             return set()
         return {self.embedding.weight}
 

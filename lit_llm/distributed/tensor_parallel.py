@@ -21,9 +21,11 @@ from torch.distributed.tensor.parallel import (
 
 from lit_llm.core.dtensor import differentiable_part
 from lit_llm.distributed.layout_problems import convolution_problems
+from lit_llm.models.block import AheadInput
 from lit_llm.models.dropout import Drops
 from lit_llm.models.experts import Experts
 from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.latent_attention import LatentAttention
 from lit_llm.models.lora import LoRALinear
 from lit_llm.models.loss import VocabularyShards
 from lit_llm.models.self_attention import Attention
@@ -35,7 +37,8 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
 
     Attention heads and hidden units are split: first matrices by columns, second ones by rows. The vocabulary is split by rows
     of embedding and head. Norms, residuals and dropout work on (B, T / ranks, d), this rank's part of the sequence. An
-    all-gather precedes attention and MLP, a reduce-scatter follows them. The loss never gathers the logits.
+    all-gather precedes attention and MLP, a reduce-scatter follows them. The loss never gathers the logits. The projections to
+    latents of attention are replicated: they are narrow, and all heads read the whole latent.
     """
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     plan: dict[str, ParallelStyle] = {
@@ -48,7 +51,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
     if model.head is not None:
         distribute_module(model.head, mesh, partial(distribute_parameters, Shard(0)))
     for block in model.blocks:
-        attention: Attention = block.attention  # type: ignore[assignment]
+        attention: Attention | LatentAttention = block.attention  # type: ignore[assignment]
         norms = {name: SequenceParallel() for name in ("attention_norm", "mlp_norm")}
         # What is added to the residual stream is a plain tensor, as the stream is.
         norms |= {name: SequenceParallel(use_local_output=True) for name in ("attention_output_norm", "mlp_output_norm")}
@@ -59,6 +62,10 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
             **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
             "attention.project": RowwiseParallel(output_layouts=Shard(1)),
         }
+        if isinstance(block.ahead, AheadInput):  # every rank projects its positions
+            distribute_parameters(Replicate(), "", block.ahead, mesh)
+            norms_ahead = ("ahead.hidden_norm", "ahead.embedding_norm")
+            block_plan |= {name: SequenceParallel(use_local_output=True) for name in norms_ahead}
         mlp, name = (block.mlp.shared, "mlp.shared") if isinstance(block.mlp, Experts) else (block.mlp, "mlp")
         if isinstance(block.mlp, Experts):  # each rank's experts get its part of the sequence
             distribute_parameters(Replicate(), "", block.mlp.router, mesh)
@@ -70,7 +77,10 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
                 f"{name}.project": RowwiseParallel(output_layouts=Shard(1)),
             }
         block_plan |= {name: style for name, style in norms.items() if getattr(block, name) is not None}
-        if attention.query_norm is not None:
+        if isinstance(attention, LatentAttention):
+            for module in attention.of_latents:
+                distribute_parameters(Replicate(), "", module, mesh)
+        elif attention.query_norm is not None:
             # The input of a head's norm is (B, T, H / ranks, h): the norm's weight is replicated, and its gradient is summed
             # over the ranks, as for a norm on a part of the sequence.
             # Of a norm over all heads, (B, T, H·h / ranks), each rank gathers the whole: a row's mean square needs all columns.
@@ -81,7 +91,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, block_plan)
         _split_adapters(block, mesh)
         attention.first_head = mesh.get_local_rank() * model.config.n_head // mesh.size()
-        if attention.sinks is not None:
+        if isinstance(attention, Attention) and attention.sinks is not None:
             attention.sinks = nn.Parameter(distribute_tensor(attention.sinks, mesh, [Shard(0)], src_data_rank=None))
         for module in attention.children():
             if isinstance(module, ShortConvolution):
@@ -93,26 +103,35 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
 
 
 def _split_adapters(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Split LoRA's adapters as their layers are split: by columns B, by rows A. The other factor is replicated.
+    """Split LoRA's adapters as their layers are split: by columns B, by rows A. Other factors are replicated.
 
     An adapter computes its update on local parts, without communication: its columns of the output, or a summand of it.
     """
     for module in block.modules():
         if isinstance(module, LoRALinear):
             assert isinstance(module.weight, DTensor)
-            by_columns = module.weight.placements == (Shard(0),)
-            where = {"lora_a": Replicate() if by_columns else Shard(1), "lora_b": Shard(0) if by_columns else Replicate()}
+            (placed,) = module.weight.placements
+            by_rows = placed == Shard(1)
+            where = {"lora_a": placed if by_rows else Replicate(), "lora_b": Replicate() if by_rows else placed}
             for name, placement in where.items():
                 whole = torch.empty(getattr(module, name).shape, dtype=torch.float32, device="meta")
                 module.register_parameter(name, nn.Parameter(distribute_tensor(whole, mesh, [placement], src_data_rank=None)))
-            if not by_columns:
+            if by_rows:
                 module.first_input = mesh.get_local_rank() * module.in_features // mesh.size()
-            module.update = partial(_update_of_parts, module.update)  # type: ignore[method-assign]
+            of_parts = _update_of_whole if placed == Replicate() else _update_of_parts
+            module.update = partial(of_parts, module.update)  # type: ignore[method-assign]
 
 
-def _update_of_parts(
-    update: Callable[[Tensor, Tensor, Tensor, Drops | None], Tensor], x: DTensor, a: DTensor, b: DTensor, drops: Drops | None
-) -> DTensor:
+_Update = Callable[[Tensor, Tensor, Tensor, Drops | None], Tensor]
+
+
+def _update_of_whole(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
+    """`LoRALinear.update` of a replicated layer: every rank computes the same, and gets the whole gradient."""
+    y = update(x.to_local(), a.to_local(), b.to_local(), drops)
+    return DTensor.from_local(y, x.device_mesh, [Replicate()], run_check=False)
+
+
+def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
     """`LoRALinear.update` of parts."""
     # The redistributions do nothing forward. Backward they sum the gradients of the small factors; x's is summed later, once
     # for all layers that share it.

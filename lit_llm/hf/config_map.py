@@ -94,6 +94,11 @@ def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[
             "model.mask_documents cannot be exported: transformers gives the same logits for a single document, but in an "
             "input of several, later ones attend to earlier ones, and their positions do not restart"
         )
+    if config.predict_ahead:
+        notes.append(
+            f"model.predict_ahead {config.predict_ahead} is not exported: {family.architecture} predicts the next token only, "
+            "and the blocks of further tokens are left out"
+        )
     if not family.all_dropouts and config.dropout:
         notes.append(
             f"model.dropout {config.dropout} cannot be exported: {family.architecture} does not drop embeddings, attention "

@@ -17,7 +17,7 @@ from lit_llm.models.gpt import GPTConfig
 
 _NOT_COMPUTED = {
     *("dropout", "init_std", "zero_init_projections", "base_width", "base_depth", "pad_vocab_to", "mask_documents", "eos_id"),
-    "bias",
+    *("predict_ahead", "bias"),
 }
 """Settings that config.json lacks and that do not change the logits of a text without end-of-document ids, and `bias`."""
 _NOT_OF_EXPERTS = {"balance", "sequence_balance", "z_loss", "first_dense", "every"}
@@ -101,6 +101,7 @@ def _computation(config: GPTConfig) -> dict[str, Any]:
     found |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}
     found |= {f"{part}_bias": config.has_bias(part) for part in BIASES}
     found["gelu_approximate"] = config.resolved_gelu_approximate if config.mlp in ("gelu", "geglu") else None
+    found["latent"] = None if config.latent is None else vars(config.latent)
     found["attention_scale"] = attention_scale(config)
     found["embedding_scale"] = embedding_scale(config)
     if config.norm == "rmsnorm":

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.latent_config import LatentConfig
 
 VOCABULARY = ("embedding.weight", "head.weight")
 """Our tensors with one row per token id. They are padded here, but not in Hugging Face folders."""
@@ -29,8 +30,8 @@ class Link:
     ours: tuple[str, ...]
     transposed: bool = False
     """GPT-2 stores its matrices as (in, out), for x @ W."""
-    heads: int | None = None
-    """GPT-NeoX stores the rows of query, key and value head by head, for this number of heads."""
+    order: tuple[int, ...] | None = None
+    """Numbers of their rows in our order, if that differs: see `rows_by_head`."""
     expert: int | None = None
     """Which part of our tensor theirs is: ours has the matrices of all experts."""
     of_experts: bool = False
@@ -47,31 +48,42 @@ class Link:
 
     def split(self, theirs: Tensor, parts: Sequence[torch.Size]) -> list[Tensor]:
         """Our tensors in theirs; views where possible."""
-        if self.heads is not None:
-            by_head = theirs.unflatten(0, (self.heads, len(parts), -1))
-            return [piece.flatten(0, 1) for piece in by_head.unbind(1)]
         if self.of_experts:
             by_output = theirs.mT if self.transposed else theirs
             return list(by_output.unflatten(1, (-1, len(parts))).unbind(2))
         whole = theirs.T if self.transposed else theirs
+        if self.order is not None:
+            whole = whole[list(self.order)]
         return list(whole.split([part[0] for part in parts]))
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
         """Their tensor, a copy, from ours."""
-        if self.heads is not None:
-            return torch.stack([part.unflatten(0, (self.heads, -1)) for part in ours], dim=1).flatten(0, 2)
         if self.of_experts:
             by_output = torch.stack(list(ours), dim=2).flatten(1, 2)
             return by_output.mT if self.transposed else by_output
         whole = torch.cat(list(ours))
+        if self.order is not None:
+            whole = torch.empty_like(whole).index_copy_(0, torch.tensor(self.order, device=whole.device), whole)
         return whole.T if self.transposed else whole
 
 
-def linear(theirs: str, *ours: str, bias: bool, transposed: bool = False, heads: int | None = None) -> Iterator[Link]:
+def rows_by_head(heads: int, *parts: Sequence[int]) -> tuple[int, ...]:
+    """`Link.order` of a tensor that is stored head by head, each with rows of all parts.
+
+    Args:
+        parts: of each of our tensors, the numbers of its rows among those of one head.
+    """
+    height = sum(map(len, parts))
+    return tuple(head * height + row for part in parts for head in range(heads) for row in part)
+
+
+def linear(
+    theirs: str, *ours: str, bias: bool, transposed: bool = False, order: tuple[int, ...] | None = None
+) -> Iterator[Link]:
     """The weight, and the bias if there is one, of a linear layer or a norm."""
-    yield Link(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), transposed, heads)
+    yield Link(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), transposed, order)
     if bias:
-        yield Link(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), heads=heads)
+        yield Link(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), order=order)
 
 
 _NORMS = {
@@ -125,6 +137,26 @@ class ExpertNames:
             yield Link(f"{a}.shared_experts.{theirs}.weight", (f"{b}.mlp.shared.{ours}.weight",))
 
 
+def _latent_attention(config: GPTConfig, latent: LatentConfig, a: str, b: str) -> Iterator[Link]:
+    """DeepSeek's names. Rotated rows are the last ones of its heads, in pairs (0, 1), (2, 3), …; ours are first, in halves."""
+    plain, rotated, heads = latent.nope_head_dim, latent.rope_head_dim, config.n_head
+    halves = [*range(0, rotated, 2), *range(1, rotated, 2)]
+    queries = rows_by_head(heads, [*(plain + i for i in halves), *range(plain)])
+    bias = config.has_bias("qkv")
+    if latent.query_rank is None:
+        yield from linear(f"{a}.q_proj", f"{b}.query", bias=False, order=queries)
+    else:
+        yield from linear(f"{a}.q_a_proj", f"{b}.query_latent", bias=bias)
+        yield from linear(f"{a}.q_a_layernorm", f"{b}.query_latent_norm", bias=False)
+        yield from linear(f"{a}.q_b_proj", f"{b}.query", bias=False, order=queries)
+    order = rows_by_head(1, range(latent.kv_rank), [latent.kv_rank + i for i in halves])
+    yield from linear(f"{a}.kv_a_proj_with_mqa", f"{b}.latent", f"{b}.rotary_key", bias=bias, order=order)
+    yield from linear(f"{a}.kv_a_layernorm", f"{b}.latent_norm", bias=False)
+    order = rows_by_head(heads, range(plain), range(plain, plain + latent.value_head_dim))
+    yield from linear(f"{a}.kv_b_proj", f"{b}.key", f"{b}.value", bias=False, order=order)
+    yield from linear(f"{a}.o_proj", f"{b}.project", bias=config.has_bias("attention_output"))
+
+
 def decoder(
     config: GPTConfig, *, attention: Names = _ATTENTION, mlp: Names = _MLP, experts: ExpertNames | None = None
 ) -> Iterator[Link]:
@@ -135,7 +167,9 @@ def decoder(
         a, b = f"model.layers.{i}", f"blocks.{i}"
         for theirs, norm in _NORMS[config.norm_position].items():
             yield from linear(f"{a}.{theirs}", f"{b}.{norm}", bias=norm_bias)
-        for theirs, ours in attention.items():
+        if config.latent is not None:
+            yield from _latent_attention(config, config.latent, f"{a}.self_attn", f"{b}.attention")
+        for theirs, ours in attention.items() if config.latent is None else ():
             bias = config.has_bias("attention_output" if ours == ("project",) else "qkv")
             yield from linear(f"{a}.self_attn.{theirs}", *(f"{b}.attention.{name}" for name in ours), bias=bias)
         if config.qk_norm:

@@ -41,7 +41,8 @@ class Visibility:
     shard: SequenceShard | None = None
     """Set if ranks share the sequence. Queries, keys and values then are those of this rank's positions."""
     chunks: tuple[tuple[slice, Visibility], ...] = ()
-    """If keys are gathered: for each chunk of this rank's queries the keys it needs, and what it sees of them."""
+    """If keys are gathered, or were already (without a shard): for each chunk of this rank's queries the keys it needs, and
+    what it sees of them."""
 
 
 def visibilities(
@@ -99,7 +100,7 @@ def attend(
     sinks: Tensor | None = None,
     drops: WeightDrops | None = None,
 ) -> Tensor:
-    """Attention of the last T of S positions: (B, H, T, h), (B, K, S, h) twice → (B, H, T, h).
+    """Attention of the last T of S positions: (B, H, T, h), (B, K, S, h), (B, K, S, w) → (B, H, T, w).
 
     Memory is O(T): scores and masks exist for small blocks only, in both passes.
 
@@ -110,9 +111,14 @@ def attend(
         sinks: (H,) one more logit for each head in the softmax's denominator, without a value. None: none.
         drops: which attention weights are dropped. None: none.
     """
-    if see.shard is not None:
+    if (width := v.size(-1)) != q.size(-1):
+        # Flash kernels, `block_attention` and the exchange of heads know one width only: zeros fill the narrower tensors.
+        scale, widest = q.size(-1) ** -0.5 if scale is None else scale, max(width, q.size(-1))
+        q, k, v = (F.pad(x, (0, widest - x.size(-1))) for x in (q, k, v))
+        return attend(q, k, v, see=see, scale=scale, softcap=softcap, sinks=sinks, drops=drops)[..., :width]
+    if see.shard is not None or see.chunks:
         attend_part = partial(attend, scale=scale, softcap=softcap)
-        return _attend_with_ranks(q, k, v, see, see.shard, sinks, drops, attend_part)
+        return _attend_with_ranks(q, k, v, see, sinks, drops, attend_part)
     hides = see.window is not None or see.documents is not None
     kernel = choose(
         see.kernel, q.device.type, hides=hides, caps=softcap is not None, sinks=sinks is not None, drops=drops is not None
@@ -142,19 +148,20 @@ def _attend_with_ranks(
     k: Tensor,
     v: Tensor,
     see: Visibility,
-    shard: SequenceShard,
     sinks: Tensor | None,
     drops: WeightDrops | None,
     attend_part: Callable[..., Tensor],
 ) -> Tensor:
-    """`attend` of this rank's positions, with the keys and values of all ranks of `shard`."""
-    if shard.kind == "heads":
+    """`attend` of this rank's positions, with the keys and values of all ranks of the shard: gathered already if it is None."""
+    shard = see.shard
+    if shard is not None and shard.kind == "heads":
         see = replace(see, shard=None)
         if drops is not None:
             drops = drops._replace(heads=drops.heads.chunk(shard.ranks)[shard.rank])
         own = None if sinks is None else sinks.chunk(shard.ranks)[shard.rank]
         return attend_by_heads(partial(attend_part, see=see, sinks=own, drops=drops), q, k, v, shard)
-    k, v = gather_sequence(k, v, shard)
+    if shard is not None:
+        k, v = gather_sequence(torch.cat((k, v), dim=1), shard).chunk(2, dim=1)  # one all-gather of both
     parts, size = [], q.size(2) // len(see.chunks)
     for (keys, sees), queries, first in zip(see.chunks, q.split(size, dim=2), range(0, q.size(2), size), strict=True):
         of_chunk = drops

@@ -1,6 +1,7 @@
 """Attention of ranks that share a sequence: what they exchange before and after it.
 
 gather: every rank gathers all keys and values. So anything that `attend` knows works: windows, documents, grouped queries.
+Latent attention gathers latents instead, B·T·(kv_rank + rope_head_dim) values, and makes keys and values of them.
 heads: an exchange gives each rank all positions of H / n heads, and another one returns the result (Jacobs et al. 2023,
 arXiv 2309.14509). A rank sends (n - 1) / n of 2·B·T·K·h values a layer to gather, or of 2·B·T·(H + K)·h / n values to exchange.
 The backward pass sends as much again.
@@ -20,35 +21,33 @@ from lit_llm.core._torch import all_gather_rows, exchange_rows
 from lit_llm.models.sequence_shard import SequenceShard
 
 
-def gather_sequence(k: Tensor, v: Tensor, shard: SequenceShard) -> tuple[Tensor, Tensor]:
-    """Keys and values of all positions in the order of the sequence: (B, K, t, h) twice → (B, K, T, h) twice.
+def gather_sequence(x: Tensor, shard: SequenceShard) -> Tensor:
+    """All positions in the order of the sequence: (B, K, t, h) → (B, K, T, h).
 
-    One all-gather of both. The backward pass is a reduce-scatter: an exchange in the tensors' dtype, with sums in fp32.
+    The backward pass is a reduce-scatter: an exchange in the tensor's dtype, with sums in fp32.
     """
-    return _GatherSequence.apply(k, v, shard)
+    gathered: Tensor = _GatherSequence.apply(x, shard)
+    return gathered
 
 
 class _GatherSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, k: Tensor, v: Tensor, shard: SequenceShard) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, shard: SequenceShard) -> Tensor:
         ctx.shard = shard
-        pairs = zip(*(x.chunk(len(shard.chunks), dim=2) for x in (k, v)), strict=True)
-        mine = torch.stack([x for pair in pairs for x in pair])  # (2 · chunks, B, K, c, h): keys, values of each chunk
+        mine = torch.stack(x.chunk(len(shard.chunks), dim=2))  # (chunks, B, K, c, h)
         rows = all_gather_rows(mine, shard.ranks, shard.group).unbind()
         held = shard.chunks_by_rank
-        k, v = (torch.cat([rows[2 * held.index(i) + which] for i in range(len(held))], dim=2) for which in (0, 1))
-        return k, v
+        return torch.cat([rows[held.index(i)] for i in range(len(held))], dim=2)
 
     @staticmethod
-    def backward(ctx: Any, k_gradient: Tensor, v_gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         shard = ctx.shard
-        pairs = list(zip(*(x.chunk(shard.multiple, dim=2) for x in (k_gradient, v_gradient)), strict=True))
-        sent = torch.stack([x for i in shard.chunks_by_rank for x in pairs[i]])  # (n · 2 · chunks, B, K, c, h)
-        received = exchange_rows(sent, shard.ranks, shard.group).unflatten(0, (shard.ranks, -1))  # (n, 2 · chunks, …)
+        parts = gradient.chunk(shard.multiple, dim=2)
+        sent = torch.stack([parts[i] for i in shard.chunks_by_rank])  # (n · chunks, B, K, c, h)
+        received = exchange_rows(sent, shard.ranks, shard.group).unflatten(0, (shard.ranks, -1))  # (n, chunks, …)
         # Each rank has rounded its part to the compute dtype. The sum is rounded once more, whatever the number of ranks.
         total = received.sum(dim=0, dtype=torch.promote_types(received.dtype, torch.float32)).to(received.dtype)
-        k, v = (torch.cat(total[which::2].unbind(), dim=2) for which in (0, 1))  # (B, K, t, h)
-        return k, v, None
+        return torch.cat(total.unbind(), dim=2), None  # (B, K, t, h)
 
 
 def attend_by_heads(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, shard: SequenceShard) -> Tensor:

@@ -5,13 +5,17 @@ Shape letters: B sequences, T positions, d ``n_embd``.
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_llm.core.dtensor import differentiable_part
 from lit_llm.models.attention import Visibility
 from lit_llm.models.cache import LayerCache
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import SITES, Drops, drop
 from lit_llm.models.experts import Experts
+from lit_llm.models.latent_attention import LatentAttention
 from lit_llm.models.mlp import MLP
 from lit_llm.models.rotary import Rotation
 from lit_llm.models.router import RouterSums
@@ -27,14 +31,16 @@ class Block(nn.Module):
 
     Args:
         experts: has experts instead of the MLP.
+        ahead: predicts a token further ahead, from the output of the block before and the embedding of a later token.
     """
 
-    def __init__(self, config: GPTConfig, *, experts: bool = False) -> None:
+    def __init__(self, config: GPTConfig, *, experts: bool = False, ahead: bool = False) -> None:
         super().__init__()
+        self.ahead = AheadInput(config) if ahead else None
         self.residual_scale, self.parallel_residual = config.residual_scale, config.parallel_residual
         before, after = config.norm_position in ("pre", "sandwich"), config.norm_position in ("post", "sandwich")
         self.attention_norm = make_norm(config) if before else None
-        self.attention = Attention(config)
+        self.attention = Attention(config) if config.latent is None else LatentAttention(config)
         self.attention_output_norm = make_norm(config) if after else None
         self.mlp_norm = make_norm(config) if before else None
         self.mlp: MLP | Experts = Experts(config) if experts else MLP(config)
@@ -53,13 +59,17 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         drops: Drops | None = None,
         counted: Tensor | None = None,
+        later: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, RouterSums]:
         """(B, T, d) → (B, T, d). Arguments as in `Attention.forward`.
 
         Args:
             counted: (B, T) bool, the positions whose targets count: a block with experts also returns its router's sums. So
                 a recomputation counts nothing twice.
+            later: (B, T, d), the embeddings of later tokens, of a block that predicts ahead.
         """
+        if self.ahead is not None:
+            x = self.ahead(x, later)
         # A name for the input of a branch would keep its memory until the branch ends.
         y = self.attention(_input(x, self.attention_norm, self.attention_convolution, see, cache), rotation, see, cache, drops)
         y = drop(_normed(y, self.attention_output_norm), self.dropout, drops, SITES.index("attention.output"))
@@ -76,6 +86,20 @@ class Block(nn.Module):
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + (branch if self.residual_scale == 1.0 else self.residual_scale * branch)
+
+
+class AheadInput(nn.Module):
+    """The input of a block that predicts a token further ahead: W [norm(h); norm(e)], of the output h of the block before and
+    the embedding e of the last token that is known (DeepSeek-V3, arXiv 2412.19437, equation 21)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.hidden_norm, self.embedding_norm = make_norm(config), make_norm(config)
+        self.weight = nn.Parameter(torch.empty(config.n_embd, 2 * config.n_embd))
+
+    def forward(self, x: Tensor, later: Tensor) -> Tensor:
+        """(B, T, d) twice → (B, T, d)."""
+        return F.linear(torch.cat((self.hidden_norm(x), self.embedding_norm(later)), dim=-1), differentiable_part(self.weight))
 
 
 def _input(

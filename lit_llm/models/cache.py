@@ -12,24 +12,20 @@ from lit_llm.models.config import GPTConfig
 
 
 class LayerCache:
-    """Keys and values of one layer, (B, K, capacity, h), filled from position 0."""
+    """Keys and values of one layer, (B, K, capacity, h) each, filled from position 0; of latent attention the latents alone."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self.held: tuple[Tensor, ...] = ()
         self._past: dict[nn.Module, Tensor] = {}
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store (B, K, T, h) new keys and values; return all so far as (B, K, S, h) views."""
-        if self.keys is None or self.values is None:
-            shape = (k.size(0), k.size(1), self.capacity, k.size(3))
-            self.keys, self.values = k.new_empty(shape), v.new_empty(shape)
-        end = self.length + k.size(2)
-        self.keys[:, :, self.length : end] = k
-        self.values[:, :, self.length : end] = v
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+    def append(self, *new: Tensor) -> tuple[Tensor, ...]:
+        """Store tensors of T new positions, (B, K, T, h); return all so far as (B, K, S, h) views."""
+        self.held = self.held or tuple(x.new_empty(*x.shape[:2], self.capacity, x.size(3)) for x in new)
+        start, self.length = self.length, self.length + new[0].size(2)
+        for held, x in zip(self.held, new, strict=True):
+            held[:, :, start : self.length] = x
+        return tuple(held[:, :, : self.length] for held in self.held)
 
     def with_past(self, module: nn.Module, x: Tensor, positions: int) -> Tensor:
         """(B, T, c) → (B, positions + T, c): a module's new inputs after those at the positions before, which are kept."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from lit_llm.core.number_domain import Domain, above, below, ranges_of, shown, whole
 from lit_llm.models.experts_config import MoEConfig
+from lit_llm.models.latent_config import LatentConfig
 from lit_llm.models.rope_scaling import rope_scaling_problems
 
 """The domain of each number of `GPTConfig`, alone and in `layers`. Sizes exceed those of any model."""
@@ -55,6 +56,8 @@ class GPTConfig:
     """Width of the residual stream."""
     head_dim: Annotated[int | None, whole(1, 65_536)] = None
     """Width of one attention head. None: n_embd / n_head."""
+    latent: LatentConfig | None = None
+    """Multi-head latent attention (DeepSeek-V2). None: queries, keys and values come from the residual stream."""
     block_size: Annotated[int, whole(1, 1_000_000_000)] = 256
     """Longest context, in tokens."""
     vocab_size: Annotated[int | None, whole(1, 100_000_000)] = None
@@ -147,6 +150,9 @@ class GPTConfig:
     base_depth: Annotated[int | None, whole(1, 4096)] = None
     """Number of blocks at which the rates apply as they are given. With others, the projections into the residual stream have
     rates that follow (CompleteP). None: the same at every depth."""
+    predict_ahead: Annotated[int, whole(0, 64)] = 0
+    """Number of further tokens that training predicts at each position: multi-token prediction, of one more block for each
+    (DeepSeek-V3; `loss.ahead_weight`). Validation and generation leave these blocks out. 0: the next token only."""
     mask_documents: bool = False
     """Attention stays within a document, and positions restart in each. Documents are the data's; if they do not know them,
     eos_id opens each. In generation, all is one document."""
@@ -156,6 +162,8 @@ class GPTConfig:
     def __post_init__(self) -> None:
         if isinstance(self.moe, dict):  # as a checkpoint stores it
             self.moe = MoEConfig(**self.moe)
+        if isinstance(self.latent, dict):
+            self.latent = LatentConfig(**self.latent)
 
     @property
     def kv_heads(self) -> int:
@@ -163,7 +171,20 @@ class GPTConfig:
 
     @property
     def resolved_head_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        if self.latent is not None:
+            return self.latent.head_dim
         return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        """Width of a head's values."""
+        return self.resolved_head_dim if self.latent is None else self.latent.value_head_dim
+
+    @property
+    def widest_head(self) -> int:
+        """Width to which queries, keys and values are padded where a kernel or an exchange knows one width only."""
+        return max(self.resolved_head_dim, self.value_head_dim)
 
     @property
     def hidden_width(self) -> int:
@@ -181,14 +202,21 @@ class GPTConfig:
     @property
     def rotated_dims(self) -> int:
         """Dimensions of each head that the rotary embedding turns."""
+        if self.latent is not None:
+            return self.latent.rope_head_dim
         return int(self.resolved_head_dim * self.partial_rotary_factor)
 
     def has_bias(self, part: Literal["qkv", "attention_output", "mlp", "norm"]) -> bool:
         value: bool | None = getattr(self, f"{part}_bias")
         return self.bias if value is None else value
 
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks with those of `predict_ahead`, which are the last ones."""
+        return self.n_layer + self.predict_ahead
+
     def layer(self, index: int) -> LayerSettings:
-        """The settings of block `index`."""
+        """The settings of block `index`. Patterns go on through the blocks of `predict_ahead`."""
 
         def of(name: str, default: Any) -> Any:
             pattern = (self.layers or {}).get(name)
@@ -255,8 +283,9 @@ class GPTConfig:
             if (problem := domain.sentence(f"model.{name}", getattr(self, name)))
         }
         of_experts = [] if self.moe is None else [Mistake(*each) for each in self.moe.range_problems()]
-        if of_experts or any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
-            return [*ranges.values(), *of_experts]  # the rules below divide by these
+        of_latent = [] if self.latent is None else [Mistake(*each) for each in self.latent.range_problems()]
+        if of_experts or of_latent or any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
+            return [*ranges.values(), *of_experts, *of_latent]  # the rules below divide by these
         found = [*self._combination_mistakes()]
         layers = list(dict.fromkeys(self._layer_mistakes()))  # a pattern may have the same wrong value several times
         if not layers and "rope_theta" not in ranges:
@@ -267,7 +296,9 @@ class GPTConfig:
         """Settings that do not fit together."""
         if self.moe is not None:
             yield from self._experts_mistakes(self.moe)
-        if self.head_dim is None and self.n_embd % self.n_head:
+        if self.latent is not None:
+            yield from (Mistake(*each) for each in self.latent.problems(self))
+        elif self.head_dim is None and self.n_embd % self.n_head:
             near = _nearest_divisors(self.n_embd, self.n_head)
             yield Mistake(
                 f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; the nearest values that do are {near}",
@@ -323,6 +354,12 @@ class GPTConfig:
                 f"model.parallel_residual needs model.norm_position pre, but it is {self.norm_position}",
                 "--model.norm_position pre",
             )
+        if self.predict_ahead >= self.block_size:
+            yield Mistake(
+                f"model.predict_ahead is {self.predict_ahead}, but must be below model.block_size={self.block_size}, because "
+                "no sequence has a token so far ahead",
+                "--model.predict_ahead",
+            )
         if self.norm_unit_offset and self.norm != "rmsnorm":
             yield Mistake(
                 f"model.norm_unit_offset needs model.norm rmsnorm, but it is {self.norm}", "--model.norm_unit_offset false"
@@ -366,10 +403,10 @@ class GPTConfig:
             if not isinstance(pattern, list) or not pattern:
                 yield Mistake(f"{where} is {shown(pattern)}, but must be a list with at least one value", "--model.layers")
                 continue
-            if len(pattern) > self.n_layer:
+            if len(pattern) > self.n_blocks:
                 yield Mistake(
-                    f"{where} has {len(pattern)} values, but the model has {self.n_layer} blocks: remove "
-                    f"{len(pattern) - self.n_layer} of them",
+                    f"{where} has {len(pattern)} values, but the model has {self.n_blocks} blocks: remove "
+                    f"{len(pattern) - self.n_blocks} of them",
                     "--model.layers or --model.n_layer",
                 )
             if name == "experts" and self.moe is None:
@@ -410,28 +447,32 @@ class GPTConfig:
     def flops_per_token(self, length: int | None = None) -> float:
         """Training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) of each block (full-attention convention).
 
-        H * h is d unless head_dim is set. N_matmul counts every matrix in a matrix product: a tied head once, an embedding
-        look-up not at all, and of experts those that compute a token. The forward pass takes a third of the FLOPs.
+        H * h is d unless head_dim is set; with latent attention h is the mean width of a head's keys and values. N_matmul
+        counts every matrix in a matrix product: a tied head once, an embedding look-up not at all, and of experts those that
+        compute a token. Each token of `predict_ahead` has a block, a projection of 2 d² and the head once more. The forward
+        pass takes a third of the FLOPs.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length
-        spans = sum(min(length, self.layer(i).window or length) for i in range(self.n_layer))
+        spans = sum(min(length, self.layer(i).window or length) for i in range(self.n_blocks))
         gated = 3 if self.gated else 2
         attention = 2 * self.n_embd * self.resolved_head_dim * (self.n_head + self.kv_heads)
-        n_matmul = self.n_layer * attention + sum(gated * self.n_embd * width for width in self._active_widths())
-        n_matmul += self.padded_vocab_size * self.n_embd
+        if self.latent is not None:
+            attention = self.latent.matrices(self.n_embd, self.n_head)
+        n_matmul = self.n_blocks * attention + sum(gated * self.n_embd * width for width in self._active_widths())
+        n_matmul += (1 + self.predict_ahead) * self.padded_vocab_size * self.n_embd + self.predict_ahead * 2 * self.n_embd**2
         if self.moe is not None:
             n_matmul += self.experts_layers * self.moe.experts * self.n_embd  # the routers
-        return 6.0 * n_matmul + 12.0 * self.n_head * self.resolved_head_dim * spans
+        return 6.0 * n_matmul + 6.0 * self.n_head * (self.resolved_head_dim + self.value_head_dim) * spans
 
     @property
     def experts_layers(self) -> int:
         """Blocks with experts."""
-        return sum(self.layer(i).experts for i in range(self.n_layer))
+        return sum(self.layer(i).experts for i in range(self.n_blocks))
 
     def _active_widths(self) -> Iterator[int]:
         """Hidden width that computes a token, of each block."""
-        for i in range(self.n_layer):
+        for i in range(self.n_blocks):
             if self.moe is not None and self.layer(i).experts:
                 yield self.moe.top_k * self.moe.width(self.hidden_width) + self.moe.width_of_shared(self.hidden_width)
             else:

@@ -26,6 +26,9 @@ SITES = (
         "attention.key",
         "attention.value",
         "attention.project",
+        "attention.query_latent",
+        "attention.latent",
+        "attention.rotary_key",
         "mlp.up",
         "mlp.gate",
         "mlp.project",
@@ -44,6 +47,8 @@ class Drops(NamedTuple):
     """(L + 1, sites) int64; the last row is the embedding's. Of a block: (sites,)."""
     rows: Tensor
     """(B, T) int64: a number for each row and position."""
+    all_rows: Tensor
+    """(B, S) int64: those of all positions of the sequence, of which ranks that share it have parts."""
     queries: Tensor
     """(B, T") int64: those of the queries whose attention this rank computes: with heads over ranks, all of the sequence."""
     stream: Tensor
@@ -88,7 +93,7 @@ def make_drops(seed: Tensor, *, layers: int, batch: int, positions: Tensor, widt
     # Negative numbers of rows, because a seed is positive: a key equal to a row's number would drop nothing, or all.
     rows = _scramble(_scramble(-1 - torch.arange(batch, device=device))[:, None] + positions)  # (B, T)
     numbers = _scramble(torch.arange(width, device=device) - start)
-    return Drops(keys.view(layers + 1, len(SITES)), rows, rows, rows, numbers)
+    return Drops(keys.view(layers + 1, len(SITES)), rows, rows, rows, rows, numbers)
 
 
 def drop(x: Tensor, rate: float, drops: Drops | None, site: int, *, stream: bool = True, first: int = 0) -> Tensor:
@@ -121,6 +126,10 @@ def drop_weights(drops: Drops | None, rate: float, heads: int, keys: int, *, fir
 
 class DropsInputs(nn.Linear):
     """A linear layer that drops inputs: its forward takes `drops`, too."""
+
+    def merged(self) -> Tensor:
+        """(o, i): the matrix that it applies where nothing is dropped."""
+        raise NotImplementedError
 
 
 def apply_linear(layer: nn.Module, x: Tensor, drops: Drops | None) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn as nn
@@ -21,12 +21,12 @@ from lit_llm.core.dtensor import draw_
 from lit_llm.core.errors import UserError
 from lit_llm.models.attention import Visibility, visibilities
 from lit_llm.models.attention_kernel_choice import AttentionKernel
-from lit_llm.models.block import Block
+from lit_llm.models.block import AheadInput, Block
 from lit_llm.models.cache import KVCache
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import Drops, drop, make_drops, new_seed
 from lit_llm.models.experts import Experts, StackedLinear
-from lit_llm.models.loss import LossSums, VocabularyShards, cross_entropy, logits, with_routers
+from lit_llm.models.loss import LossConfig, LossSums, VocabularyShards, cross_entropy, logits, with_ahead, with_routers
 from lit_llm.models.rotary import PositionsInDocuments, RotaryTable, Rotation, document_numbers, places_in
 from lit_llm.models.router import Router, RouterSums
 from lit_llm.models.self_attention import Attention
@@ -36,6 +36,7 @@ from lit_llm.models.small_layers import ShortConvolution, make_norm
 __all__ = ["GPT", "GPTConfig", "KVCache"]
 
 LossFunction = Callable[..., LossSums]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +49,10 @@ class View:
 
     input_ids: Tensor
     """(B, T) int64."""
-    length: int
-    """Positions of the whole sequence, without padding."""
+    whole_ids: Tensor
+    """(B, length) int64, of the whole sequence."""
+    documents: Tensor | None
+    """Of the whole sequence, padded. None: not known, or not of interest."""
     positions: Tensor
     """(1, T) int64, or (B, T) where they restart in each document."""
     rotations: list[Rotation]
@@ -65,6 +68,26 @@ class View:
     router_sums: list[RouterSums] = field(default_factory=list)
     """Of the blocks with experts, as `run_blocks` got them."""
 
+    @property
+    def length(self) -> int:
+        """Positions of the whole sequence, without padding."""
+        return self.whole_ids.size(1)
+
+    def ahead(self, targets: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """(the tokens k after each position, and those that follow them as targets), (B, length) each.
+
+        What lies behind the end of the sequence, or in another document, is no target.
+
+        Args:
+            targets: (B, length), of the next token.
+        """
+        length = self.length
+        ids, targets = F.pad(self.whole_ids, (0, k))[:, k:], F.pad(targets, (0, k), value=-100)[:, k:]
+        if self.documents is not None:
+            here = self.documents[:, :length]
+            targets = targets.masked_fill(F.pad(here, (0, k))[:, k:] != here, -100)
+        return ids, targets
+
 
 class GPT(nn.Module):
     """Decoder-only transformer.
@@ -78,6 +101,7 @@ class GPT(nn.Module):
         self.vocabulary_shards: VocabularyShards | None = None  # set if the vocabulary is split over ranks
         self.sequence_shard: SequenceShard | None = None  # set if ranks share each sequence in training and validation
         self.attention_kernel: AttentionKernel = "auto"  # `compute.attention`
+        self.ahead_weight = LossConfig.ahead_weight  # `loss.ahead_weight`
         self.drops = config.dropout > 0
         """Whether training drops values; LoRA may, too."""
         problems = config.problems()
@@ -99,8 +123,10 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.positions = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         # Layers with equal settings share a table of angles.
-        self.layers = [config.layer(i) for i in range(config.n_layer)]
-        self.blocks = nn.ModuleList(Block(config, experts=layer.experts) for layer in self.layers)
+        self.layers = [config.layer(i) for i in range(config.n_blocks)]
+        self.blocks = nn.ModuleList(
+            Block(config, experts=layer.experts, ahead=i >= config.n_layer) for i, layer in enumerate(self.layers)
+        )
         self.norm = make_norm(config)
         # A tied head is not a module, so that the matrix is one parameter and is counted, sharded and saved once.
         self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
@@ -136,6 +162,8 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.weight)
             elif isinstance(module, RotaryTable):
                 module.fill()
+            elif isinstance(module, AheadInput):
+                draw_(module.weight, partial(nn.init.normal_, std=config.hidden_std))
             elif isinstance(module, Router):
                 draw_(module.weight, partial(nn.init.normal_, std=config.hidden_std))
                 if module.bias is not None:
@@ -158,6 +186,11 @@ class GPT(nn.Module):
     def ties_head(self) -> bool:
         """Whether the embedding is the output matrix too."""
         return self.head is None
+
+    @property
+    def embeds_twice(self) -> bool:
+        """Whether the last stage of a pipeline needs the embedding too: as output matrix, or for the tokens further ahead."""
+        return self.ties_head or self.config.predict_ahead > 0
 
     @property
     def head_weight(self) -> Tensor:
@@ -189,7 +222,8 @@ class GPT(nn.Module):
 
         Returns:
             (B, T, V) fp32 logits without targets, else `LossSums` over all counted targets; with `sequence_shard`, over those
-            of this rank's positions. Without targets, every rank computes the whole sequence.
+            of this rank's positions. Without targets, every rank computes the whole sequence. In training, with targets, the
+            loss includes the tokens of `predict_ahead`.
         """
         view = self.view(input_ids, documents, cache, seed, shard=None if targets is None else self.sequence_shard)
         if targets is not None:
@@ -220,7 +254,7 @@ class GPT(nn.Module):
         if documents is None and cache is None and config.mask_documents and config.eos_id is not None:
             documents = document_numbers(input_ids, config.eos_id)
         assert cache is None or self.vocabulary_shards is None, "tensor parallelism splits positions over ranks: no cache"
-        padding = self._padding(length, shard)
+        whole_ids, padding = input_ids, self._padding(length, shard)
         if padding:  # attention is causal, so it affects no other position
             input_ids = F.pad(input_ids, (0, padding))
             if documents is not None:
@@ -240,7 +274,7 @@ class GPT(nn.Module):
         if shard is not None:
             input_ids, positions = shard.take(input_ids), shard.take(positions)
             rotations = [(shard.take(cos, dim=-2), shard.take(sin, dim=-2)) for cos, sin in rotations]
-        return View(input_ids, length, positions, rotations, sees, drops, shard)
+        return View(input_ids, whole_ids, documents, positions, rotations, sees, drops, shard)
 
     def counting(self, view: View, targets: Tensor) -> View:
         """The view with the positions that routers count, of those that blocks compute on this rank. Without routers the same.
@@ -280,13 +314,15 @@ class GPT(nn.Module):
         """What is dropped in a micro-batch of (B, T) ids; those of the whole sequence, if ranks share it."""
         config, shards = self.config, self.vocabulary_shards
         shared = 0 if config.moe is None else config.moe.width_of_shared(config.hidden_width)
+        heads = config.n_head * config.resolved_head_dim
+        inside = (heads,) if config.latent is None else (heads, *config.latent.widths(config.n_head))
         batch, length = input_ids.shape
         drops = make_drops(
             seed,
-            layers=config.n_layer,
+            layers=config.n_blocks,
             batch=batch,
             positions=torch.arange(length, device=input_ids.device),
-            width=max(length, config.n_embd, config.hidden_width, shared, config.n_head * config.resolved_head_dim),
+            width=max(length, config.n_embd, config.hidden_width, shared, *inside),
         )
         if shard is not None:
             own = shard.take(drops.rows)
@@ -297,16 +333,25 @@ class GPT(nn.Module):
 
     def embed(self, view: View) -> Tensor:
         """(B, T, d): the input of the first block; under tensor parallelism (B, T / ranks, d) until the last norm."""
-        x = self.embedding(view.input_ids)
-        if self.config.embedding_scale is not None:
-            x = x * self.config.embedding_scale
+        x = self._look_up(view.input_ids)
         if self.positions is not None:
             x = x + self.positions(view.positions)  # (1, T, d) or (B, T, d)
         return x if view.drops is None else drop(x, self.config.dropout, view.drops.of(-1), 0)
 
-    def run_blocks(self, x: Tensor, view: View, cache: KVCache | None = None, layers: range | None = None) -> Tensor:
-        """(B, T, d) → (B, T, d): the blocks of `layers`, or all."""
-        for i in range(len(self.blocks)) if layers is None else layers:
+    def _look_up(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embedding(ids)
+        return x if self.config.embedding_scale is None else x * self.config.embedding_scale
+
+    def run_blocks(
+        self,
+        x: Tensor,
+        view: View,
+        cache: KVCache | None = None,
+        layers: range | None = None,
+        later: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, d) → (B, T, d): the blocks of `layers`, or all but those that predict ahead. `later`: see `Block.forward`."""
+        for i in range(self.config.n_layer) if layers is None else layers:
             table = self.rotary_of[i]
             rotation = None if table is None else view.rotations[table]
             x = self.blocks[i](
@@ -316,6 +361,7 @@ class GPT(nn.Module):
                 None if cache is None else cache.layers[i],
                 None if view.drops is None else view.drops.of(i),
                 *(() if view.counted is None else (view.counted,)),
+                **({} if later is None else {"later": later}),
             )
             if isinstance(x, tuple):  # of a block with experts
                 x, sums = x
@@ -323,7 +369,28 @@ class GPT(nn.Module):
         return x
 
     def finish(self, x: Tensor, view: View, targets: Tensor | None, loss: LossFunction) -> Tensor | LossSums:
-        """(B, T, d) from the last block → logits, or the sums of the loss: the last norm and the head."""
+        """(B, T, d) from the last block → logits, or the sums of the loss; in training with those of tokens further ahead.
+
+        The k-th of these is predicted from the token k after each position, and from what predicted the one before it. It has a
+        block of its own; embedding, last norm and head are the model's.
+        """
+        sums, n_layer = self._head(x, view, targets, loss), self.config.n_layer
+        if targets is None or not self.training or not self.config.predict_ahead:
+            return sums
+        ahead: list[Any] = []
+        for i in range(n_layer, self.config.n_blocks):
+            ids, further = view.ahead(targets, i - n_layer + 1)
+            ids = F.pad(ids, (0, self._padding(view.length, view.shard)))
+            later = self._look_up(ids if view.shard is None else view.shard.take(ids))
+            if view.drops is not None:
+                later = drop(later, self.config.dropout, view.drops.of(-1), 0)
+            x = self.run_blocks(x, view, layers=range(i, i + 1), later=later)
+            ahead.append(self._head(x, view, further, loss))
+        assert isinstance(sums, LossSums)
+        return with_ahead(sums, ahead, self.ahead_weight)
+
+    def _head(self, x: Tensor, view: View, targets: Tensor | None, loss: LossFunction) -> Tensor | LossSums:
+        """The last norm and the head: (B, T, d) → logits, or the sums of the loss."""
         config, shards = self.config, self.vocabulary_shards
         assert config.vocab_size is not None
         x = self.norm(x)
@@ -342,6 +409,12 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """Number of parameters. A tied matrix counts once."""
         return sum(p.numel() for p in self.parameters())
+
+
+def without_ahead(weights: dict[str, T], config: GPTConfig) -> dict[str, T]:
+    """The weights without those of the blocks that predict ahead."""
+    left_out = tuple(f"blocks.{i}." for i in range(config.n_layer, config.n_blocks))
+    return {name: weight for name, weight in weights.items() if not name.startswith(left_out)}
 
 
 def weights_on_meta(config: GPTConfig) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ OF_TRANSFORMERS = {
     "k_proj": "key",
     "v_proj": "value",
     "o_proj": "attention.project",
+    **{"q_a_proj": "query_latent", "q_b_proj": "query", "kv_a_proj_with_mqa": "latent", "kv_b_proj": "value"},
     "gate_proj": "gate",
     "up_proj": "up",
     "down_proj": "mlp.project",
@@ -109,6 +110,10 @@ class LoRALinear(Adapted, DropsInputs):
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
         """(B, T, i) → (B, T, o)."""
         return super().forward(x) + self.update(x, self.lora_a, self.lora_b, drops)
+
+    def merged(self) -> Tensor:
+        weight: Tensor = self.weight
+        return weight + (self.scale * (self.lora_b @ self.lora_a)).to(weight.dtype)
 
     def update(self, x: Tensor, a: Tensor, b: Tensor, drops: Drops | None) -> Tensor:
         """What the adapter adds to the output: (B, T, i) → (B, T, o)."""

@@ -7,6 +7,8 @@ token count of the global batch. Both compute the same value and gradient:
     nll  = logsumexp(z) − z[target]                  nats, summed over targets ≠ ignore_index
     loss = nll + z_loss · logsumexp(z)²              (z-loss: PaLM, arXiv 2204.02311, section 5)
 
+Of a model that predicts further tokens ahead, `with_ahead` adds their losses.
+
 Letters: N rows (B·T), d width, V vocabulary rows of W including padding (with `VocabularyShards`: of this rank's shard of
 W), C rows of one chunk, R rows of one block of its softmax.
 
@@ -55,6 +57,10 @@ class LossConfig:
     z_loss: Annotated[float, at_least(0, 1000)] = 0.0
     """Weight of logsumexp(logits)^2 in the training loss, which limits the growth of logits (PaLM: 1e-4). Not in metrics."""
 
+    ahead_weight: Annotated[float, at_least(0, 1000)] = 0.3
+    """Weight in the training loss of the mean loss of the tokens further ahead (DeepSeek-V3: 0.3, later 0.1), which
+    `model.predict_ahead` adds. Not in metrics but `train/loss_ahead`."""
+
     def problems(self) -> list[str]:
         return range_problems(LossConfig, "loss", vars(self))
 
@@ -74,6 +80,20 @@ class LossSums(NamedTuple):
     """Only ``by_row``: `count` of each sequence, shape (B,)."""
     router: RouterSums | None = None
     """Of a mixture of experts: detached, (L, …) of L blocks. `loss` includes its loss."""
+    ahead: Tensor | None = None
+    """Only with `predict_ahead`: (2,), the sums of `nll` and `count` over the tokens further ahead. `loss` includes theirs."""
+
+
+def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> LossSums:
+    """Add the losses of the tokens further ahead: weight / N · the sum over N of them, each a sum over its own targets.
+
+    Divided by `count`, this is the loss of DeepSeek-V3 (arXiv 2412.19437, equations 24 and 25): each of the N means is over
+    the targets of the next token, of which a few more count at the ends of sequences.
+    """
+    loss = torch.stack([each.loss for each in ahead]).sum() * (weight / len(ahead))
+    nll = torch.stack([each.nll for each in ahead]).sum()
+    count = torch.stack([each.count for each in ahead]).sum()
+    return sums._replace(loss=sums.loss + loss, ahead=torch.stack((nll, count.to(nll.dtype))))
 
 
 def with_routers(sums: LossSums, routers: Sequence[RouterSums]) -> LossSums:

@@ -76,8 +76,8 @@ def place(error: BaseException) -> str:
 
 
 def with_layers(config: GPTConfig, layers: Sequence[int]) -> GPTConfig:
-    """The configuration with only the given layers, in this order."""
-    settings = [config.layer(i) for i in layers]
+    """The configuration with only the given layers, in this order, and those that predict ahead."""
+    settings = [config.layer(i) for i in (*layers, *range(config.n_layer, config.n_blocks))]
     names = dict.fromkeys((*(config.layers or {}), *(["experts"] if config.moe is not None else [])))
     patterns = {name: [getattr(layer, name) for layer in settings] for name in names}
     return replace(config, n_layer=len(layers), layers=patterns or None)
@@ -97,7 +97,7 @@ def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
         moe=moe,
         n_head=config.n_head // ranks,
         n_kv_head=config.kv_heads // ranks,
-        head_dim=config.resolved_head_dim,
+        head_dim=config.resolved_head_dim if config.latent is None else None,
         mlp_width=config.hidden_width // ranks,
         vocab_size=config.padded_vocab_size // ranks,
         pad_vocab_to=1,

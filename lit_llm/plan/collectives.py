@@ -10,9 +10,10 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from lit_llm.distributed.keep_rule import KeptWhole
+from lit_llm.models.config import GPTConfig
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.optimizer import are_divided, expert_shapes, matrix_shapes
-from lit_llm.plan.pipeline_order import StageShare, stages_of_rank, weights_of_rank
+from lit_llm.plan.pipeline_order import stages_of_rank, weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import Weights, average_bytes, gathered_bytes, reduced_bytes, stored_bytes
 
@@ -122,12 +123,22 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
     if tp > 1:
         found += _of_tensor_parallel(settings, rank)
+        # FSDP2 sums the gradients of replicated matrices when it scatters them; else their norm and the update both do.
+        replicated = (".ahead.weight", ".query_latent.weight", ".rotary_key.weight")
+        size = reduced_bytes(tuple(weight for weight in local if weight.name.endswith(replicated)))
+        each = sharing > 1 and not layout.kept.gradients
+        found += [Collective("tensor parallel", "all_reduce", size, tp, each=each)] * (1 if sharing > 1 else 2)
     if layout.context > 1:
         found.append(_of_sequences(settings, rank))
     if layout.pipeline.ranks > 1:
         found += _of_stages(settings, rank, local)
     if sharing > 1:
-        sizes = (*gathered_bytes(local, *settings.sizes), reduced_bytes(local))
+        blocks, others = gathered_bytes(local, *settings.sizes)
+        if isinstance(settings.model, GPTConfig) and not (settings.model.tie_embeddings or layout.kept.weights):
+            embedding = tuple(weight for weight in local if weight.part == "token embedding")
+            looked_up = sum(stage.first + stage.ahead for stage in stages_of_rank(settings, rank))
+            others += gathered_bytes(embedding, *settings.sizes)[1] * max(0, looked_up - 1)
+        sizes = (blocks, others, reduced_bytes(local))
         found += fsdp_collectives(*sizes, sharing, stride=tp, kept=layout.kept)
     if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
         purpose, ranks = "gradients scattered, weights gathered", layout.shard
@@ -158,7 +169,7 @@ def fsdp_collectives(
 
     Args:
         blocks: bytes of the blocks' weights as they are gathered (2 per element of a matrix under bf16-mixed).
-        others: the same of embedding, last norm and head, which backward does not gather again.
+        others: the same of embedding, for each of its uses, last norm and head, which backward does not gather again.
         gradients: bytes of the whole gradients in the dtype of the reduction, fp32.
         ranks: that shard the parameters.
     """
@@ -207,7 +218,7 @@ def _of_experts(settings: RunSettings, rank: int) -> list[Collective]:
     assert moe is not None
     wide, narrow = settings.sizes
     rows = settings.sequences * settings.local_length // layout.tensor_parallel * moe.top_k
-    layers = [i for stage in stages_of_rank(settings, rank) for i in range(stage.start, stage.stop) if model.layer(i).experts]
+    layers = [i for stage in stages_of_rank(settings, rank) for i in stage.layers if model.layer(i).experts]
     mode = settings.compute.activation_checkpointing
     again = sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0
     numbers = 4 * moe.experts * (len(layers) + again)
@@ -220,14 +231,16 @@ def _of_tensor_parallel(settings: RunSettings, rank: int) -> list[Collective]:
 
     Each layer gathers the outputs of two norms, in the parameters' dtype, and scatters two results of matrix products; the
     backward pass does the reverse. The embedding scatters, the last norm gathers, and the loss gathers three fp32 numbers a
-    token from each rank. Recomputed blocks run forward once more, up to the last product.
+    token from each rank, once more for each token ahead. Recomputed blocks run forward once more, up to the last product. Every
+    rank has the latents of keys and values, and sums their gradients, once from each of the two projections.
     """
     model, stages, ranks = settings.gpt, stages_of_rank(settings, rank), settings.layout.tensor_parallel
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     tokens = settings.sequences * settings.local_length
     stream, product = (float(tokens * model.n_embd * size) for size in settings.sizes)
-    sizes = [stream] * 2 * (first + last)
-    for i in (i for stage in stages for i in range(stage.start, stage.stop)):
+    ahead = sum(stage.ahead for stage in stages)
+    sizes = [stream] * 2 * (first + last + 2 * ahead)
+    for i in (i for stage in stages for i in stage.layers):
         # Experts compute the rank's own positions. Shared ones are split as an MLP is.
         has_mlp = not model.layer(i).experts or (model.moe is not None and model.moe.shared_experts > 0)
         sizes += [stream, product] * (4 if has_mlp else 2)
@@ -235,41 +248,45 @@ def _of_tensor_parallel(settings: RunSettings, rank: int) -> list[Collective]:
             sizes += [stream, product, stream] if has_mlp else [stream, product]
     if first and model.position == "learned":  # gradients of the positions that a batch uses
         sizes.append(settings.local_length * model.n_embd * settings.weight_bytes)
-    sizes += [12 * tokens * ranks] * last
-    return [Collective("tensor parallel", "all_gather", size, ranks, each=True) for size in sizes]
+    sizes += [12 * tokens * ranks] * (last + ahead)
+    found = [Collective("tensor parallel", "all_gather", size, ranks, each=True) for size in sizes]
+    if (latent := model.latent) is not None:
+        seen = settings.layout.context if settings.layout.context_attention == "gather" else 1
+        size = 2 * tokens * seen * latent.kv_rank * settings.sizes[1] * sum(len(stage.layers) for stage in stages)
+        found.append(Collective("tensor parallel", "all_reduce", size, ranks, each=True))
+    return found
 
 
 def _of_sequences(settings: RunSettings, rank: int) -> Collective:
     """What ranks that share sequences exchange in attention: forward, backward as much, and forward again if recomputed."""
     model, layout, n = settings.gpt, settings.layout, settings.layout.context
     positions = settings.sequences * settings.local_length
-    if layout.context_attention == "gather":
-        values = 2 * positions * n * model.kv_heads  # keys and values of the whole sequence
+    each = model.widest_head / layout.tensor_parallel  # of a head
+    if layout.context_attention == "heads":
+        values = positions * 2 * (model.n_head + model.kv_heads) * each  # queries, keys and values there, the result back
+    elif model.latent is not None:
+        values = positions * n * (model.latent.kv_rank + model.latent.rope_head_dim)
     else:
-        values = positions * 2 * (model.n_head + model.kv_heads)  # queries, keys and values there, the result back
-    size = values * model.resolved_head_dim / layout.tensor_parallel * settings.sizes[1]
+        values = 2 * positions * n * model.kv_heads * each  # keys and values of the whole sequence
+    size = values * settings.sizes[1]
     passes = 3 if settings.compute.activation_checkpointing in ("full", "attention") else 2
-    sent = passes * (n - 1) / n * size * _layers(stages_of_rank(settings, rank))
+    sent = passes * (n - 1) / n * size * sum(len(stage.layers) for stage in stages_of_rank(settings, rank))
     return Collective("keys and values between ranks of a sequence", "exchange", sent, each=True)
 
 
 def _of_stages(settings: RunSettings, rank: int, local: Weights) -> list[Collective]:
-    """Activations to the next stage and gradients to the one before; a tied matrix's gradient between first and last rank."""
+    """Activations to the next stage and gradients to the one before; an embedding's gradient between first and last rank."""
     layout, model, weight_bytes = settings.layout.pipeline, settings.gpt, settings.weight_bytes
     tokens = settings.sequences * settings.local_length / settings.layout.tensor_parallel
     stages, last = layout.stages_of(rank), layout.stages - 1
     onward = sum(stage < last and layout.rank_of(stage + 1) != rank for stage in stages)
     back = sum(stage > 0 and layout.rank_of(stage - 1) != rank for stage in stages)
     ends, tied = {layout.rank_of(0), layout.rank_of(last)}, 0
-    if model.tie_embeddings and len(ends) == 2 and rank in ends:
+    if (model.tie_embeddings or model.predict_ahead) and len(ends) == 2 and rank in ends:
         embedding = tuple(weight for weight in local if weight.part == "token embedding")
         tied = stored_bytes(embedding, weight_bytes, trainable=True) // settings.layout.divisor("parameters")
     moved, purpose = tokens * model.n_embd * weight_bytes * (onward + back), "activations between stages"
     return [Collective(purpose, "pass_on", moved, each=True), Collective(purpose, "pass_on", tied)]
-
-
-def _layers(stages: tuple[StageShare, ...]) -> int:
-    return sum(stage.stop - stage.start for stage in stages)
 
 
 # -- a step -----------------------------------------------------------------------------------------------------------

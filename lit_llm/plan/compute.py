@@ -62,7 +62,7 @@ def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length:
         adapters = [weight for weight in weights_of(model, lora) if weight.part == "adapters"]
         active = 1.0 if model.moe is None else model.moe.top_k / model.moe.experts  # of those of experts
         matmul = 4 / 6 * matmul + 6 * sum(weight.total * (active if weight.experts else 1) for weight in adapters)
-    spans = [min(length, model.layer(i).window or length) for i in range(model.n_layer)]
+    spans = [min(length, model.layer(i).window or length) for i in range(model.n_blocks)]
     # Position t attends to min(t, window) positions: take the mean over the context.
     seen = sum(span * (span + 1) / 2 + (length - span) * span for span in spans) / length
     return FlopsPerToken(matmul, attention, attention * seen / sum(spans))

@@ -139,6 +139,8 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
                 run.live[ACTIVATIONS] -= received
                 if stage.last:  # also a tied matrix's gradient, which the trace adds to the embedding's
                     run.live[LOSS_HEAD] = -played("forward", number, exist).live[LOSS_HEAD]
+                if settings.gpt.predict_ahead and (stage.first or stage.last):  # each has a gradient of the embedding
+                    run.live[ACTIVATIONS] = -played("forward", number, exist).live[ACTIVATIONS]
             if kind == "gradients of weights":  # releases all that is kept
                 inputs = played("gradients of inputs", number, exist).live
                 run.live = [a - b for a, b in zip(run.live, inputs, strict=True)]
@@ -200,16 +202,20 @@ class Passes:
             return [_with_keys(found[i], more, context) for i in kinds]
 
         other_keys = _gathered_keys(step)
-        with_experts = [settings.gpt.layer(i).experts for i in traced]
-        forward, backward = (
-            changes(segments, [False, *experts, False])
-            for segments, experts in zip(body.passes, (with_experts, with_experts[::-1]), strict=True)
-        )
+        model, norm = settings.gpt, len(traced) + 1
+        with_experts = [False, *(model.layer(i).experts for i in traced), False]
+        for i in range(model.n_layer, model.n_blocks):
+            with_experts += [model.layer(i).experts, False]
+        forward, backward = changes(body.passes[0], with_experts), changes(body.passes[1], with_experts[::-1])[::-1]
         if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
-            [backward[-1]] = changes([[event for event in body.segments[-1] if event[0] != LOSS_HEAD]])
-        self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:-1], other_keys), forward[-1]
-        self.norm_back, self.embedding_back = backward[0], backward[-1]
-        self.blocks_back = of_blocks(backward[-2:0:-1], -other_keys)
+            [backward[0]] = changes([[event for event in body.segments[-1] if event[0] != LOSS_HEAD]])
+        self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:norm], other_keys), forward[norm]
+        self.embedding_back, self.norm_back = backward[0], backward[norm]
+        self.blocks_back = of_blocks(backward[1:norm], -other_keys)
+        self.ahead, self.ahead_back = (  # a block and a norm for each token ahead
+            [(_with_keys(found[i], more, context), found[i + 1]) for i in range(norm + 1, len(found), 2)]
+            for found, more in ((forward, other_keys), (backward, -other_keys))
+        )
         self.head = _head(step, body)
         if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
             split = changes(_body(step, traced, split=True).passes[1])  # no gradient of a weight
@@ -240,11 +246,17 @@ class Passes:
             run.play("forward", [change], gathered.forward(i))
         run.play("forward", [self.norm] * stage.last, gathered.forward(count))
         run.play("loss head", self.head[:1] * stage.last, gathered.forward(count))
+        for i, (block, norm) in enumerate(self.ahead * stage.last, count):
+            run.play("forward", [block], gathered.forward(i))
+            run.play("forward", [norm], gathered.forward(gathered.blocks))
+            run.play("loss head", self.head[:1], gathered.forward(gathered.blocks))
 
     def backward_pass(self, run: MicroBatch, stage: StageShare) -> None:
         step, count, gathered = self.step, stage.stop - stage.start, self.gathered(stage)
-        run.play("loss head", [*self.head[1:], self.norm_back] * stage.last, gathered.backward(count))
-        for i, change in reversed(list(enumerate(self.blocks_back[stage.start : stage.stop]))):
+        changes = [(change, self.norm_back) for change in self.blocks_back[stage.start : stage.stop]]
+        changes += [(block, norm) for block, norm in self.ahead_back * stage.last]
+        run.play("loss head", [*self.head[1:], changes[-1][1]] * stage.last, gathered.backward(gathered.blocks))
+        for i, (change, _) in reversed(list(enumerate(changes))):
             run.play("backward", [change], gathered.backward(i))
             if gathered.sent:
                 left = gathered.shared_gradients // step.shard_gradients
@@ -252,6 +264,8 @@ class Passes:
                 run.live[GRADIENTS] += left if step.keeps_gradients else 0
                 freed = gathered.gradients - (0 if step.gradients_exist else left)
                 run.live[BUFFERS] -= gathered.sent if step.keeps_gradients else freed
+            if i >= count:
+                run.play("loss head", [*self.head[1:], changes[i - 1][1]], gathered.backward(gathered.blocks))
         run.play("backward", [self.embedding_back] * stage.first, gathered.backward(-1))
 
     def inputs_pass(self, run: MicroBatch, stage: StageShare) -> None:
@@ -269,14 +283,16 @@ def _gradient_share(weights: Weights) -> float:
 
 
 def _gathered_keys(step: Step) -> int:
-    """Bytes of the keys and values of other ranks that a block keeps for its backward pass."""
+    """Bytes of the keys and values of other ranks, and of their latents, that a block keeps for its backward pass."""
     settings, layout = step.settings, step.settings.layout
     recomputed = settings.compute.activation_checkpointing in ("full", "attention")
     if layout.context == 1 or layout.context_attention != "gather" or recomputed:
         return 0
-    heads = settings.gpt.kv_heads // layout.tensor_parallel
-    others = settings.local_length * (layout.context - 1)
-    return 2 * step.sequences * others * heads * settings.gpt.resolved_head_dim * settings.sizes[1]
+    model = settings.gpt
+    width = 2 * model.kv_heads // layout.tensor_parallel * model.widest_head
+    if model.latent is not None:
+        width += model.latent.kv_rank + model.latent.rope_head_dim
+    return step.sequences * settings.local_length * (layout.context - 1) * width * settings.sizes[1]
 
 
 def _with_keys(change: Change, more: int, context: int) -> Change:

@@ -32,6 +32,13 @@ class StageShare(NamedTuple):
     last: bool
     """Whether it has the norm and the head."""
     number: int = 0
+    ahead: int = 0
+    """Number of its blocks that predict ahead, behind the last layer."""
+
+    @property
+    def layers(self) -> range:
+        """Its blocks, also those that predict ahead."""
+        return range(self.start, self.stop + self.ahead)
 
 
 class Task(NamedTuple):
@@ -55,11 +62,11 @@ def bubble(layout: PipelineLayout, micro_batches: int) -> float:
     return waits / (work * micro_batches + waits)
 
 
-def shares(layout: PipelineLayout, n_layer: int, rank: int) -> tuple[StageShare, ...]:
-    """The stages of a rank."""
+def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> tuple[StageShare, ...]:
+    """The stages of a rank. `ahead`: `GPTConfig.predict_ahead`."""
     layers, last = layout.layers(n_layer), layout.stages - 1
     return tuple(
-        StageShare(layers[stage].start, layers[stage].stop, stage == 0, stage == last, stage)
+        StageShare(layers[stage].start, layers[stage].stop, stage == 0, stage == last, stage, ahead * (stage == last))
         for stage in layout.stages_of(rank)
     )
 
@@ -110,8 +117,10 @@ def _of_one_stage(layout: PipelineLayout, rank: int, micro_batches: int) -> list
 
 def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
     """What a rank of the pipeline has; without a pipeline all."""
-    layout, layers = settings.layout.pipeline, settings.gpt.n_layer
-    return (StageShare(0, layers, first=True, last=True),) if layout.ranks == 1 else shares(layout, layers, rank)
+    layout, layers, ahead = settings.layout.pipeline, settings.gpt.n_layer, settings.gpt.predict_ahead
+    if layout.ranks == 1:
+        return (StageShare(0, layers, first=True, last=True, ahead=ahead),)
+    return shares(layout, layers, rank, ahead)
 
 
 def weights_of_rank(settings: RunSettings, rank: int, *, whole: bool = False) -> Weights:
@@ -121,13 +130,15 @@ def weights_of_rank(settings: RunSettings, rank: int, *, whole: bool = False) ->
 
 
 def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights:
-    """The weights of a rank's stages. A tied embedding is also on the rank of the last stage."""
+    """The weights of a rank's stages. An embedding that is tied, or serves to predict ahead, is also on that of the last."""
     blocks = sum(stage.stop - stage.start for stage in stages)
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-    held = {"token embedding": first or (last and is_tied(weights)), "position embedding": first}
-    alike = blocks != block_count(weights)  # of a part of the blocks, which are then of one kind
-    kept = (w for w in weights if w.times or held.get(w.part, last))
-    return tuple(replace(w, times=blocks) if w.times and alike else w for w in kept)
+    twice = is_tied(weights) or any(w.ahead for w in weights)
+    held = {"token embedding": first or (last and twice), "position embedding": first}
+    of_layers = tuple(w for w in weights if w.times and not w.ahead)
+    alike = blocks != block_count(of_layers)  # of a part of the blocks, which are then of one kind
+    kept = (w for w in weights if w in of_layers or held.get(w.part, last))
+    return tuple(replace(w, times=blocks) if w in of_layers and alike else w for w in kept)
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

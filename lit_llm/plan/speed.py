@@ -82,7 +82,8 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     flops = flops_per_token(model, settings.lora, settings.length)
     weights = settings.weights
     (in_head, head_narrowness), (_, narrowness) = (_matrices(weights, head=head) for head in (True, False))
-    head_flops = min(6.0 * tokens * in_head, made.matmul_flops)
+    heads = 1 if isinstance(model, OwnModel) else 1 + model.predict_ahead  # logits of a token
+    head_flops = min(6.0 * tokens * in_head * heads, made.matmul_flops)
     iterations = 0.0
     if settings.optimizer.is_muon:
         owners = math.prod(layout.owners[0]) * layout.owners[1]
@@ -91,7 +92,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
         shards, expert = math.prod(layout.owners[0]), layout.expert
         own = ((shape, own_experts(shape, shards, expert)) for shape in expert_shapes(whole))
         iterations += muon_flops(tuple(shape[1:] for shape, count in own for _ in range(count))) / layout.pipeline.ranks
-    blocks = 0 if isinstance(model, OwnModel) else model.n_layer
+    blocks = 0 if isinstance(model, OwnModel) else model.n_blocks
     kernels = made.kernels or blocks * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
     return Work(
         (made.matmul_flops - head_flops) * micro_batches,
@@ -101,7 +102,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
         made.attention_flops * micro_batches,
         flops.attention_causal / flops.attention if flops.attention else 1.0,
         made.written * micro_batches,
-        tokens * model.padded_vocab_size * micro_batches,
+        tokens * heads * model.padded_vocab_size * micro_batches,
         update_bytes(settings),
         iterations,
         kernels * micro_batches,

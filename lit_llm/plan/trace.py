@@ -70,7 +70,7 @@ class Body:
     Attributes:
         segments: of what precedes the blocks, of each block, and of what follows them; then the same of the backward pass in
             the order of execution: last norm, last block, …, first block, embedding. Of a split pass: only the gradients of
-            inputs.
+            inputs. Each token that is predicted ahead has a block and a norm more, behind the last norm.
         hidden_dtype: of what the loss gets.
         head_is_trainable: the loss returns a gradient of the output matrix.
     """
@@ -110,7 +110,7 @@ def trace_body(
     model = build_gpt(local_config(with_layers(config, layers), tensor_parallel), lora)
     share_experts(model, expert, tensor_parallel)
     recorder = Recorder(cuda=numerics.cuda)
-    for block, layer in zip(model.blocks, layers, strict=True):
+    for block, layer in zip(model.blocks, (*layers, *range(config.n_layer, config.n_blocks)), strict=True):
         if numerics.cuda:
             for module in (block.attention, block):
                 CudaKernels.around(module)  # type: ignore[arg-type]
@@ -140,9 +140,10 @@ def trace_body(
     seen: list[Any] = []
 
     def head(hidden: Tensor, weight: Tensor, targets: Tensor, **_: Any) -> LossSums:
-        seen.extend((hidden.dtype, weight.requires_grad))
+        seen.append((hidden.dtype, weight.requires_grad))
         hidden = hidden.reshape(-1, hidden.size(-1))  # as the loss does, with a copy if positions were padded
-        loss = _Head.apply(hidden, weight.detach() if split else weight, recorder)
+        is_last = len(seen) > config.predict_ahead
+        loss = _Head.apply(hidden, weight.detach() if split else weight, recorder, is_last)
         recorder.hand_over(hidden)
         recorder.begin()  # "backward"
         return LossSums(loss, loss, loss)
@@ -157,8 +158,8 @@ def trace_body(
         received.clear()
         if split:
             del kept
-    missing = 2 * (len(layers) + 2) - len(segments)  # frozen weights before the first adapter get no gradients
-    return Body(segments + [[] for _ in range(missing)], *seen)
+    missing = 2 * (len(layers) + 2 + 2 * config.predict_ahead) - len(segments)  # frozen weights get no gradients
+    return Body(segments + [[] for _ in range(missing)], *seen[0])
 
 
 @cached_by_text
@@ -248,19 +249,26 @@ def _mark(recorder: Recorder, stream: Tensor) -> None:
 
 
 class _Head(Function):
-    """Stands for the loss in the trace of the body: keeps nothing, and returns gradients that `trace_head` allocates."""
+    """Stands for the loss in the trace of the body: keeps nothing, and returns gradients that `trace_head` allocates.
+
+    Of several losses the last one runs backward first. The others add their gradients of the matrix to its in place, as
+    autograd does, and then release them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder) -> Tensor:
-        ctx.recorder, ctx.of = recorder, [(tuple(x.shape), x.dtype) for x in (hidden, weight)]
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder, is_last: bool) -> Tensor:
+        ctx.recorder, ctx.is_last, ctx.of = recorder, is_last, [(tuple(x.shape), x.dtype) for x in (hidden, weight)]
         return recorder.receive((1,), torch.float32, None)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return *(
+        if not ctx.is_last:
+            ctx.recorder.begin()
+        of_hidden, of_weight = (
             ctx.recorder.receive(shape, dtype, LOSS_HEAD) if needed else None
             for (shape, dtype), needed in zip(ctx.of, ctx.needs_input_grad[:2], strict=True)
-        ), None
+        )
+        return of_hidden, of_weight if ctx.is_last else None, None, None
 
 
 class _Received(Function):

@@ -46,7 +46,7 @@ def cached_by_text(function: Callable[P, R]) -> Callable[P, R]:
 
 
 PARTS = (
-    *("token embedding", "position embedding", "attention", "convolutions", "mlp", "router", "experts"),
+    *("token embedding", "position embedding", "attention", "convolutions", "mlp", "router", "experts", "input ahead"),
     *("norms", "biases", "adapters", "output head"),
 )
 
@@ -86,6 +86,7 @@ class Weight:
         own_bytes: of an element in fp32 precision, where the model itself chooses the type.
         experts: of a stack of matrices: their number in the whole model. 0: another weight.
         held: where a rank has 1 / n of the elements of other weights, it has held / n of these (`RunSettings.weights`).
+        ahead: of a block that predicts ahead.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Weight:
     own_bytes: int = 4
     experts: int = 0
     held: float = 1.0
+    ahead: bool = False
 
     @property
     def copies(self) -> int:
@@ -131,12 +133,12 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
 
     if isinstance(model, OwnModel):
         built: GPT | CustomModel = build_own(model.architecture, model.vocab_size)
-        part_of, blocks = _child, list[int]()
+        part_of, blocks, ahead = _child, list[int](), 0
     else:
         part_of = _part
         have_experts = [model.layer(i).experts for i in range(model.n_layer)]
-        kinds = list(dict.fromkeys(have_experts))
-        blocks = [have_experts.count(kind) for kind in kinds]
+        kinds, ahead = list(dict.fromkeys(have_experts)), model.predict_ahead
+        blocks = [have_experts.count(kind) for kind in kinds] + [1] * ahead
         built = build_gpt(with_layers(local_config(model, ranks), [have_experts.index(kind) for kind in kinds]), lora)
     alike = {"projection": "matrix", "head": "embedding"}  # they differ in their rates only
     groups = {id(p): alike.get(name := str(group["name"]), name) for group in parameter_groups(built) for p in group["params"]}
@@ -151,6 +153,9 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
             return 0
         return blocks[int(name.split(".")[1])] if blocks else 1
 
+    def is_ahead(name: str) -> bool:
+        return bool(ahead) and _block(name) is not None and int(name.split(".")[1]) >= len(blocks) - ahead
+
     return tuple(
         Weight(
             name,
@@ -160,6 +165,7 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
             times(name),
             p.element_size(),
             len(p) if p in stacked else 0,
+            ahead=is_ahead(name),
         )
         for name, p in built.named_parameters()
     )
@@ -189,6 +195,8 @@ def _part(name: str, dimensions: int) -> str:
         return "router"
     if dimensions == 3:  # E matrices
         return "experts"
+    if ".ahead." in name:
+        return "input ahead"
     outside = {"embedding": "token embedding", "positions": "position embedding", "head": "output head"}
     return outside.get(first, "attention" if ".attention." in name else "mlp")
 

@@ -133,6 +133,8 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
         return _custom_model(plan, model)
     parts = ", ".join(f"{name} {count(n)}" for name, n in plan.parts.items())
     heads = f"{model.n_head} heads" + (f" ({model.kv_heads} key/value)" if model.kv_heads != model.n_head else "")
+    if model.latent is not None:
+        heads += f", latents of {model.latent.kv_rank} + {model.latent.rope_head_dim}"
     kind = (
         f"{model.n_layer} layers, width {model.n_embd}, {heads}, {model.mlp} {model.hidden_width}, context {model.block_size}"
     )

@@ -46,8 +46,11 @@ class Accumulation:
         self.latest_count: Tensor | int = 0
         self.routers: Tensor | None = None
         """(L, E + 2) float64, of the latest step, over all ranks: counts of experts, the sums of entropies and of z."""
+        self.ahead = torch.zeros(2)
+        """(2,) `wide`, of the latest step, over all ranks: nats and number of the targets of tokens further ahead."""
         self._nll: Tensor | float = 0.0
         self._count: Tensor | int = 0
+        self._ahead: Tensor | float = 0.0  # (2,)
         self._routers: Tensor | None = None  # (L, E + 2): counts, entropy and z of each block with experts
 
     def add(self, batch: dict[str, Tensor], sums: LossSums) -> None:
@@ -56,6 +59,8 @@ class Accumulation:
         self.latest_count = sums.count
         self._nll = self._nll + sums.nll
         self._count = self._count + sums.count
+        if sums.ahead is not None:
+            self._ahead = self._ahead + sums.ahead.to(wide(sums.ahead.device))
         if sums.router is not None:
             router = sums.router
             of_routers = torch.cat((router.counts, torch.stack((router.entropy, router.z), dim=1).double()), dim=1)
@@ -72,7 +77,7 @@ class Accumulation:
     def end(self, strategy: Strategy, accumulate: int) -> tuple[Tensor, Tensor | None]:
         """(sums over all ranks, what the gradients are multiplied by; None: nothing). Starts over.
 
-        The sums, (2 + 2 S,) `wide`: nats, counted targets, and those of each source. Those of routers become `routers`.
+        The sums, (2 + 2 S,) `wide`: nats, counted targets, and those of each source. Others become `ahead` and `routers`.
 
         Args:
             accumulate: micro-batches of a whole step, by which Lightning has divided the gradients.
@@ -80,7 +85,7 @@ class Accumulation:
         # Of a pipeline, ranks without the loss have plain zeros. Copying those to a GPU would wait for it.
         zero = torch.zeros((), dtype=wide(strategy.root_device), device=strategy.root_device)
         own = torch.stack([value + zero for value in (self._nll, self._count)])
-        parts = [own, self.sources.take(own.device).to(own.dtype)]
+        parts = [own, self.sources.take(own.device).to(own.dtype), self._ahead + torch.stack((zero, zero))]
         of_routers, self._routers = self._routers, None
         if of_routers is not None:
             parts.append(of_routers.flatten())
@@ -88,7 +93,8 @@ class Accumulation:
         assert isinstance(sums, Tensor)
         if of_routers is not None:
             sums, self.routers = sums[: -of_routers.numel()], sums[-of_routers.numel() :].view_as(of_routers)
-        made, self.micro_batches, self._nll, self._count = self.micro_batches, 0, 0.0, 0
+        sums, self.ahead = sums[:-2], sums[-2:]
+        made, self.micro_batches, self._nll, self._count, self._ahead = self.micro_batches, 0, 0.0, 0, 0.0
         if not self.equal:
             targets = self.block_size * accumulate * self.loss_ranks  # the strategy has divided by the number of ranks
             return sums, (targets / sums[1].clamp(min=1)).float()  # a batch without any target has zero gradients, not NaN

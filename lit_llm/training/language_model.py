@@ -51,8 +51,9 @@ class LanguageModel(TextGeneration):
 
     Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
     batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, if the
-    data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. A step, or
-    a source in a step, without a counted target has no loss, and no such row.
+    data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. With
+    `model.predict_ahead` also `train/loss_ahead` (nats per token, over all tokens further ahead; no other loss includes them).
+    A step, or a source in a step, without a counted target has no loss, and no such row.
 
     Says the loss of the step to callbacks (`lit_llm.callbacks.contracts.SaysStepLoss`): the nats, without z-loss.
 
@@ -174,6 +175,7 @@ class LanguageModel(TextGeneration):
             # Shard on the meta device, so that each rank allocates only its part.
             with torch.device("meta"):
                 model = GPT(config)
+            model.ahead_weight = self.loss_config.ahead_weight
             if self.lora is not None:
                 apply_lora(model, self.lora)
             model = parallelize(model, self.compute_config, device, mesh)
@@ -354,6 +356,9 @@ class LanguageModel(TextGeneration):
         nll, tokens, *by_source = self.step_sums.tolist()  # the only read of the loss on the host, on logged steps
         if tokens:
             row = {"train/loss": nll / tokens, "train/perplexity": safe_exp(nll / tokens)}
+            if self.config.predict_ahead:
+                nll, targets = self.window.ahead.tolist()
+                row |= {"train/loss_ahead": nll / targets} if targets else {}
             write_row(self.trainer, row | self.window.sources.losses("train", by_source), step)
 
     # -- validation and test ----------------------------------------------------------------------------------------

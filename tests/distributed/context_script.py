@@ -27,6 +27,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "given documents": {"mask_documents": True},
     "learned positions, sinks": {"position": "learned", "attention_sinks": True, "attention_softcap": 3.0},
     "dropout": {"dropout": 0.3, "window": 9},
+    "latent": {
+        **{"latent": {"kv_rank": 10, "nope_head_dim": 6, "rope_head_dim": 4, "value_head_dim": 5}, "n_kv_head": None},
+        **{"qk_norm": False, "dropout": 0.3, "window": 9},
+    },
     "two tables": {"rope_scaling": LONG, "layers": {"rope": [True, False]}},
 }
 CASES = (  # key/value heads, window, documents, soft cap, sinks
@@ -121,9 +125,11 @@ def of_compiled(shard: SequenceShard, settings: dict[str, Any]) -> float:
     return max(difference(a, b) for a, b in zip(gradients(), theirs, strict=True))
 
 
-def traffic(shard: SequenceShard, length: int, dtype: torch.dtype) -> dict[str, list[tuple[str, int, int]]]:
+def traffic(
+    shard: SequenceShard, length: int, dtype: torch.dtype, settings: dict[str, Any]
+) -> dict[str, list[tuple[str, int, int]]]:
     """(kind, calls, bytes of the whole tensors) of a forward and a backward pass."""
-    model = GPT(GPTConfig(**SIZE)).to(dtype)
+    model = GPT(GPTConfig(**{**SIZE, **settings})).to(dtype)
     model.sequence_shard = shard
     ids = torch.zeros(BATCH, length, dtype=torch.int64)
     with Traffic() as forward:
@@ -148,10 +154,11 @@ def main() -> None:
         for name, settings in MODELS.items():
             for length in LENGTHS:
                 found["models"][f"{kind}, {name}, {length}"] = of_model(shard, settings, length)
-        for name in ("dropout", "documents"):
+        for name in ("dropout", "documents", "latent"):
             found["compiled"][f"{kind}, {name}"] = of_compiled(shard, MODELS[name])
         for dtype in (torch.float32, torch.bfloat16):
-            found["traffic"][f"{kind}, {dtype}"] = traffic(shard, 39, dtype)
+            found["traffic"][f"{kind}, {dtype}"] = traffic(shard, 39, dtype, {})
+            found["traffic"][f"latent, {kind}, {dtype}"] = traffic(shard, 39, dtype, MODELS["latent"])
     report(**found)
 
 

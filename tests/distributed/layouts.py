@@ -59,6 +59,14 @@ MODELS: dict[str, dict[str, Any]] = {
             **{"balance": 0.1, "sequence_balance": 0.05, "z_loss": 0.01},
         },
     },
+    "deepseek": {
+        **{"n_layer": 3, "mlp": "swiglu", "qk_norm": False, "zero_init_projections": False},
+        "latent": {"kv_rank": 10, "query_rank": 12, "nope_head_dim": 6, "rope_head_dim": 4, "value_head_dim": 5},
+        "moe": {
+            **{"experts": 8, "top_k": 2, "expert_width": 24, "shared_experts": 1, "first_dense": 1, "router": "sigmoid"},
+            **{"groups": 4, "top_groups": 2, "scale": 2.5, "sequence_balance": 0.05},
+        },
+    },
     "neox": {
         **{"norm": "layernorm", "bias": True, "qk_norm": False, "mlp": "gelu", "gelu_approximate": "none"},
         **{"parallel_residual": True, "partial_rotary_factor": 0.25, "residual_scale": 0.7},
@@ -243,6 +251,8 @@ def train(
     assert isinstance(trainer.logger, Rows)
     rows = {step: row for step, row in sorted(trainer.logger.rows.items()) if "train/loss" in row}
     result: dict[str, Any] = {name: [row[name] for row in rows.values()] for name in ("train/loss", "grad/norm", "lr")}
+    if config.predict_ahead:
+        result["train/loss_ahead"] = [row["train/loss_ahead"] for row in rows.values()]
     result["steps"], result["guard"] = list(rows), guard.state_dict()["losses"]
     names = [f"{name}/loss" for name in data.source_names]
     result["sources"] = {f"train/{name}": [row.get(f"train/{name}", -1.0) for row in rows.values()] for name in names}

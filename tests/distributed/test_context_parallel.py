@@ -5,7 +5,7 @@ from pathlib import Path
 import context_script
 import pytest
 import torch
-from context_script import BATCH, CASES, SIZE
+from context_script import BATCH, CASES, MODELS, SIZE
 from launch import run_ranks
 
 from lit_llm.core.errors import UserError
@@ -85,7 +85,7 @@ def test_sums_and_gradients_of_models_equal_one_process(ranks):
 @pytest.mark.slow
 def test_a_compiler_traces_blocks_whole_and_gradients_stay_equal(ranks):
     for each in ranks:
-        assert len(each["compiled"]) == 4
+        assert len(each["compiled"]) == 6
         assert max(each["compiled"].values()) < 1e-5  # fp32, sums of 78 losses
 
 
@@ -99,6 +99,14 @@ def test_bytes_sent_are_those_of_the_formulas(ranks):
             found = each["traffic"][f"gather, {name}"]
             assert found["forward"] == [("all_gather", layers, layers * whole)]
             assert found["backward"] == [("all_to_all", layers, layers * whole)]
+            latent = MODELS["latent"]["latent"]
+            found = each["traffic"][f"latent, gather, {name}"]
+            whole = BATCH * padded * (latent["kv_rank"] + latent["rope_head_dim"]) * dtype
+            assert found["forward"] == [("all_gather", layers, layers * whole)]
+            assert found["backward"] == [("all_to_all", layers, layers * whole)]
+            found = each["traffic"][f"latent, heads, {name}"]  # values are padded to the width of keys, 10
+            whole = 4 * BATCH * padded * SIZE["n_head"] * 10 * dtype // n
+            assert found["forward"] == found["backward"] == [("all_to_all", 2 * layers, layers * whole)]
             exchanged = 2 * BATCH * padded * (SIZE["n_head"] + kv) * head * dtype // n
             found = each["traffic"][f"heads, {name}"]
             assert found["forward"] == found["backward"] == [("all_to_all", 2 * layers, layers * exchanged)]

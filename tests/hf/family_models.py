@@ -87,6 +87,13 @@ MODELS = {
         **{**SIZE, **WIDTH, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2},
         **{"routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2},
     ),
+    "deepseek_v3": lambda: hf.DeepseekV3Config(
+        **{key: value for key, value in SIZE.items() if key not in ("head_dim", "num_key_value_heads")},
+        **{"q_lora_rank": 20, "kv_lora_rank": 28, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 14},
+        **{**WIDTH, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2, "n_shared_experts": 2},
+        **{"num_key_value_heads": 6, "first_k_dense_replace": 1, "attention_bias": True},
+        rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+    ),
 }
 """`model_type` → configuration."""
 
@@ -120,6 +127,7 @@ COVERED = {
     "phi3": {"rope_scaling": None, "window": None},
     "gpt_neox": {"parallel_residual": False, "gelu_approximate": None},
     "mixtral": {"window": None},
+    "deepseek_v3": {"attention_scale": None, "rope_scaling": None},
     "granite": {"embedding_scale": None, "attention_scale": None, "residual_scale": 1.0, "logit_scale": 1.0},
 }
 """Settings that can be changed without another set of weights, and the value that is off."""

@@ -210,5 +210,32 @@ PUBLISHED = {
         **{"tie_word_embeddings": False, "topk_group": 1, "torch_dtype": "bfloat16", "use_cache": True},
         **{"use_qk_norm": False, "vocab_size": 151552},
     },
+    "DeepSeek-V3": {  # of weights in bf16: the released ones are in fp8
+        **{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 1},
+        **{"ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02},
+        **{"intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v3"},
+        **{"moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1},
+        **{"norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61},
+        **{"num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128},
+        **{"qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 2.5},
+        "rope_scaling": {
+            **{"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "type": "yarn"},
+            "original_max_position_embeddings": 4096,
+        },
+        **{"scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc"},
+        **{"torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 128, "vocab_size": 129280},
+    },
+    "Moonlight-16B-A3B": {
+        **{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0},
+        **{"aux_loss_alpha": 0.001, "eos_token_id": 163586, "ep_size": 1, "first_k_dense_replace": 1, "hidden_act": "silu"},
+        **{"hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 11264, "kv_lora_rank": 512},
+        **{"max_position_embeddings": 8192, "model_type": "deepseek_v3", "moe_intermediate_size": 1408, "moe_layer_freq": 1},
+        **{"n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": True, "num_attention_heads": 16},
+        **{"num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "num_nextn_predict_layers": 0},
+        **{"pretraining_tp": 1, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05},
+        **{"rope_theta": 50000.0, "routed_scaling_factor": 2.446, "scoring_func": "sigmoid", "seq_aux": True},
+        **{"tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16"},
+        **{"use_cache": True, "v_head_dim": 128, "vocab_size": 163840},
+    },
 }
 """Model → its config.json. The factors of Phi-4-mini are made up."""

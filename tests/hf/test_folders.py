@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors
 import torch
-from folders import SIZE, VOCAB, differ, ids, logits, ours, randomise, same_tensors, save, theirs
+from folders import SIZE, VOCAB, differ, export, ids, load, logits, ours, randomise, same_tensors, save, theirs
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
@@ -179,6 +179,15 @@ def test_a_config_of_transformers_4_is_read(tmp_path):
     import_folder(tmp_path / "hf", tmp_path / "run")
     a, b = (read(tmp_path / run / "checkpoints/last.ckpt")["model_config"] for run in ("run", "expected"))
     assert a == b and a["rope_scaling"]["factor"] == 8.0 and a["rope_theta"] == 1000.0
+
+
+def test_blocks_that_predict_ahead_are_left_out_with_a_note(tmp_path):
+    model = ours(mlp="swiglu", qk_norm=False, predict_ahead=2, moe=None)
+    save(model, tmp_path / "last.ckpt")
+    architecture, notes = export(tmp_path / "last.ckpt", tmp_path / "hf")
+    assert architecture == "LlamaForCausalLM" and any("model.predict_ahead 2" in note for note in notes)
+    assert differ(logits(load(tmp_path / "hf"), ids(2, 20)), logits(model, ids(2, 20))) < 1e-4
+    assert not any("layers.2" in name for name in load_file(tmp_path / "hf/model.safetensors"))
 
 
 # -- what is wrong ------------------------------------------------------------------------------------------------------

@@ -70,9 +70,9 @@ def test_a_bias_that_decides_the_choice_is_not_lost(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_the_bias_of_glm_stays_in_fp32_and_layers_that_predict_further_are_left_out(dtype, tmp_path):
-    model_of("glm4_moe").to(torch.bfloat16).save_pretrained(tmp_path / "hf")
+@pytest.mark.parametrize(("family", "dtype"), [("glm4_moe", None), ("glm4_moe", torch.bfloat16), ("deepseek_v3", None)])
+def test_the_bias_for_the_choice_stays_in_fp32_and_layers_that_predict_further_are_left_out(family, dtype, tmp_path):
+    model_of(family).to(torch.bfloat16).save_pretrained(tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"
     tensors = load_file(file)
     count = json.loads((tmp_path / "hf/config.json").read_text())["num_hidden_layers"]
@@ -104,6 +104,26 @@ def test_large_and_wrong_numbers_are_sentences_at_once(changes, said, tmp_path):
     file = tmp_path / "hf/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"n_group": 1, "topk_group": 1} | changes))
     assert said in refusal(tmp_path / "hf", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_key_value_heads": 32}, "'num_key_value_heads' is 32"),
+        ({"rope_interleave": False}, "'rope_interleave' is False"),
+        ({"topk_method": "greedy"}, "'topk_method' is 'greedy'"),
+        ({"scoring_func": "softmax"}, "'scoring_func' is 'softmax'"),
+        ({"moe_layer_freq": 2}, "'moe_layer_freq' is 2"),
+        ({"qk_rope_head_dim": 63}, "model.latent.rope_head_dim is 63"),
+        ({"kv_lora_rank": "512"}, "'kv_lora_rank' is '512'"),
+        ({"index_topk": 2048}, "'index_topk' is 2048"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}}, "'mscale_all_dim' = 1.0"),
+    ],
+)
+def test_keys_of_deepseek_that_would_change_the_model_are_refused(changes, said):
+    with pytest.raises(ValueError) as caught:
+        read_config(PUBLISHED["DeepSeek-V3"] | changes)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_experts_of_different_dtypes_are_refused(tmp_path):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import family_models
 import folders
 import pytest
 import torch
@@ -25,13 +26,16 @@ from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
 TOLERANCE = 1e-5  # of logits with a standard deviation above 1: sums in another order, in fp32
 LAST = "checkpoints/last.ckpt"
 MORE = {
+    "deepseek": family_models.MODELS["deepseek_v3"],
     "phi3": lambda: Phi3Config(**folders.SIZE, pad_token_id=0),
     "pythia": lambda: GPTNeoXConfig(
         **{key: value for key, value in folders.SIZE.items() if key != "num_key_value_heads"}, rotary_pct=0.5
     ),
 }
 ATTENTION = {"gpt2": ["c_attn"], "phi3": ["qkv_proj"], "pythia": ["query_key_value"], "llama": ["q_proj", "v_proj"]}
+ATTENTION |= {"deepseek": ["q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]}
 MLP = {"gpt2": ["c_fc", "mlp.c_proj"], "phi3": ["gate_up_proj"], "pythia": ["dense_4h_to_h"], "llama": ["down_proj"]}
+MLP |= {"deepseek": []}
 
 
 def built(family: str):

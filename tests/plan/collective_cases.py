@@ -33,6 +33,11 @@ MODEL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
 }
 EXPERTS = {"mlp": "swiglu", "moe": {"experts": 8, "top_k": 2, "expert_width": 96, "shared_experts": 1}}
+LATENT = {
+    **{"n_kv_head": None, "qk_norm": False},
+    "latent": {"kv_rank": 24, "query_rank": 40, "nope_head_dim": 16, "rope_head_dim": 8, "value_head_dim": 12},
+}
+AHEAD = {"predict_ahead": 2}
 EACH_TIME = {"reshard_after_forward": True, "reduce_each_micro_batch": True}
 
 
@@ -62,6 +67,13 @@ CASES = {
     "experts, replicas": Case(4, {"replicate": 2, "expert": 2}, model=EXPERTS),
     "experts x tensor": Case(4, {"tensor_parallel": 2, "expert": 2}, "bf16-mixed", EXPERTS),
     "experts x pipeline": Case(4, {"pipeline": 2, "expert": 2}, model=EXPERTS, ranks=(0, 2)),
+    "ahead, FSDP2, each time": Case(4, EACH_TIME, "bf16-mixed", AHEAD),
+    "ahead, context x tensor": Case(4, {"context": 2, "tensor_parallel": 2}, model=AHEAD),
+    "ahead, pipeline": Case(4, {"pipeline": 2}, model=AHEAD, ranks=(0, 2)),
+    "latents, context": Case(2, {"context": 2}, "bf16-mixed", LATENT),
+    "latents, context, heads": Case(2, {"context": 2, "context_attention": "heads"}, model=LATENT),
+    "latents, tensor": Case(2, {"tensor_parallel": 2}, "bf16-mixed", LATENT),
+    "latents, context x tensor": Case(4, {"context": 2, "tensor_parallel": 2}, model=LATENT),
     "shard x tensor x pipeline": Case(8, {"pipeline": 2, "tensor_parallel": 2}, "bf16-mixed", ranks=(0, 4)),
 }
 

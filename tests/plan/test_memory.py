@@ -136,6 +136,32 @@ RUNS = {
         {"block_size": 8, "mlp": "swiglu", "moe": {"experts": 8, "expert_width": 128}},
         {"optimizer": partial(MuonAdamW, ns_dtype="bfloat16")},
     ),
+    "two tokens ahead, Muon": ({"predict_ahead": 2}, {"optimizer": MuonAdamW}),
+    "tokens ahead, tied, chunks": (
+        {**GPT2, "n_layer": 4, "predict_ahead": 2, "vocab_size": 2000},
+        {"loss": LossConfig(chunk_size=100), "accumulation": 2},
+    ),
+    "a token ahead, full checkpointing, bf16-mixed, experts": (
+        {
+            **{"n_layer": 5, "predict_ahead": 1, "mlp": "swiglu"},
+            "moe": {"experts": 4, "top_k": 2, "expert_width": 64, "every": 2, "balance": 0.01},
+        },
+        {"precision": "bf16-mixed", "compute": ComputeConfig(activation_checkpointing="full")},
+    ),
+    "latents": (
+        {
+            **{"n_layer": 3, "qk_norm": False, "mlp": "swiglu"},
+            "latent": {"kv_rank": 48, "nope_head_dim": 24, "rope_head_dim": 16, "value_head_dim": 32},
+        },
+        {"optimizer": MuonAdamW},
+    ),
+    "latents of queries, full checkpointing, bf16-mixed": (
+        {
+            **{"n_layer": 5, "qk_norm": False, "n_head": 4, "predict_ahead": 1},
+            "latent": {"kv_rank": 64, "query_rank": 80, "nope_head_dim": 32, "rope_head_dim": 16, "value_head_dim": 16},
+        },
+        {"precision": "bf16-mixed", "compute": ComputeConfig(activation_checkpointing="full")},
+    ),
     "layers without rotary embedding": (
         {"n_layer": 6, "layers": {"rope": [True, True, False]}, **LLAMA},
         {"compute": ComputeConfig(activation_checkpointing="attention")},

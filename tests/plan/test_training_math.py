@@ -11,6 +11,7 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
+from lit_llm.models.latent_config import LatentConfig
 from lit_llm.optim import MuonAdamW, TorchMuon
 from lit_llm.plan import (
     Layout,
@@ -284,6 +285,21 @@ def test_published_runs_as_phases(batch_tokens, tokens, warmup_steps, length):
     assert sum(phase.steps for phase in found) == steps and sum(p.tokens for p in found) == pytest.approx(tokens, rel=1e-3)
     if warmup_steps == 117:
         assert found[0].tokens == pytest.approx(375e6, rel=0.01)
+
+
+def test_flops_of_latent_attention_by_its_matrices():
+    """DeepSeek-V3's widths: scores over 128 + 64 dimensions, values of 128; all positions (arXiv 2412.19437, section 4.2)."""
+    d, layers, heads, n, r, v, c, e, hidden, length, rows = 512, 3, 4, 128, 64, 96, 160, 192, 1000, 256, 320
+    for rank in (e, None):
+        of_queries = d * heads * (n + r) if rank is None else e * (d + heads * (n + r))
+        attention = of_queries + d * (c + r) + c * heads * (n + v) + heads * v * d
+        matrices = layers * (attention + 3 * d * hidden) + rows * d
+        latent = {"kv_rank": c, "query_rank": rank, "nope_head_dim": n, "rope_head_dim": r, "value_head_dim": v}
+        sizes = {"n_layer": layers, "n_embd": d, "n_head": heads, "mlp_width": hidden, "block_size": length, "vocab_size": rows}
+        model = GPTConfig(**sizes, mlp="swiglu", qk_norm=False, latent=LatentConfig(**latent))
+        found = compute.flops_per_token(model)
+        assert (found.matmul, found.attention) == (6 * matrices, 6 * layers * heads * (n + r + v) * length)
+        assert found.attention_causal == pytest.approx(found.attention * (length + 1) / 2 / length)
 
 
 def test_phases_of_wsd_and_a_sparkline():

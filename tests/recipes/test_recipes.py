@@ -87,6 +87,8 @@ PUBLISHED = {
     "gpt-oss-20b": 20_914_757_184,
     "qwen3-30b-a3b": 30_532_122_624,
     "mixtral-8x7b": 46_702_792_704,
+    "moonlight-16b-a3b": 15_960_108_544,  # without the biases for the choice of experts, 64 in each of 26 layers
+    "deepseek-v3": 671_026_404_352,  # without the layer that predicts further tokens, and these
 }
 
 
@@ -190,9 +192,16 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
     small |= {"window": 16} if model["window"] else {}
     small |= {"eos_id": 2} if model["eos_id"] else {}
     small |= {"moe": {"experts": 8, "top_k": 2, "expert_width": 24}} if model["moe"] else {}
+    if (model["moe"] or {}).get("first_dense"):
+        small["moe"]["first_dense"] = 1
+    if model["latent"]:
+        small["latent"] = {"kv_rank": 12, "nope_head_dim": 8, "rope_head_dim": 4, "value_head_dim": 8}
     if model["layers"]:  # the last layers of a pattern, with windows shorter than the context
         small["layers"] = {key: pattern[-2:] for key, pattern in model["layers"].items()}
         small["layers"]["window"] = [window and 16 for window in small["layers"]["window"]]
+    rates = {"lr": 0.02}  # at 0.05 AdamW is so unstable that rounding decides
+    if settings["optimizer"]["init_args"].get("adamw_lr", 1.0) < 0.001:
+        rates["adamw_lr"] = 0.02
     batch = {"micro_batch_size": 2, "global_batch_size": 4, "num_workers": 0}
     if "vocab_size" in source:
         batch |= {part: str(data / f"{part}_*.bin") for part in ("train", "val")} | {"vocab_size": VOCAB_SIZE}
@@ -202,7 +211,7 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
         "model": small,
         "data": {"init_args": batch},
         "schedule": {"init_args": {"warmup_steps": 2} | ({"total_steps": 8} if schedule.get("total_steps") else {})},
-        "optimizer": {"init_args": {"lr": 0.02}},  # at 0.05 AdamW is so unstable that rounding decides
+        "optimizer": {"init_args": rates},
         "compute": {"compile": False},  # tested in tests/config/test_layouts.py
         "trainer": {"max_steps": 10, "limit_val_batches": 4},
         "samples": None,

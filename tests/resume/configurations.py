@@ -85,6 +85,8 @@ CONFIGURATIONS = [
                   " --model.tie_embeddings true --model.qk_norm false --model.dropout 0.1"),
     Configuration("grouped window", "--model.n_kv_head 1 --model.window 5 --model.logit_softcap 20 --model.mlp swiglu"),
     Configuration("chunked loss", "--loss.chunk_size 7 --loss.z_loss 0.001 --gradient_norm.clip 0.1"),
+    Configuration("tokens ahead, packed", f"{SHARDS} {PACKED} --model.predict_ahead 2 --model.dropout 0.1"),
+    Configuration("two stages, tokens ahead", "--model.predict_ahead 1 --ema.decay 0.9", 2, SHARDED, "pp"),
     Configuration("recomputation", "--compute.activation_checkpointing full --model.dropout 0.3"),
     Configuration("float16", "--trainer.precision 16-mixed --optimizer AdamW"),
     Configuration("bfloat16", "--trainer.precision bf16-true"),
@@ -128,6 +130,9 @@ CONFIGURATIONS = [
                   "fsdp2"),
     Configuration("two ranks, shared experts", f"{EXPERTS} --model.moe.experts 6 --data.micro_batch_size 1", 2, SHARDED, "ep"),
     Configuration("two halves, shared experts", f"{EXPERTS} --model.moe.experts 6 --optimizer AdamW", 2, SHARDED, "ep-tp"),
+    Configuration("two ranks, latents", "--model.latent.kv_rank 8 --model.latent.query_rank 12 --model.latent.nope_head_dim 6"
+                  " --model.latent.rope_head_dim 4 --model.latent.value_head_dim 5 --model.qk_norm false --model.dropout 0.2",
+                  2, SHARDED, "cp"),
     Configuration("two ranks, noise, ramp", f"{RAMP} --gradient_noise.every_n_steps 2 --data.micro_batch_size 1", 2),
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ A family is found by its name in capitals: the imports below say in which file. 
 and put it into the table. `config_parts` has the ready-made pieces.
 """
 
+from lit_llm.hf.families.deepseek import DEEPSEEK_V3
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.gemma import GEMMA2, GEMMA3
 from lit_llm.hf.families.gpt2 import GPT2
@@ -23,6 +24,6 @@ from lit_llm.hf.families.mixture import GLM4_MOE, GPT_OSS, MIXTRAL, OLMOE, QWEN3
 from lit_llm.hf.families.smollm3 import SMOLLM3
 
 _DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, OLMO2, OLMO3, GEMMA2, GEMMA3, SMOLLM3, PHI3, GPT_NEOX, STARCODER2, GRANITE)
-_ALL = (*_DENSE, MIXTRAL, QWEN3_MOE, OLMOE, GPT_OSS, GLM4_MOE)
+_ALL = (*_DENSE, MIXTRAL, QWEN3_MOE, OLMOE, GPT_OSS, GLM4_MOE, DEEPSEEK_V3)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """By `model_type`. Export takes the first one that is equivalent to a model."""

@@ -114,5 +114,7 @@ def _with_one_bias(settings: dict[str, Any]) -> dict[str, Any]:
 def _without_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     """`settings` with null for the scales that null stands for."""
     width = settings.get("head_dim") or settings["n_embd"] // settings["n_head"] or 1
+    if latent := settings.get("latent"):
+        width = latent["nope_head_dim"] + latent["rope_head_dim"]
     defaults = {"attention_scale": width**-0.5, "embedding_scale": 1.0}
     return {name: None if name in defaults and value == defaults[name] else value for name, value in settings.items()}

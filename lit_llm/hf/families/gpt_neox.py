@@ -6,7 +6,7 @@ from lit_llm.hf.families.config_parts import ATTENTION_BIASES, PLAIN, Activation
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.llama import SIZES
 from lit_llm.hf.families.rope import Rope
-from lit_llm.hf.tensor_map import Link, linear
+from lit_llm.hf.tensor_map import Link, linear, rows_by_head
 from lit_llm.models.gpt import GPTConfig
 
 
@@ -15,8 +15,10 @@ def _tensors(config: GPTConfig) -> Iterator[Link]:
     for i in range(config.n_layer):
         a, b = f"gpt_neox.layers.{i}", f"blocks.{i}"
         yield from linear(f"{a}.input_layernorm", f"{b}.attention_norm", bias=True)
+        width = config.resolved_head_dim
+        order = rows_by_head(config.n_head, *(range(first, first + width) for first in (0, width, 2 * width)))
         qkv = [f"{b}.attention.{name}" for name in ("query", "key", "value")]
-        yield from linear(f"{a}.attention.query_key_value", *qkv, bias=config.has_bias("qkv"), heads=config.n_head)
+        yield from linear(f"{a}.attention.query_key_value", *qkv, bias=config.has_bias("qkv"), order=order)
         yield from linear(f"{a}.attention.dense", f"{b}.attention.project", bias=config.has_bias("attention_output"))
         yield from linear(f"{a}.post_attention_layernorm", f"{b}.mlp_norm", bias=True)
         yield from linear(f"{a}.mlp.dense_h_to_4h", f"{b}.mlp.up", bias=True)

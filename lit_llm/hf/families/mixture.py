@@ -98,6 +98,27 @@ def _parts(norm_eps: float, heads: Heads, *more: Part) -> tuple[Part, ...]:
     return *SIZES, heads, Setting("norm_eps", "rms_norm_eps", "number", norm_eps), activation, *more
 
 
+CHOICE_BIAS = partial(decoder, experts=ExpertNames(choice_bias="e_score_correction_bias"))
+"""The tensors of families whose router has a bias for the choice of experts."""
+
+
+def sigmoid_mixture(*, first_dense: int, scale: float, groups: int, top_groups: int) -> Mixture:
+    """DeepSeek-V3's experts, and GLM's, with the values of transformers if keys are missing."""
+    return Mixture(
+        ("n_routed_experts", "num_local_experts"),
+        fixed={"router": "sigmoid"},
+        keys={
+            "expert_width": ("moe_intermediate_size", None),
+            "shared_experts": ("n_shared_experts", 1),
+            "first_dense": ("first_k_dense_replace", first_dense),
+            "normalise": ("norm_topk_prob", True),
+            "scale": ("routed_scaling_factor", scale),
+            "groups": ("n_group", groups),
+            "top_groups": ("topk_group", top_groups),
+        },
+    )
+
+
 _TRAINING = ("output_router_logits", "router_aux_loss_coef")
 _YARN = {
     **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
@@ -179,21 +200,9 @@ GLM4_MOE = Family(
         Rope(partial="partial_rotary_factor", default_partial=0.5),
         Biases("attention_bias", ("qkv",)),
         Setting("qk_norm", "use_qk_norm", "flag", False),
-        Mixture(
-            ("n_routed_experts", "num_local_experts"),
-            fixed={"router": "sigmoid"},
-            keys={
-                "expert_width": ("moe_intermediate_size", None),
-                "shared_experts": ("n_shared_experts", 1),
-                "first_dense": ("first_k_dense_replace", 1),
-                "normalise": ("norm_topk_prob", True),
-                "scale": ("routed_scaling_factor", 1.0),
-                "groups": ("n_group", 1),
-                "top_groups": ("topk_group", 1),
-            },
-        ),
+        sigmoid_mixture(first_dense=1, scale=1.0, groups=1, top_groups=1),
     ),
-    tensors=partial(decoder, experts=ExpertNames(choice_bias="e_score_correction_bias")),
+    tensors=CHOICE_BIAS,
     ahead="num_nextn_predict_layers",
     harmless=_TRAINING,
 )

@@ -1,0 +1,88 @@
+"""The settings of latent attention (`model.latent`), and the rules between them and others. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from lit_llm.core.number_domain import above, ranges_of, whole
+
+if TYPE_CHECKING:
+    from lit_llm.models.config import GPTConfig
+
+
+@dataclass
+class LatentConfig:
+    """Multi-head latent attention: all heads' keys and values come from one narrow vector of each position, the latent.
+
+    Generation keeps the latents instead of keys and values. The defaults are DeepSeek-V3's widths. Source: DeepSeek-V2,
+    arXiv 2405.04434, section 2.1.
+    """
+
+    kv_rank: Annotated[int, whole(1, 1_000_000)] = 512
+    """Width of the latent of keys and values."""
+    query_rank: Annotated[int | None, whole(1, 1_000_000)] = None
+    """Width of the latent of queries (DeepSeek-V3: 1536). None: queries come from one projection."""
+    nope_head_dim: Annotated[int, whole(1, 65_536)] = 128
+    """Dimensions of a head's queries and keys without rotary embedding."""
+    rope_head_dim: Annotated[int, whole(2, 65_536)] = 64
+    """Those with it. All heads share their part of the key. Must be even."""
+    value_head_dim: Annotated[int, whole(1, 65_536)] = 128
+    """Width of a head's values."""
+    norm_eps: Annotated[float, above(0, 1)] = 1e-6
+    """Epsilon of the RMSNorms of the latents. DeepSeek's models have this one, whatever that of their other norms is."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        return self.nope_head_dim + self.rope_head_dim
+
+    def widths(self, n_head: int) -> tuple[int, ...]:
+        """Inputs of the projections inside attention; those from the residual stream not counted."""
+        return self.query_rank or 1, self.kv_rank, n_head * self.value_head_dim
+
+    def matrices(self, n_embd: int, n_head: int) -> int:
+        """Parameters of a block's projections, without biases."""
+        queries, shared = n_head * self.head_dim, n_embd * (self.kv_rank + self.rope_head_dim)
+        of_queries = n_embd * queries if self.query_rank is None else self.query_rank * (n_embd + queries)
+        of_keys_and_values = self.kv_rank * n_head * (self.nope_head_dim + self.value_head_dim)
+        return of_queries + shared + of_keys_and_values + n_head * self.value_head_dim * n_embd
+
+    def range_problems(self) -> list[tuple[str, str]]:
+        """(sentence, flag) for each number outside its range."""
+        found = {f"model.latent.{name}": domain for name, domain in LATENT_DOMAINS.items()}
+        said = {key: domain.sentence(key, getattr(self, key.rpartition(".")[2])) for key, domain in found.items()}
+        return [(sentence, f"--{key}") for key, sentence in said.items() if sentence]
+
+    def problems(self, model: GPTConfig) -> Iterator[tuple[str, str]]:
+        """(sentence, flags) for each setting that latent attention cannot be combined with. Numbers are within ranges."""
+        if self.rope_head_dim % 2:
+            yield (
+                f"model.latent.rope_head_dim is {self.rope_head_dim}, but rotary positions need an even number",
+                "--model.latent.rope_head_dim",
+            )
+        if model.n_kv_head not in (None, model.n_head):
+            yield (
+                f"model.n_kv_head is {model.n_kv_head}, but with model.latent all {model.n_head} heads have keys of their own",
+                "--model.n_kv_head null",
+            )
+        if model.qk_norm:
+            yield "model.qk_norm does not go with model.latent, which normalises the latents", "--model.qk_norm false"
+        others: dict[str, tuple[bool | float | None, str]] = {
+            "head_dim": (None, "the widths of heads are model.latent's"),
+            "partial_rotary_factor": (1.0, "what is rotated is model.latent.rope_head_dim"),
+            "qkv_convolution": (None, "keys and values exist for single positions only"),
+            "exclusive_attention": (False, "outputs and values of a head differ in width from its keys"),
+            "attention_sinks": (False, "no model has both"),
+            "base_width": (None, "no rule says how ranks grow with the width"),
+        }
+        for name, (off, why) in others.items():
+            value = getattr(model, name)
+            if value != off:
+                plain = "null" if off is None else str(off).lower()
+                yield (f"model.{name} is {value}, but with model.latent it must be {plain}: {why}", f"--model.{name} {plain}")
+
+
+LATENT_DOMAINS = ranges_of(LatentConfig)
+"""The range of each number, by field."""
