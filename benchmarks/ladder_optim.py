@@ -13,17 +13,18 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from lit_llm.callbacks.learning_rate_schedules import cosine, linear, wsd
+from lit_llm.callbacks.learning_rate_schedules import DecayShape, wsd
 
 Rate = Callable[[float, int], float]
 
 
-def _rate(schedule: Callable[..., float], **options: Any) -> Rate:
-    def rate(t: float, total: int) -> float:
-        return schedule(t, peak=1.0, warmup_steps=min(WARMUP_STEPS, total // 5), **options, **horizon(total))
+def _rate(shape: DecayShape, *, tenths: int | None = None) -> Rate:
+    """A decay to zero, of all steps after warmup or of the last tenths of the run."""
 
-    def horizon(total: int) -> dict[str, int]:
-        return {"total_steps": total} | ({"decay_steps": total * 4 // 10} if schedule is wsd else {})
+    def rate(t: float, total: int) -> float:
+        steps = {"warmup_steps": min(WARMUP_STEPS, total // 5), "total_steps": total}
+        decay_steps = None if tenths is None else total * tenths // 10
+        return wsd(t, peak=1.0, final=0.0, **steps, decay_steps=decay_steps, shape=shape)
 
     return rate
 
@@ -140,15 +141,15 @@ TECHNIQUES = [
     Technique("head-rate÷3", NANOCHAT + " has a fifth of Muon's", groups=ratio("head", 1 / 3)),
     Technique("vector-rate×3", "norm gains at 0.03", groups=ratio("vector", 3.0)),
     Technique("beta1-0.8", SPEEDRUN, options={"betas": (0.8, 0.95)}),
-    Technique("cosine-to-zero", "final rate 0", rate=_rate(cosine, final=0.0)),
-    Technique("linear-to-zero", "Bergsma et al. 2025, arXiv 2502.15938", rate=_rate(linear, final=0.0)),
-    Technique("wsd-linear", SPEEDRUN + ": linear over the last 40 %", rate=_rate(wsd, final=0.0, shape="linear")),
+    Technique("cosine-to-zero", "final rate 0", rate=_rate("cosine")),
+    Technique("linear-to-zero", "Bergsma et al. 2025, arXiv 2502.15938", rate=_rate("linear")),
+    Technique("wsd-linear", SPEEDRUN + ": linear over the last 40 %", rate=_rate("linear", tenths=4)),
     Technique(
         "wsd-sqrt",
         "1 − √x over the last 40 %, Hägele et al. 2024, arXiv 2405.18392",
-        rate=_rate(wsd, final=0.0, shape="one_minus_sqrt"),
+        rate=_rate("one_minus_sqrt", tenths=4),
     ),
-    Technique("wsd-cosine", "cosine over the last 40 %", rate=_rate(wsd, final=0.0, shape="cosine")),
+    Technique("wsd-cosine", "cosine over the last 40 %", rate=_rate("cosine", tenths=4)),
     Technique("batch-warmup", "half the batch in the first third", rows=half_the_batch_first),
     Technique("length-warmup", "Li et al. 2021, arXiv 2108.06084: a quarter, then half", length=short_sequences_first),
     Technique("average-last-fifth", "Izmailov et al. 2018, arXiv 1803.05407", average=partial(LastAverage, fraction=0.2)),

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from lit_llm.callbacks.learning_rate_schedules import cosine
+from lit_llm.callbacks.learning_rate_schedules import wsd
 from lit_llm.core.errors import UserError
 from lit_llm.models.loss import LossSums
 
@@ -73,7 +73,7 @@ BASELINE = Technique("baseline", "GPTConfig(), MuonAdamW, cosine to a tenth afte
 
 
 def baseline_rate(t: float, total: int) -> float:
-    return cosine(t, peak=1.0, final=FINAL_RATIO, warmup_steps=min(WARMUP_STEPS, total // 5), total_steps=total)  # type: ignore[arg-type]
+    return wsd(t, peak=1.0, final=FINAL_RATIO, warmup_steps=min(WARMUP_STEPS, total // 5), total_steps=total, shape="cosine")  # type: ignore[arg-type]
 
 
 def stack(techniques: Sequence[Technique]) -> Technique:

@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch import Callback
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_llm.callbacks.learning_rate_schedules import cosine
+from lit_llm.callbacks.learning_rate_schedules import wsd
 from lit_llm.config.build import Built, build
 from lit_llm.config.objects import optimizer_of
 from lit_llm.config.parse import parse
@@ -63,7 +63,7 @@ class ByHand(Callback):
         self.step += 1
         batch = next(self.batches)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            group["lr"] = cosine(self.step, peak=peak, final=0.0, warmup_steps=2, total_steps=trainer.max_steps)
+            group["lr"] = wsd(self.step, peak=peak, final=0.0, warmup_steps=2, total_steps=trainer.max_steps, shape="cosine")
         with trainer.precision_plugin.forward_context():
             sums = self.model(batch["input_ids"], batch["targets"], loss=module.loss_function)
             loss = sums.loss / batch["targets"].numel()

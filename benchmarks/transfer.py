@@ -24,7 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.callbacks.learning_rate_schedules import cosine
+from lit_llm.callbacks.learning_rate_schedules import wsd
 from lit_llm.data import Characters, PythonStdlib
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import LossSums
@@ -86,7 +86,7 @@ def train(run: Run, data: tuple[Tensor, Tensor]) -> float:
     train_rows, val_rows = data
     for step in range(1, run.steps + 1):
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-            group["lr"] = cosine(step, peak=peak, final=0.0, warmup_steps=20, total_steps=run.steps)
+            group["lr"] = wsd(step, peak=peak, final=0.0, warmup_steps=20, total_steps=run.steps, shape="cosine")
         rows = train_rows[step - 1]
         with torch.autocast("cpu", torch.bfloat16):
             sums = model(rows[:, :-1], rows[:, 1:])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
 
 import torch
@@ -25,36 +24,6 @@ from .ranges import STEPS, Domain, at_least, check_ranges, whole
 DecayShape = Literal["linear", "cosine", "one_minus_sqrt", "exponential"]
 
 
-def cosine(t: int, *, peak: float, final: float, warmup_steps: int, total_steps: int) -> float:
-    """final + ½(peak − final)(1 + cos(π·(t − warmup)/(total − warmup))), then `final` (Loshchilov & Hutter 2017)."""
-    if t <= warmup_steps:
-        return peak * t / warmup_steps
-    if t >= total_steps:
-        return final
-    return final + 0.5 * (peak - final) * (1 + math.cos(math.pi * (t - warmup_steps) / (total_steps - warmup_steps)))
-
-
-def linear(t: int, *, peak: float, final: float, warmup_steps: int, total_steps: int) -> float:
-    """A straight line from `peak` at the end of warmup to `final` at `total_steps`, then `final`."""
-    if t <= warmup_steps:
-        return peak * t / warmup_steps
-    if t >= total_steps:
-        return final
-    return peak + (final - peak) * (t - warmup_steps) / (total_steps - warmup_steps)
-
-
-def constant(t: int, *, peak: float, warmup_steps: int) -> float:
-    """Warmup, then `peak` forever."""
-    return peak * t / warmup_steps if t <= warmup_steps else peak
-
-
-def inverse_square_root(t: int, *, peak: float, warmup_steps: int) -> float:
-    """peak·√(warmup/t) after warmup (Vaswani et al. 2017). Without warmup: peak/√t."""
-    if t <= warmup_steps:
-        return peak * t / warmup_steps
-    return peak * math.sqrt(max(warmup_steps, 1) / t)
-
-
 def wsd(
     t: int,
     *,
@@ -62,16 +31,21 @@ def wsd(
     final: float,
     warmup_steps: int,
     total_steps: int,
-    decay_steps: int,
+    decay_steps: int | None = None,
     shape: DecayShape,
 ) -> float:
-    """Warmup, then `peak`, then a decay to `final` over the last `decay_steps` (Hu et al. 2024). See :func:`decayed`."""
+    """Warmup, then `peak`, then a decay to `final` over the last `decay_steps` (Hu et al. 2024). See :func:`decayed`.
+
+    Without `decay_steps`, all steps after warmup decay; a cosine is then that of Loshchilov & Hutter 2017.
+    """
     if t <= warmup_steps:
         return peak * t / warmup_steps
-    decay_start = total_steps - decay_steps
+    if t >= total_steps:
+        return final
+    decay_start = warmup_steps if decay_steps is None else total_steps - decay_steps
     if t <= decay_start:
         return peak
-    return decayed((t - decay_start) / decay_steps, peak=peak, final=final, shape=shape)
+    return decayed((t - decay_start) / (total_steps - decay_start), peak=peak, final=final, shape=shape)
 
 
 def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
@@ -186,7 +160,7 @@ class Schedule(Callback, ABC):
 
 
 class _Horizon(Schedule):
-    """A schedule with a final rate and a number of steps. `rate` is that of `curve`, unless a subclass has its own.
+    """A schedule with a final rate and a number of steps. It decays in all steps after warmup, unless a subclass has a plateau.
 
     Args:
         warmup_steps: optimizer steps of linear warmup.
@@ -194,7 +168,7 @@ class _Horizon(Schedule):
         total_steps: optimizer steps at which the final rate is reached; None = the trainer's max_steps.
     """
 
-    curve: Callable[..., float]
+    shape: DecayShape
 
     def __init__(
         self,
@@ -207,6 +181,7 @@ class _Horizon(Schedule):
         self.final_ratio = final_ratio
         self.total_steps = total_steps
         self._total = 0  # set by resolve()
+        self._decay: int | None = None  # steps; None: all after warmup
 
     def resolve(self, trainer: Trainer) -> None:
         # `fast_dev_run` replaces max_steps. Its few steps are the first ones of a run of unknown length.
@@ -223,34 +198,36 @@ class _Horizon(Schedule):
             )
 
     def rate(self, t: int, peak: float) -> float:
-        final = self.final_ratio * peak
-        return self.curve(t, peak=peak, final=final, warmup_steps=self.warmup_steps, total_steps=self._total)
+        steps: dict[str, Any] = {"warmup_steps": self.warmup_steps, "total_steps": self._total, "decay_steps": self._decay}
+        return wsd(t, peak=peak, final=self.final_ratio * peak, shape=self.shape, **steps)
 
 
 class Cosine(_Horizon):
-    """Warmup, then half a cosine to `final_ratio`·peak at `total_steps`. See :func:`cosine`, :class:`Schedule`."""
+    """Warmup, then half a cosine to `final_ratio`·peak at `total_steps`. See :func:`wsd`, :class:`Schedule`."""
 
-    curve = staticmethod(cosine)
+    shape = "cosine"
 
 
 class Linear(_Horizon):
-    """Warmup, then a straight line to `final_ratio`·peak at `total_steps`. See :func:`linear`, :class:`Schedule`."""
+    """Warmup, then a straight line to `final_ratio`·peak at `total_steps`. See :func:`wsd`, :class:`Schedule`."""
 
-    curve = staticmethod(linear)
+    shape = "linear"
 
 
 class Constant(Schedule):
-    """Warmup, then the peak forever. See :func:`constant`, :class:`Schedule`."""
+    """Warmup, then the peak forever. See :class:`Schedule`."""
 
     def rate(self, t: int, peak: float) -> float:
-        return constant(t, peak=peak, warmup_steps=self.warmup_steps)
+        return peak * t / self.warmup_steps if t <= self.warmup_steps else peak
 
 
 class InverseSquareRoot(Schedule):
-    """Warmup, then peak·√(warmup_steps/t). See :func:`inverse_square_root`, :class:`Schedule`."""
+    """Warmup, then peak·√(warmup_steps/t) (Vaswani et al. 2017). Without warmup: peak/√t. See :class:`Schedule`."""
 
     def rate(self, t: int, peak: float) -> float:
-        return inverse_square_root(t, peak=peak, warmup_steps=self.warmup_steps)
+        if t <= self.warmup_steps:
+            return peak * t / self.warmup_steps
+        return peak * math.sqrt(max(self.warmup_steps, 1) / t)
 
 
 class WSD(_Horizon):
@@ -283,7 +260,6 @@ class WSD(_Horizon):
         self.decay_steps = decay_steps
         self.decay_fraction = decay_fraction
         self.shape = shape
-        self._decay = 0
 
     @property
     def stable_until(self) -> int | None:
@@ -298,10 +274,6 @@ class WSD(_Horizon):
                 f"Warmup ({self.warmup_steps} steps) and decay ({self._decay} steps) overlap in a schedule of"
                 f" {self._total} steps: lower --schedule.warmup_steps, --schedule.decay_steps or --schedule.decay_fraction."
             )
-
-    def rate(self, t: int, peak: float) -> float:
-        steps = {"warmup_steps": self.warmup_steps, "total_steps": self._total, "decay_steps": self._decay}
-        return wsd(t, peak=peak, final=self.final_ratio * peak, shape=self.shape, **steps)
 
 
 class Decay(Schedule):

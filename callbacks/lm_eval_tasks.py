@@ -11,6 +11,7 @@ import numbers
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import datasets
 import huggingface_hub
@@ -43,8 +44,8 @@ class LmEvalTasks:
     def __init__(self, names: Sequence[str], limit: int | None) -> None:
         self.limit = limit
         # Data sets are only read from this machine. HF_HUB_OFFLINE in the environment would be too late: it is read at import.
-        offline = [(owner, "HF_HUB_OFFLINE", True) for owner in (datasets.config, huggingface_hub.constants)]
-        with _quiet(), _replaced(*offline):
+        offline = [patch.object(owner, "HF_HUB_OFFLINE", True) for owner in (datasets.config, huggingface_hub.constants)]
+        with _quiet(), offline[0], offline[1]:
             self._loaded = _load(names)
             for name, task in self._loaded["tasks"].items():
                 if task.get_config("num_fewshot") is None:
@@ -126,19 +127,6 @@ def _generation(task: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
-    """Other values for attributes: (object, name, value) each."""
-    before = [getattr(owner, name) for owner, name, _ in places]
-    try:
-        for owner, name, value in places:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for (owner, name, _), value in zip(places, before, strict=True):
-            setattr(owner, name, value)
-
-
-@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the log and the bars of lm_eval and datasets, which would break this program's."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
@@ -148,7 +136,7 @@ def _quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with _replaced((lm_eval.api.task, "tqdm", lambda documents, **_: documents)):
+        with patch.object(lm_eval.api.task, "tqdm", lambda documents, **_: documents):
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

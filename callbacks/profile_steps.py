@@ -9,7 +9,7 @@ from typing import Annotated
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from ._lightning import _AfterSteps
 from ._torch import start_memory_history, stop_memory_history
@@ -62,7 +62,6 @@ class Profile(_AfterSteps):
         self.dirpath = dirpath
         self._first = 0  # optimizer step
         self._profiler: profile | None = None
-        self._named: record_function | None = None
 
     def trainer_problems(self, trainer: Trainer) -> list[str]:
         """One sentence for each reason why this trainer's steps cannot be recorded."""
@@ -89,7 +88,7 @@ class Profile(_AfterSteps):
             self._start(trainer)
         elif self._profiler is not None:
             if step < self._first + self.steps - 1 and step != trainer.max_steps:
-                self._label(step + 1)
+                self._profiler.step()  # the label of the next one
             else:
                 self._stop(trainer)
 
@@ -113,17 +112,9 @@ class Profile(_AfterSteps):
         if self.memory_snapshot:
             start_memory_history(_SNAPSHOT_ENTRIES)
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_cuda else [ProfilerActivity.CPU]
-        self._profiler = profile(activities=activities, record_shapes=True)
+        self._profiler = profile(activities=activities, record_shapes=True, schedule=lambda step: ProfilerAction.RECORD)
+        self._profiler.step_num = self._first  # its labels are the numbers of the optimizer steps
         self._profiler.start()
-        self._label(self._first)
-
-    def _label(self, step: int | None) -> None:
-        """End the label of the current step and begin the label of `step`."""
-        if self._named is not None:
-            self._named.__exit__(None, None, None)
-        self._named = None if step is None else record_function(f"ProfilerStep#{step}")
-        if self._named is not None:
-            self._named.__enter__()
 
     def _stop(self, trainer: Trainer) -> None:
         folder = Path(self.dirpath or Path(trainer.default_root_dir) / "profile")
@@ -140,7 +131,6 @@ class Profile(_AfterSteps):
     def _end_recording(self, snapshot: Path | None) -> None:
         if self._profiler is None:
             return
-        self._label(None)
         self._profiler.stop()  # waits for the device
         self._profiler = None
         if self.memory_snapshot:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from ._lightning import _PutsBack, accumulates, is_logged, write_row
-from ._torch import after_gradients, tensors_in
+from ._torch import after_gradients, gathered, tensors_in
 from .contracts import SplitsLayers, offered
 from .time_breakdown import clock_of
 
@@ -55,8 +53,7 @@ class Stragglers(_PutsBack):
     def __init__(self) -> None:
         self._several = False  # ranks
         self._first = 0  # optimizer step
-        self._device = torch.device("cpu")
-        self._clock = clock_of(self._device)
+        self._clock = clock_of(torch.device("cpu"))
         self._step_began: Any = None  # a time of the clock; None = this step is not measured
         self._step_ended: Any = None
         self._waits: list[tuple[Any, Any]] = []  # begin and end
@@ -69,8 +66,7 @@ class Stragglers(_PutsBack):
             rank_zero_info("rank/straggler: not logged, because pipeline stages wait for each other in the middle of a step.")
             self._several = False
         self._first = trainer.global_step + 3  # in the second step DDP rebuilds its buckets, an unmeasured wait
-        self._device = trainer.strategy.root_device
-        self._clock = clock_of(self._device)
+        self._clock = clock_of(trainer.strategy.root_device)
         self._forget()
         if self._several:
             for module in pl_module.modules():
@@ -81,39 +77,31 @@ class Stragglers(_PutsBack):
         """Register hooks before and after FSDP2's hooks that gather the module's parameters, forward and backward."""
         outputs: list[Tensor] = []  # of the forward pass under way
 
-        def before_gathering(*_: Any) -> None:
-            self._begin_wait()
-
-        def after_gathering(*_: Any) -> None:
-            self._end_wait()
-
         def before_fsdp_hooks_the_output(module: nn.Module, args: Any, output: Any) -> None:
             if self._step_began is not None and torch.is_grad_enabled():
                 outputs.extend(tensor for tensor in tensors_in(output) if tensor.requires_grad)
                 for leaf in outputs:
-                    leaf.register_hook(before_gathering)
+                    leaf.register_hook(self._begin_wait)
 
         def after_fsdp_hooked_the_output(module: nn.Module, args: Any, output: Any) -> None:
             for leaf in outputs:
-                leaf.register_hook(after_gathering)
+                leaf.register_hook(self._end_wait)
             outputs.clear()
 
-        def eager(hook: Callable[..., None]) -> Callable[..., None]:
-            return torch.compiler.disable(hook)  # compiled blocks also call hooks
-
+        eager = torch.compiler.disable  # compiled blocks also call hooks
         # FSDP2 puts its forward pre-hook first and its forward hook last.
         self._undo += (
-            module.register_forward_pre_hook(eager(before_gathering), prepend=True).remove,
-            module.register_forward_pre_hook(eager(after_gathering)).remove,
+            module.register_forward_pre_hook(eager(self._begin_wait), prepend=True).remove,
+            module.register_forward_pre_hook(eager(self._end_wait)).remove,
             module.register_forward_hook(eager(before_fsdp_hooks_the_output), prepend=True).remove,
             module.register_forward_hook(eager(after_fsdp_hooked_the_output)).remove,
         )
 
-    def _begin_wait(self) -> None:
+    def _begin_wait(self, *_: Any) -> None:
         if self._step_began is not None:
             self._wait_began = self._clock.now()
 
-    def _end_wait(self) -> None:
+    def _end_wait(self, *_: Any) -> None:
         if self._wait_began is not None:
             self._waits.append((self._wait_began, self._clock.now()))
             self._wait_began = None
@@ -142,10 +130,7 @@ class Stragglers(_PutsBack):
         self._clock.synchronize()
         waited = sum(self._clock.seconds(begin, end) for begin, end in self._waits)
         own = self._clock.seconds(self._step_began, self._step_ended) - waited
-        mine = torch.tensor([own], dtype=torch.float32, device=self._device)  # MPS does not support float64
-        gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, mine)
-        times = torch.cat(gathered).tolist()  # (ranks,)
+        times = gathered(own)
         step, ended = trainer.global_step + 1, self._step_ended
         self._forget()
         if self._is_measured(trainer, step + 1):

@@ -1,4 +1,4 @@
-"""Checkpoints of LoRA runs. They hold adapters only, and name the checkpoint with the frozen weights: their base.
+"""Weights in checkpoints: of LoRA runs, which hold adapters only and name their base, and the average that EMA keeps.
 
 lora    the settings of `LoRAConfig`
 base    path: the base's checkpoint when the run started; sha256: what `base_sha256` gives for it
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_llm.checkpoint.average import averaged
+from lit_llm.callbacks.ema import AVERAGE
 from lit_llm.checkpoint.crash_safe import sha256_of
 from lit_llm.checkpoint.disk_format import read, read_manifest, read_values, verify
 from lit_llm.core.disk import real_path
@@ -81,7 +82,7 @@ def saved_weights(
         base: where the base weights of a LoRA run are; None: where they were in training.
         verify: verify the base.
         base_can_be_named: as `can_be_named` of `base_checkpoint`.
-        average: the flag that asks for the average of the weights instead (`lit_llm.checkpoint.average`).
+        average: the flag that asks for the average of the weights instead.
 
     Raises:
         UserError: base weights are missing, damaged, or others than in training; or they are named and there are none; or
@@ -115,3 +116,29 @@ def base_damage(content: dict[str, Any], checkpoint: Path) -> str | None:
     except UserError as error:
         return str(error)
     return verify(base) or base_damage(read_values(base), base)
+
+
+EMA_HELP = "the average of the weights that the run kept (--ema EMA) instead of the weights"
+"""Help of a command's flag --ema."""
+
+
+def average_problem(content: Mapping[str, Any], checkpoint: Path, flag: str) -> str | None:
+    """A sentence if a checkpoint has no average.
+
+    Args:
+        flag: which asks for one.
+    """
+    if AVERAGE in content:
+        return None
+    return f"{checkpoint} holds no average of the weights: train with --ema EMA, or leave out {flag}"
+
+
+def averaged(content: Mapping[str, Any], checkpoint: Path, flag: str) -> dict[str, Any]:
+    """The state dict of a checkpoint with the average of the weights. Buffers and frozen weights have none.
+
+    Raises:
+        UserError: There is no average.
+    """
+    if problem := average_problem(content, checkpoint, flag):
+        raise UserError(problem)
+    return {**content["state_dict"], **content[AVERAGE]}

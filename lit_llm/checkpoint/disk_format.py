@@ -4,7 +4,7 @@
         checkpoint.pt    torch.save of Lightning's dict
         shard-….pt       with --sharded_checkpoints: each rank's parts of distributed tensors (lit_llm.checkpoint.sharded)
         manifest.json    step, tokens, versions, size and SHA-256 of every file, and a checksum of the manifest itself
-        damaged.json     only if ranks that loaded it found a changed shard (lit_llm.checkpoint.damage_record)
+        damaged.json     only if ranks that loaded it found a changed shard (lit_llm.checkpoint.manifest)
 
 A save writes `.step-00000500.ckpt.partial`, fsyncs every file and renames the folder. A folder of the same name is renamed to
 `.step-00000500.ckpt.replaced` first; readers find it there until the new one is in place. A deletion starts by renaming to
@@ -35,8 +35,17 @@ import torch.distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from lit_llm.checkpoint.crash_safe import HashingFile, fsync_path, make_folder, sha256_of
-from lit_llm.checkpoint.damage_record import clear_damage, recorded_damage
-from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
+from lit_llm.checkpoint.manifest import (
+    DAMAGED,
+    DATA,
+    MANIFEST,
+    encode,
+    intact_manifest,
+    is_of_later_version,
+    make_manifest,
+    manifest_in,
+    recorded_damage,
+)
 from lit_llm.checkpoint.schema import content_problem, part_problem
 from lit_llm.checkpoint.sharded import join
 from lit_llm.core.disk import delete, open_ordinary, ordinary_file, real_path
@@ -417,7 +426,8 @@ def _problem_of_folder(folder: Path, *, shards: bool) -> str | None:
         if problem := _file_problem(folder, name, expected, hashed=shards or name == DATA):
             return f"checkpoint {folder} is damaged: {problem}."
     if shards:
-        clear_damage(folder)
+        with contextlib.suppress(OSError):
+            (folder / DAMAGED).unlink()
     return None
 
 

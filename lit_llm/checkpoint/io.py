@@ -44,12 +44,7 @@ class FolderCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint to the local folder `path`; returns when it is on the disk, or reported as failed."""
-        error = None
-        try:
-            _write(checkpoint, path, storage_options)
-        except OSError as caught:
-            error = caught
-        self._report(Path(path), "saved", error)
+        self._try(Path(path), "saved", _write, checkpoint, path, storage_options)
 
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
         """How the last save to `path` ended: True on disk, False failed (and reported), None still being written.
@@ -97,12 +92,15 @@ class FolderCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint; a failure is reported in a warning."""
+        self._try(Path(path), "deleted", disk_format.remove, path)
+
+    def _try(self, path: Path, how: Literal["saved", "deleted"], work: Callable, *args: Any) -> None:
         error = None
         try:
-            disk_format.remove(path)
+            work(*args)
         except OSError as caught:
             error = caught
-        self._report(Path(path), "deleted", error)
+        self._report(path, how, error)
 
     def _report(self, path: Path, how: Literal["saved", "deleted"], error: BaseException | None) -> None:
         """Say that a job failed, and remember it of a save. Errors that are not the disk's are raised."""
@@ -158,11 +156,9 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
             return None
         return super().finished(path)
 
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None, *, lazy: bool = False
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self._collect(wait=True)
-        return super().load_checkpoint(path, map_location, weights_only, lazy=lazy)
+        return super().load_checkpoint(*args, **kwargs)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint in the thread, after the jobs before it: deleting gigabytes takes time."""

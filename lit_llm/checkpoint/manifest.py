@@ -1,4 +1,8 @@
-"""manifest.json of a checkpoint folder: its files with sizes and checksums, and a checksum of itself."""
+"""manifest.json of a checkpoint folder: its files with sizes and checksums, and a checksum of itself.
+
+damaged.json remembers that ranks found a changed shard, so that the next launch passes the checkpoint by. It chooses one before
+its ranks are connected and does not hash shards then, so it would choose the same damaged one again and again.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,15 @@ from typing import Any
 import lightning
 import torch
 
-from lit_llm.core.disk import read_ordinary
+from lit_llm.checkpoint.crash_safe import fsync_path
+from lit_llm.core.disk import read_json, read_ordinary, write_text
 from lit_llm.core.errors import UserError
 
 FORMAT = "lit_llm checkpoint"
 VERSION = 2  # 1: no shards
 DATA = "checkpoint.pt"
 MANIFEST = "manifest.json"
+DAMAGED = "damaged.json"
 _SHARD = re.compile(r"shard-\d+-of-\d+\.pt")
 
 
@@ -118,3 +124,25 @@ def _problem(folder: Path) -> str:
     elif (folder / DATA).is_file() or FORMAT.encode() in read_ordinary(folder / MANIFEST):
         return f"checkpoint {folder} is damaged: {MANIFEST} has changed since it was written."
     return f"{folder} is not a checkpoint of lit_llm: it has no {MANIFEST} of one."
+
+
+def record_damage(folder: Path, problem: str) -> None:
+    """Write the record into a checkpoint folder.
+
+    Args:
+        problem: What is wrong, as the end of a sentence.
+
+    Raises:
+        OSError: The disk is full or read-only, or the folder is gone.
+    """
+    write_text(folder / DAMAGED, json.dumps({"problem": problem}))
+    fsync_path(folder)
+
+
+def recorded_damage(folder: Path) -> str | None:
+    """What the record of a checkpoint folder says, as a sentence. None if there is none, or it cannot be read."""
+    try:
+        problem = read_json(folder / DAMAGED)["problem"]
+    except (OSError, ValueError, KeyError, TypeError):  # then the shards are hashed again
+        return None
+    return f"checkpoint {folder} is damaged: {problem} ({DAMAGED} remembers it, --resume {folder} checks it again)."

@@ -9,8 +9,8 @@ from typing import Any
 import torch.distributed as dist
 
 from lit_llm.callbacks._torch import gathered, process_count
-from lit_llm.checkpoint.damage_record import record_damage
 from lit_llm.checkpoint.disk_format import shard_problem, shard_sizes
+from lit_llm.checkpoint.manifest import record_damage
 from lit_llm.core.errors import UserError
 
 

@@ -7,8 +7,8 @@ from typing import IO, cast
 
 import torch
 
-from lit_llm.checkpoint.adapters import BASE, LORA
-from lit_llm.checkpoint.average import AVERAGE, EMA_HELP, averaged
+from lit_llm.callbacks.ema import AVERAGE
+from lit_llm.checkpoint.adapters import BASE, EMA_HELP, LORA, averaged
 from lit_llm.checkpoint.crash_safe import HashingFile
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.commands.new_output import REPLACE_HELP, new_file

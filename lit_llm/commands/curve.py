@@ -29,12 +29,23 @@ def main(arguments: list[str]) -> int:
         if not equals or not name.isidentifier() or "\n" in note:
             raise UserError(f"note is {note!r}, but must be NAME=TEXT (--note)")
         notes[name] = text
-    from lit_llm.runs.logged_curve import curve_of
-    from lit_llm.runs.run_folder import expanded
+    from lit_llm.checkpoint.disk_format import read_manifest
+    from lit_llm.runs.curve import as_text
+    from lit_llm.runs.loaded_run import LoadedRun
+    from lit_llm.runs.run_folder import config_of, expanded, settings_of
+    from lit_llm.runs.saved_run import find_checkpoint
 
     with new_file(own.out, replace=own.replace) as partial:
-        curve = curve_of(expanded(own.run))
-        curve.facts |= notes
+        run = expanded(own.run)
+        config, curve = settings_of(config_of(run).parent), LoadedRun(run).curve
+        if not curve.rows:
+            raise UserError(f"{run} has no curves: it was run without a logger (trainer.logger=false), or not at all (--run)")
+        curve.facts = {
+            "versions": as_text(read_manifest(find_checkpoint(run, "last"))["versions"]),
+            "seed": str(config["seed_everything"]),
+            "precision": str(config["trainer"]["precision"] or "32-true"),
+            **notes,  # such as hardware and command, which the folder does not record
+        }
         curve.write(partial)
     print(f"Wrote {len(curve.rows)} rows to {own.out}. Check a run against it: fit --config RECIPE --check_against {own.out}")
     return 0

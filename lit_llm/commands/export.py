@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from lit_llm.checkpoint.adapters import BASE, saved_lora, saved_weights
-from lit_llm.checkpoint.average import EMA_HELP, averaged
+from lit_llm.checkpoint.adapters import BASE, EMA_HELP, averaged, saved_lora, saved_weights
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.dcp_export import write_dcp
 from lit_llm.checkpoint.disk_format import read

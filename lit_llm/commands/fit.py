@@ -18,7 +18,7 @@ def _run(arguments: Arguments) -> int:
     from lit_llm.config.resolve import read_recipe
     from lit_llm.training.fit import fit
     from lit_llm.training.lost_peer import record_collectives
-    from lit_llm.training.rank_log import log_to
+    from lit_llm.training.output_streams import log_to
 
     built = build(read_recipe("fit", arguments))
     trainer, run, log_dir = built.trainer, built.run, built.run.log_dir

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from lit_llm.checkpoint.average import EMA_HELP
+from lit_llm.checkpoint.adapters import EMA_HELP
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-from lit_llm.checkpoint.adapters import base_checkpoint, base_damage, no_base
-from lit_llm.checkpoint.average import average_problem
+from lit_llm.checkpoint.adapters import average_problem, base_checkpoint, base_damage, no_base
 from lit_llm.checkpoint.disk_format import damage_before_load, read_values
 from lit_llm.config.objects import Objects
 from lit_llm.config.preflight import callback_problems, device_problems, optimizer_device_problem

@@ -20,7 +20,6 @@ from lit_llm.reporting.run_curves import RunCurves
 from lit_llm.reporting.summary import described
 from lit_llm.reporting.time_spent import time_figure, time_spent
 from lit_llm.runs.curve_follower import CurveFollower
-from lit_llm.runs.logged_curve import curve_of_scalars
 from lit_llm.runs.run_folder import CONFIG
 
 MOST_RUNS = len(COLORS)
@@ -236,7 +235,7 @@ def _compared(run: RunCurves, recorded: Evidence) -> str:
     follower = CurveFollower(given.reference, given.curve_name, given.tolerance, versions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the sentence is in the page
-        follower.catch_up(curve_of_scalars(run.run.scalars), run.step)
+        follower.catch_up(run.run.curve, run.step)
     return follower.summary() + recorded.said
 
 

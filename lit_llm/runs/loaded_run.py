@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,8 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from lit_llm.core.disk import ordinary_file
 from lit_llm.core.errors import UserError, need
+from lit_llm.runs.curve import METRICS as COLUMNS
+from lit_llm.runs.curve import Curve, Row
 from lit_llm.runs.metrics_rows import MetricsRows, Value
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, config_of, settings_of
 
@@ -67,10 +68,23 @@ class LoadedRun:
     def scalars(self) -> dict[str, Series]:
         """Every logged number, by tag. A run that logged nothing has none.
 
-        They are read from metrics.jsonl, whatever logger the run used. Without that file, and for steps before its first
-        row, which an older version may have written, they are read from TensorBoard's events.
+        They are read from metrics.jsonl, whatever logger the run used; without a row there, from TensorBoard's events.
         """
-        return scalars_of(self._rows, lambda: self.events)
+        found: Mapping[str, Sequence[Value]] = {} if self._rows is None else self._rows.values
+        if not found:
+            recorded = {tag: self.events.Scalars(tag) for tag in self.events.Tags()["scalars"]}
+            found = {tag: [Value(each.step, each.value, each.wall_time) for each in rows] for tag, rows in recorded.items()}
+        return {tag: _series(found[tag]) for tag in sorted(found)}
+
+    @property
+    def curve(self) -> Curve:
+        """The logged steps, without facts; no rows if nothing was logged."""
+        rows: dict[int, Row] = {}
+        for column, metric in COLUMNS.items():
+            series = self.scalars.get(metric, Series((), (), ()))
+            for step, value in zip(series.steps, series.values, strict=True):
+                setattr(rows.setdefault(step, Row(step)), column, value)
+        return Curve(rows=[rows[step] for step in sorted(rows)])
 
     @cached_property
     def texts(self) -> dict[str, list[tuple[int, str]]]:
@@ -143,25 +157,8 @@ def setting_in(settings: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def scalars_of(rows: MetricsRows | None, events: Callable[[], EventAccumulator]) -> dict[str, Series]:
-    """The numbers of each tag, by step. Of a step's values, the last one counts.
-
-    Args:
-        rows: of metrics.jsonl.
-        events: called if the rows do not begin with the run.
-    """
-    found = {} if rows is None else {tag: list(values) for tag, values in rows.values.items()}
-    first = min((value.step for values in found.values() for value in values), default=math.inf)
-    if first > 1:
-        recorded = events()
-        for tag in recorded.Tags()["scalars"]:
-            earlier = [Value(event.step, event.value, event.wall_time) for event in recorded.Scalars(tag) if event.step < first]
-            if earlier:
-                found[tag] = earlier + found.get(tag, [])
-    return {tag: _series(found[tag]) for tag in sorted(found)}
-
-
 def _series(values: Sequence[Value]) -> Series:
+    """The values by step. Of a step's values, the last one counts."""
     last = {value.step: value for value in values}
     ordered = [last[step] for step in sorted(last)]
     return Series([v.step for v in ordered], [v.value for v in ordered], [v.time for v in ordered])

@@ -22,7 +22,7 @@ from lit_llm.core.disk import naming, real_path, write_text
 from lit_llm.core.errors import UserError, first_line, report
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
-from lit_llm.runs.logged_curve import logged
+from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import CHECKPOINTS, ENDED, holds_run
 from lit_llm.training.folder_guard import FolderGuard
@@ -71,7 +71,7 @@ def fit(
     with contextlib.nullcontext() if guard is None else guard.held():
         if is_rank_zero():
             if follower is not None and start.step is not None and holds_run(run_dir):
-                follower.catch_up(logged(run_dir), start.step)
+                follower.catch_up(LoadedRun(run_dir, of_lit_llm=False).curve, start.step)
             if start.checkpoint is not None:
                 print(f"resume: from step {start.step}, {start.checkpoint}")
             for change in start.announced:

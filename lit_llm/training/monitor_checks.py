@@ -41,7 +41,7 @@ class RequireMonitor(Callback):
             self._check(trainer)
 
     def _after_validation(self, trainer: Trainer) -> bool:
-        return isinstance(self.watching, callbacks.StepCheckpoint) or validates_by_steps(trainer)
+        return isinstance(self.watching, callbacks.StepCheckpoint) or callback_of(trainer, callbacks.ValidateEvery) is not None
 
     def _check(self, trainer: Trainer) -> None:
         monitor, metrics, name = self.watching.monitor, trainer.callback_metrics, type(self.watching).__name__
@@ -75,7 +75,3 @@ class StayEnded(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.should_stop |= trainer.strategy.broadcast(self.ended)
-
-
-def validates_by_steps(trainer: Trainer) -> bool:
-    return callback_of(trainer, callbacks.ValidateEvery) is not None

@@ -1,15 +1,24 @@
-"""Standard output and error that cannot be written, as on a full disk or without a reader: text is lost, not the run."""
+"""Standard output and error. That they cannot be written, as on a full disk or without a reader, costs text, not the run.
+
+With `fit --log_dir` each rank has a file of its own, also for what C++ writes to the descriptors 1 and 2.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import io
 import os
+import socket
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from lit_llm.core.disk import NO_ROOM
+from lit_llm.core.errors import UserError
+from lit_llm.training import copy_output
 
 _LOST = NO_ROOM | {errno.EIO, errno.EPIPE}
 
@@ -65,3 +74,42 @@ class LossyFile(io.RawIOBase):
             if error.errno != errno.EPIPE:
                 self.lost = error.strerror
             return len(data)
+
+
+def log_to(folder: Path, rank: int, ranks: int) -> None:
+    """From now on, append this process's output to `folder/rank-N.log`. Rank 0 also writes to its terminal.
+
+    Rank 0's output goes through two small processes that copy it. They end when this one does, however it does.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    path = folder / f"rank-{rank}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not through a link: somebody else may have put one into a shared folder.
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        raise UserError(f"log_dir {str(folder)!r} is a file, but must be a folder: give another path (--log_dir DIR)") from None
+    except OSError as error:
+        raise UserError(f"log_dir {str(folder)!r} cannot have {path.name}: {error.strerror} (--log_dir DIR)") from None
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    os.write(log, f"---- {now}, rank {rank} of {ranks}, process {os.getpid()} on {socket.gethostname()}\n".encode())
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        if rank == 0:
+            _copy(descriptor, log)
+        else:
+            os.dup2(log, descriptor)
+        if isinstance(stream, io.TextIOWrapper):  # a notebook's stream has no buffer of lines
+            stream.reconfigure(line_buffering=True)
+    os.close(log)
+
+
+def _copy(descriptor: int, log: int) -> None:
+    """Replace a descriptor by a pipe to a process that writes to both what the descriptor was and the log."""
+    command = [sys.executable, "-I", "-S", copy_output.__file__, str(log)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=descriptor, pass_fds=(log,)) as copying:
+        assert copying.stdin is not None
+        os.dup2(copying.stdin.fileno(), descriptor)
+    # Leaving the block closes the pipe's other name, and waits for the process, which has made one of its own and ended.

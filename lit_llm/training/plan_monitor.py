@@ -32,9 +32,8 @@ from lit_llm.plan.speed import Options, dense_peak, step_times
 from lit_llm.plan.weights import planned_model, total_parameters
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.outcome import outcome
+from lit_llm.training.outcome import RunCost, outcome
 from lit_llm.training.planned_settings import layout_of, run_settings
-from lit_llm.training.run_cost import RunCost
 
 
 class PlanMonitor(Callback):

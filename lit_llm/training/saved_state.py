@@ -11,8 +11,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from lit_llm.checkpoint.adapters import BASE, LORA
-from lit_llm.checkpoint.average import averaged
+from lit_llm.checkpoint.adapters import BASE, LORA, averaged
 from lit_llm.checkpoint.compatibility import model_settings
 from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.core.errors import UserError

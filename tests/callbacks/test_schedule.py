@@ -1,12 +1,14 @@
 import math
+from functools import partial
 
 import pytest
 import torch
 from foreign import Foreign, fit, make_trainer
 
 from lit_llm.callbacks import WSD, Constant, Cosine, InverseSquareRoot, Linear, Schedule
-from lit_llm.callbacks.learning_rate_schedules import constant, cosine, inverse_square_root, linear, wsd
+from lit_llm.callbacks.learning_rate_schedules import wsd
 
+cosine, linear = partial(wsd, shape="cosine"), partial(wsd, shape="linear")
 LLM = {"peak": 1e-3, "final": 1e-4, "warmup_steps": 1000, "total_steps": 10000}
 
 
@@ -26,13 +28,13 @@ def test_linear_is_the_straight_line(t, rate):
 
 
 def test_constant_stays_at_the_peak():
-    assert [constant(t, peak=2.0, warmup_steps=4) for t in (1, 2, 4, 5, 10**6)] == [0.5, 1.0, 2.0, 2.0, 2.0]
+    assert [Constant(warmup_steps=4).rate(t, 2.0) for t in (1, 2, 4, 5, 10**6)] == [0.5, 1.0, 2.0, 2.0, 2.0]
 
 
 def test_inverse_square_root_halves_when_the_step_quadruples():
-    rate = [inverse_square_root(t, peak=1.0, warmup_steps=100) for t in (50, 100, 400, 1600)]
+    rate = [InverseSquareRoot(warmup_steps=100).rate(t, 1.0) for t in (50, 100, 400, 1600)]
     assert rate == pytest.approx([0.5, 1.0, 0.5, 0.25])
-    assert inverse_square_root(9, peak=1.0, warmup_steps=0) == pytest.approx(1 / 3)
+    assert InverseSquareRoot().rate(9, 1.0) == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 import torch
 from cross_load import COMMON, LAYOUTS, checkpoint, moves, run, save_all
 
+from lit_llm.callbacks.ema import AVERAGE
 from lit_llm.checkpoint import disk_format
-from lit_llm.checkpoint.average import AVERAGE
 
 pytestmark = pytest.mark.slow  # `make test` has one change of layout: tests/resume/test_elastic.py
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from planned_steps import peak_of, step_of
 
-from lit_llm.callbacks.learning_rate_schedules import cosine, wsd
+from lit_llm.callbacks.learning_rate_schedules import wsd
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
@@ -279,7 +279,7 @@ def test_youngs_interval():
 def test_published_runs_as_phases(batch_tokens, tokens, warmup_steps, length):
     per_step = round(batch_tokens / length) * length
     steps = round(tokens / per_step)
-    rate = partial(cosine, peak=1.0, final=0.1, warmup_steps=warmup_steps, total_steps=steps)
+    rate = partial(wsd, peak=1.0, final=0.1, warmup_steps=warmup_steps, total_steps=steps, shape="cosine")
     found = phases(rate, steps, lambda step: step * per_step)
     assert [(phase.name, phase.steps) for phase in found] == [("warmup", warmup_steps), ("decay", steps - warmup_steps)]
     assert sum(phase.steps for phase in found) == steps and sum(p.tokens for p in found) == pytest.approx(tokens, rel=1e-3)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from launcher import Launcher, Run
 from run_comparison import LEDGER, differences
 
-from lit_llm.runs.loaded_run import LoadedRun, scalars_of
+from lit_llm.runs.loaded_run import LoadedRun
 
 STEPS = 20
 RECIPE = """
@@ -210,8 +210,8 @@ def problems_of_curves(run: Path) -> list[str]:
     pairs = [(line["step"], tag) for line in lines for tag in line.keys() - {"step", "time"}]
     found = [f"metrics.jsonl has {pair} twice" for pair in {pair for pair in pairs if pairs.count(pair) > 1}]
     written = {(line["step"], tag): line[tag] for line in lines for tag in line.keys() - {"step", "time"}}
-    events = scalars_of(None, lambda: LoadedRun(run, of_lit_llm=False).events).items()
-    drawn = {(step, tag): value for tag, all_of in events for step, value in zip(all_of.steps, all_of.values, strict=True)}
+    events = LoadedRun(run, of_lit_llm=False).events
+    drawn = {(each.step, tag): each.value for tag in events.Tags()["scalars"] for each in events.Scalars(tag)}
     differing = [pair for pair in sorted(written.keys() | drawn.keys()) if drawn.get(pair) != single(written.get(pair))]
     return found + [f"metrics.jsonl and TensorBoard differ at {pair}" for pair in differing]
 

@@ -3,7 +3,7 @@
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lit_llm.runs.logged_curve import logged
+from lit_llm.runs.loaded_run import LoadedRun
 
 
 def write(folder, name, purge_step, losses):
@@ -26,7 +26,7 @@ def test_an_event_file_is_read_up_to_its_truncated_record_and_later_files_follow
         end = (*starts[1:], len(content))[whole]
         for size in range(start + 1, end, 5):
             first.write_bytes(content[:size] + tail)
-            rows = {row.step: row.loss for row in logged(tmp_path).rows}
+            rows = {row.step: row.loss for row in LoadedRun(tmp_path, of_lit_llm=False).curve.rows}
             assert rows == {**{step: float(step) for step in range(1, whole + 1)}, 4: 40.0}
 
 

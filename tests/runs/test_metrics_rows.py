@@ -5,11 +5,10 @@ import math
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.loggers import TensorBoardLogger
 from recipe_runs import breaking, curve, run
 
 from lit_llm.runs import load, metrics_rows
-from lit_llm.runs.logged_curve import logged
+from lit_llm.runs.loaded_run import LoadedRun
 
 LINES = [
     {"step": 1, "time": 10.0, "train/loss": 3.0, "lr": 0.1},
@@ -109,7 +108,7 @@ def test_a_run_with_another_logger_has_curves_and_continues_them_bit_for_bit(fol
     exact = [[{tag: row[tag] for tag in row if not tag.startswith(measured)} for row in rows] for rows in (straight, continued)]
     assert exact[0] == exact[1] and "val/loss" in exact[1][-1]
     assert not list(Path("runs/csv").glob("events.*"))
-    losses = {row.step: row.loss for row in logged(Path("runs/csv")).rows}
+    losses = {row.step: row.loss for row in LoadedRun(Path("runs/csv"), of_lit_llm=False).curve.rows}
     assert losses == pytest.approx(curve(Path("runs/tiny"), "train/loss"), rel=1e-6)  # TensorBoard rounds to fp32
     code, _, _ = run(capsys, "curve", "--run", "runs/csv", "--out", "csv.csv")
     assert code == 0 and len(Path("csv.csv").read_text().splitlines()) > 8
@@ -122,13 +121,3 @@ def test_without_a_logger_there_are_no_curves(folder, capsys):
     assert not Path("runs/tiny/metrics.jsonl").exists() and load("runs/tiny").scalars == {}
     code, _, err = run(capsys, "curve", "--run", "runs/tiny", "--out", "none.csv")
     assert code == 2 and "it was run without a logger (trainer.logger=false)" in err
-
-
-def test_a_run_that_an_older_version_began_has_its_first_rows_from_tensorboard(tmp_path):
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    for step in (1, 2, 3, 4):
-        logger.log_metrics({"train/loss": 0.5 * step, "old": 1.0}, step)
-    logger.finalize("success")
-    found = made(tmp_path, content({"step": step, "time": 1.0, "train/loss": 7.0} for step in (3, 4, 5))).scalars
-    assert (found["train/loss"].steps, found["train/loss"].values) == ([1, 2, 3, 4, 5], [0.5, 1.0, 7.0, 7.0, 7.0])
-    assert found["old"].steps == [1, 2]

@@ -14,7 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lit_llm.checkpoint.io import FolderCheckpointIO
 from lit_llm.runs import load
-from lit_llm.training.logged_settings import log_settings, shown
+from lit_llm.training.save_config import log_settings, shown
 
 SETTINGS = {
     "model.n_layer": 2,

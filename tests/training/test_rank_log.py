@@ -11,13 +11,12 @@ from recipe_runs import run
 
 from lit_llm.core.errors import UserError
 from lit_llm.training.lost_peer import record_collectives
-from lit_llm.training.rank_log import log_to
+from lit_llm.training.output_streams import log_to
 
 WRITES = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from lit_llm.training.output_streams import survive_lost_output
-from lit_llm.training.rank_log import log_to
+from lit_llm.training.output_streams import log_to, survive_lost_output
 survive_lost_output()  # as every command does
 print("before")
 log_to(Path("logs") / "new", int(sys.argv[1]), 2)

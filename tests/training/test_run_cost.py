@@ -11,15 +11,15 @@ from recipe_runs import curve, run
 
 from lit_llm.core.errors import UserError
 from lit_llm.plan.hardware import find
-from lit_llm.training import plan_monitor, run_cost
+from lit_llm.training import outcome, plan_monitor
+from lit_llm.training.outcome import RunCost
 from lit_llm.training.plan_monitor import PlanMonitor
-from lit_llm.training.run_cost import RunCost
 
 
 def test_cost_is_devices_times_hours_times_price(monkeypatch):
     h100 = find("h100-sxm")
     now = [1000.0]
-    monkeypatch.setattr(run_cost, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(outcome, "time", SimpleNamespace(monotonic=lambda: now[0]))
     cost = RunCost.known(h100, 2.5, 8)
     assert cost.planned(1800) == "cost: about $10 planned for 30m00s on 8 x h100-sxm (--plan.price)"
     low, high = (8 * 5 * price for price in h100.price_usd_hour)

@@ -13,7 +13,7 @@ from lit_llm.__main__ import main
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.models.gpt import KVCache
-from lit_llm.runs.logged_curve import logged
+from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.saved_run import SavedRun
 
 CAPITALS = {"Norway": "Oslo", "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Greece": "Athens", "Japan": "Tokyo"}
@@ -77,7 +77,7 @@ def test_chats_become_a_model_that_answers_here_and_in_transformers(project, mon
     fit = ["fit", "--config", "sft", "--init_from", "runs/base", "--data.path", "chats", *short]
     run(*fit)
 
-    losses = {row.step: row.loss for row in logged(folder / "runs/sft").rows}
+    losses = {row.step: row.loss for row in LoadedRun(folder / "runs/sft", of_lit_llm=False).curve.rows}
     # ln 1502 = 7.3; only answers count, and they follow from the questions.
     assert losses[1] > 6 and losses[80] < 0.2
     run("fit", "--run", "runs/sft", "--resume", "runs/sft/checkpoints/step-00000040.ckpt", "--run_dir", "runs/again")

@@ -64,6 +64,21 @@ def unrelated(run: Observed) -> str | None:
     return f"only {shifted:.1%} of the counted targets are the next input"
 
 
+@error(
+    "future-leak",
+    "a position sees later positions: the attention mask is missing or wrong",
+    "is_causal=True, or a mask that is lower triangular",
+    "health/future_leak",
+    "certain",  # logits before a changed input must not change
+    explains=("loss-too-low", "validation-unlike-training", "over-fitting", "diverged"),
+)
+def leak(run: Observed) -> str | None:
+    change = run.median("health/future_leak")
+    if change is not None and change > 0.02:
+        return f"other inputs in the second half of a sequence changed the logits of its first half by {change:.1%} (median)"
+    return None
+
+
 @warning(
     "targets-ignored",
     "most positions do not count, so that most of the compute is wasted",
@@ -78,21 +93,6 @@ def ignored(run: Observed) -> str | None:
     if share is None or share <= 0.5 or chats or not run.from_scratch:  # fine-tuning trains on answers only
         return None
     return f"{share:.1%} of the targets are ignored (-100)"
-
-
-@error(
-    "future-leak",
-    "a position sees later positions: the attention mask is missing or wrong",
-    "is_causal=True, or a mask that is lower triangular",
-    "health/future_leak",
-    "certain",  # logits before a changed input must not change
-    explains=("loss-too-low", "validation-unlike-training", "over-fitting", "diverged"),
-)
-def leak(run: Observed) -> str | None:
-    change = run.median("health/future_leak")
-    if change is not None and change > 0.02:
-        return f"other inputs in the second half of a sequence changed the logits of its first half by {change:.1%} (median)"
-    return None
 
 
 def _repeated(run: Observed, tag: str) -> float | None:
@@ -132,20 +132,6 @@ def duplicates(run: Observed) -> str | None:
     return None
 
 
-@warning(
-    "data-too-small",
-    "the run repeats its text more often than helps",
-    "fewer steps, a smaller model, or more text",
-    "setup/train_tokens, progress/tokens, val/loss",
-    "certain",  # Muennighoff et al. 2023: up to four passes are nearly as good as new text
-    explains=("over-fitting", "duplicated-data", "batch-repeated", "loss-too-low"),
-)
-def small_data(run: Observed) -> str | None:
-    if run.passes is not None and run.passes > 5:
-        return f"the run has made {run.passes:.1f} passes over {run.last('setup/train_tokens'):,.0f} tokens"
-    return None
-
-
 @error(
     "validation-in-training",
     "the validation text is in the training text, so that validation loss says nothing",
@@ -163,6 +149,20 @@ def overlap(run: Observed) -> str | None:
     # pass, 20 % in a whole one. Of a text that is all in training, 30 % occur in a pass of 0.3.
     if share > 0.3:
         return f"{share:.1%} of the validation text occurred in training, in {passes:.2f} passes over the training text"
+    return None
+
+
+@warning(
+    "data-too-small",
+    "the run repeats its text more often than helps",
+    "fewer steps, a smaller model, or more text",
+    "setup/train_tokens, progress/tokens, val/loss",
+    "certain",  # Muennighoff et al. 2023: up to four passes are nearly as good as new text
+    explains=("over-fitting", "duplicated-data", "batch-repeated", "loss-too-low"),
+)
+def small_data(run: Observed) -> str | None:
+    if run.passes is not None and run.passes > 5:
+        return f"the run has made {run.passes:.1f} passes over {run.last('setup/train_tokens'):,.0f} tokens"
     return None
 
 
@@ -199,18 +199,3 @@ def unused_vocabulary(run: Observed) -> str | None:
     if size > 512 and ((share > 0.9 and tokens > 5 * size) or (share > 0.99 and tokens > size)):
         return f"{share:.1%} of the {size:,.0f} embeddings were never used in {tokens:,.0f} tokens"
     return None
-
-
-DATA_RULES = (
-    copied,
-    shifted_twice,
-    unrelated,
-    leak,
-    ignored,
-    one_batch,
-    duplicates,
-    overlap,
-    small_data,
-    damaged,
-    unused_vocabulary,
-)

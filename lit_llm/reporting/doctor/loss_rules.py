@@ -15,22 +15,6 @@ LARGEST_GAIN = 4.0
 
 
 @error(
-    "loss-not-finite",
-    "the learning rate is too high, or a value overflowed",
-    "a third of the learning rate, more warmup (--schedule.warmup_steps); continue from the last good checkpoint",
-    "grad/norm and health/activation_max before that step",
-    "likely",  # the usual first symptom of divergence
-    explains=("loss-spikes",),
-)
-def not_finite(run: Observed) -> str | None:
-    for tag in ("train/loss", "val/loss"):
-        bad = [step for step, value in run.points(tag) if not math.isfinite(value)]
-        if bad:
-            return f"{tag} is not a number at step {bad[0]:,} and in {len(bad):,} of {len(run.points(tag)):,} rows"
-    return None
-
-
-@error(
     "fp16-overflow",
     "numbers exceed fp16's largest, 65,504",
     "--trainer.precision bf16-mixed",
@@ -48,10 +32,49 @@ def half_precision_overflow(run: Observed) -> str | None:
     return not_finite.seen(run)
 
 
+@error(
+    "loss-not-finite",
+    "the learning rate is too high, or a value overflowed",
+    "a third of the learning rate, more warmup (--schedule.warmup_steps); continue from the last good checkpoint",
+    "grad/norm and health/activation_max before that step",
+    "likely",  # the usual first symptom of divergence
+    explains=("loss-spikes",),
+)
+def not_finite(run: Observed) -> str | None:
+    for tag in ("train/loss", "val/loss"):
+        bad = [step for step, value in run.points(tag) if not math.isfinite(value)]
+        if bad:
+            return f"{tag} is not a number at step {bad[0]:,} and in {len(bad):,} of {len(run.points(tag)):,} rows"
+    return None
+
+
 def _scatter(values: Sequence[float]) -> float:
     """Standard deviation of rows around their trend: from the median of the differences between neighbours."""
     steps = [abs(b - a) for a, b in itertools.pairwise(values)]
     return 1.4826 * statistics.median(steps) / math.sqrt(2) if steps else 0.0
+
+
+@error(
+    "initial-weights",
+    "the initial weights are too large",
+    "--model.init_std 0.02, or remove the setting",
+    "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
+    "likely",  # the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks
+    explains=("diverged", "loss-spikes", "learning-rate-too-high", "learning-rate-too-low", "large-logits"),
+)
+def bad_start(run: Observed) -> str | None:
+    if not run.from_scratch:
+        return None
+    gain = run.last("setup/initial_gain")
+    if gain is not None and gain > LARGEST_GAIN:
+        return f"a weight matrix enlarged random inputs {gain:.1f} times when training started (usual: 0.1 to 2 times)"
+    first, uniform = run.finite("train/loss")[:1], run.uniform_loss
+    if not first or uniform is None or first[0][0] > 1:
+        return None
+    loss = first[0][1]
+    if loss > 1.15 * uniform + 0.3:
+        return f"the first loss is {loss:.3f}, but a model that knows nothing has ln(vocabulary) = {uniform:.3f}"
+    return None
 
 
 @error(
@@ -163,6 +186,23 @@ def gap(run: Observed) -> str | None:
     return None
 
 
+def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Rows far above their neighbours, in nats and as a share, if they are not single ones.
+
+    In nats alone, rows of the beginning would stand out of a loss that has come near zero, where it hardly scatters any more.
+    """
+    above, share = [], []  # how far each row is above the median of its four neighbours
+    for i in range(2, len(rows) - 2):
+        usual = statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3])
+        above.append(rows[i][1] - usual)
+        share.append(above[-1] / usual if usual > 0 else 0.0)
+    if len(above) < 10:
+        return []  # too few to know their scatter
+    nats, shares = (8 * 1.4826 * statistics.median(map(abs, values)) for values in (above, share))
+    found = [rows[i + 2] for i in range(len(above)) if above[i] > max(nats, 0.1 * rows[i + 2][1]) and share[i] > shares]
+    return found if len(found) >= max(2, 0.01 * len(rows)) else []
+
+
 @warning(
     "loss-spikes",
     "single batches are unlike the others, or the learning rate is near its limit",
@@ -182,46 +222,3 @@ def spikes(run: Observed) -> str | None:
     if skipped >= max(3, 0.02 * run.step):
         return f"{skipped:.0f} of {run.step:,} steps were skipped by the spike guard"
     return None
-
-
-def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Rows far above their neighbours, in nats and as a share, if they are not single ones.
-
-    In nats alone, rows of the beginning would stand out of a loss that has come near zero, where it hardly scatters any more.
-    """
-    above, share = [], []  # how far each row is above the median of its four neighbours
-    for i in range(2, len(rows) - 2):
-        usual = statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3])
-        above.append(rows[i][1] - usual)
-        share.append(above[-1] / usual if usual > 0 else 0.0)
-    if len(above) < 10:
-        return []  # too few to know their scatter
-    nats, shares = (8 * 1.4826 * statistics.median(map(abs, values)) for values in (above, share))
-    found = [rows[i + 2] for i in range(len(above)) if above[i] > max(nats, 0.1 * rows[i + 2][1]) and share[i] > shares]
-    return found if len(found) >= max(2, 0.01 * len(rows)) else []
-
-
-@error(
-    "initial-weights",
-    "the initial weights are too large",
-    "--model.init_std 0.02, or remove the setting",
-    "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
-    "likely",  # the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks
-    explains=("diverged", "loss-spikes", "learning-rate-too-high", "learning-rate-too-low", "large-logits"),
-)
-def bad_start(run: Observed) -> str | None:
-    if not run.from_scratch:
-        return None
-    gain = run.last("setup/initial_gain")
-    if gain is not None and gain > LARGEST_GAIN:
-        return f"a weight matrix enlarged random inputs {gain:.1f} times when training started (usual: 0.1 to 2 times)"
-    first, uniform = run.finite("train/loss")[:1], run.uniform_loss
-    if not first or uniform is None or first[0][0] > 1:
-        return None
-    loss = first[0][1]
-    if loss > 1.15 * uniform + 0.3:
-        return f"the first loss is {loss:.3f}, but a model that knows nothing has ln(vocabulary) = {uniform:.3f}"
-    return None
-
-
-LOSS_RULES = (half_precision_overflow, not_finite, bad_start, diverged, stuck, too_good, over_fitting, gap, spikes)

@@ -31,6 +31,95 @@ def _ratios_after_warmup(run: Observed) -> list[float]:
 
 
 @error(
+    "parameters-not-trained",
+    "parameters are frozen, or the optimizer does not have them",
+    "remove requires_grad = False, or give the optimizer every parameter",
+    "health/update_norm, setup/frozen, setup/unoptimized",
+    "certain",  # an update of exactly zero
+    explains=("dead-units", "learning-rate-too-low", "loss-stuck"),
+)
+def not_trained(run: Observed) -> str | None:
+    missing = run.last("setup/unoptimized")
+    if missing:
+        return f"{missing:,.0f} parameters that require gradients are in no parameter group of the optimizer"
+    if not run.from_scratch:
+        return None
+    frozen = run.last("setup/frozen")
+    if frozen:
+        return f"{frozen:,.0f} parameters do not require gradients, but training started from random weights"
+    moved = run.by_layer("update_norm")
+    rounds = run.setting("trainer.precision") == "bf16-true"  # then small updates are zero, too
+    still = sorted(layer for layer, points in moved.items() if len(points) > 1 and all(value == 0 for _, value in points))
+    if still and len(still) < len(moved) and not rounds:
+        others = " and others" if len(still) > 4 else ""
+        return f"no sampled step changed {', '.join(still[:4])}{others}, but it changed the other layers"
+    return None
+
+
+@error(
+    "schedule-restarted",
+    "the resumed run did not continue the schedule",
+    "resume with the same schedule (--resume auto), and start a new run for a new one (--init_from)",
+    "lr at the step of the resume",
+    "certain",  # a schedule is a function of the step
+    explains=("diverged", "loss-spikes"),
+)
+def restarted_schedule(run: Observed) -> str | None:
+    rates = run.finite("lr")
+    for first in run.first_steps:
+        before = [rate for step, rate in rates if step <= first]
+        # A restart repeats the beginning of the run. Two rows: one may be equal by chance.
+        after = [(rate, _interpolated(rates, step - first)) for step, rate in rates if step > first][:4]
+        repeats = [then is not None and abs(rate - then) <= 0.05 * then for rate, then in after]
+        if first < 2 or not before or len(after) < 2 or not all(repeats):
+            continue
+        if max(abs(rate - before[-1]) for rate, _ in after) > 0.3 * before[-1]:
+            return (
+                f"the learning rate was {before[-1]:.3g} at step {first:,}, where the run was resumed, then {after[0][0]:.3g}, "
+                "and went on as at the beginning of the run"
+            )
+    return None
+
+
+@error(
+    "updates-rounded-away",
+    "weights in bf16 are too coarse for updates this small",
+    "--trainer.precision bf16-mixed",
+    "health/update_ratio",
+    "likely",  # bf16 has 8 significant bits; Zamirai et al. 2020, Revisiting BFloat16 training
+    explains=("learning-rate-too-low", "loss-stuck"),
+)
+def rounded_away(run: Observed) -> str | None:
+    if run.setting("trainer.precision") != "bf16-true":
+        return None
+    ratios = _ratios_after_warmup(run)
+    if ratios and statistics.median(ratios) < 2**-8:
+        return (
+            f"updates are {statistics.median(ratios):.3%} of the weights or less in half of the layers; bf16 rounds changes "
+            "below 2^-9 = 0.2 % away"
+        )
+    return None
+
+
+@error(
+    "loss-scale",
+    "the gradient is not that of the mean loss: micro-batches are added instead of averaged, or the loss is a sum",
+    "divide the loss by the number of counted tokens of the global batch",
+    "health/backward_loss_ratio, grad/norm",
+    "certain",  # both are the same number in a step; Unsloth 2024, Bugs in gradient accumulation
+    explains=("clipped-at-every-step", "diverged", "learning-rate-too-high", "loss-spikes"),
+)
+def wrong_scale(run: Observed) -> str | None:
+    ratios = run.values("health/backward_loss_ratio", 0)
+    if not ratios:
+        return None
+    ratio = statistics.median(ratios)
+    if not 0.8 < ratio < 1.25:
+        return f"the loss that gradients are computed of is {ratio:.3g} times the logged mean per token"
+    return None
+
+
+@error(
     "learning-rate-too-high",
     "the learning rate is too high",
     "a tenth to a third of the learning rate (`find-lr` measures it)",
@@ -89,6 +178,18 @@ def clipped_always(run: Observed) -> str | None:
     return None
 
 
+@warning(
+    "decayed-vectors",
+    "weight decay acts on norm weights and biases",
+    "put parameters of one dimension into a group with weight_decay 0",
+    "setup/decayed_vectors",
+    "certain",  # the groups of GPT-3 and LLaMA training code
+)
+def decayed_vectors(run: Observed) -> str | None:
+    count = run.last("setup/decayed_vectors")
+    return None if not count else f"{count:,.0f} norm weights or biases are in a parameter group with weight decay"
+
+
 @advice(
     "no-warmup",
     "the first steps use the full learning rate, when the optimizer's averages know one batch only",
@@ -123,124 +224,9 @@ def long_memory(run: Observed) -> str | None:
     return None
 
 
-@warning(
-    "decayed-vectors",
-    "weight decay acts on norm weights and biases",
-    "put parameters of one dimension into a group with weight_decay 0",
-    "setup/decayed_vectors",
-    "certain",  # the groups of GPT-3 and LLaMA training code
-)
-def decayed_vectors(run: Observed) -> str | None:
-    count = run.last("setup/decayed_vectors")
-    return None if not count else f"{count:,.0f} norm weights or biases are in a parameter group with weight decay"
-
-
-@error(
-    "parameters-not-trained",
-    "parameters are frozen, or the optimizer does not have them",
-    "remove requires_grad = False, or give the optimizer every parameter",
-    "health/update_norm, setup/frozen, setup/unoptimized",
-    "certain",  # an update of exactly zero
-    explains=("dead-units", "learning-rate-too-low", "loss-stuck"),
-)
-def not_trained(run: Observed) -> str | None:
-    missing = run.last("setup/unoptimized")
-    if missing:
-        return f"{missing:,.0f} parameters that require gradients are in no parameter group of the optimizer"
-    if not run.from_scratch:
-        return None
-    frozen = run.last("setup/frozen")
-    if frozen:
-        return f"{frozen:,.0f} parameters do not require gradients, but training started from random weights"
-    moved = run.by_layer("update_norm")
-    rounds = run.setting("trainer.precision") == "bf16-true"  # then small updates are zero, too
-    still = sorted(layer for layer, points in moved.items() if len(points) > 1 and all(value == 0 for _, value in points))
-    if still and len(still) < len(moved) and not rounds:
-        others = " and others" if len(still) > 4 else ""
-        return f"no sampled step changed {', '.join(still[:4])}{others}, but it changed the other layers"
-    return None
-
-
-@error(
-    "updates-rounded-away",
-    "weights in bf16 are too coarse for updates this small",
-    "--trainer.precision bf16-mixed",
-    "health/update_ratio",
-    "likely",  # bf16 has 8 significant bits; Zamirai et al. 2020, Revisiting BFloat16 training
-    explains=("learning-rate-too-low", "loss-stuck"),
-)
-def rounded_away(run: Observed) -> str | None:
-    if run.setting("trainer.precision") != "bf16-true":
-        return None
-    ratios = _ratios_after_warmup(run)
-    if ratios and statistics.median(ratios) < 2**-8:
-        return (
-            f"updates are {statistics.median(ratios):.3%} of the weights or less in half of the layers; bf16 rounds changes "
-            "below 2^-9 = 0.2 % away"
-        )
-    return None
-
-
-@error(
-    "loss-scale",
-    "the gradient is not that of the mean loss: micro-batches are added instead of averaged, or the loss is a sum",
-    "divide the loss by the number of counted tokens of the global batch",
-    "health/backward_loss_ratio, grad/norm",
-    "certain",  # both are the same number in a step; Unsloth 2024, Bugs in gradient accumulation
-    explains=("clipped-at-every-step", "diverged", "learning-rate-too-high", "loss-spikes"),
-)
-def wrong_scale(run: Observed) -> str | None:
-    ratios = run.values("health/backward_loss_ratio", 0)
-    if not ratios:
-        return None
-    ratio = statistics.median(ratios)
-    if not 0.8 < ratio < 1.25:
-        return f"the loss that gradients are computed of is {ratio:.3g} times the logged mean per token"
-    return None
-
-
-@error(
-    "schedule-restarted",
-    "the resumed run did not continue the schedule",
-    "resume with the same schedule (--resume auto), and start a new run for a new one (--init_from)",
-    "lr at the step of the resume",
-    "certain",  # a schedule is a function of the step
-    explains=("diverged", "loss-spikes"),
-)
-def restarted_schedule(run: Observed) -> str | None:
-    rates = run.finite("lr")
-    for first in run.first_steps:
-        before = [rate for step, rate in rates if step <= first]
-        # A restart repeats the beginning of the run. Two rows: one may be equal by chance.
-        after = [(rate, _interpolated(rates, step - first)) for step, rate in rates if step > first][:4]
-        repeats = [then is not None and abs(rate - then) <= 0.05 * then for rate, then in after]
-        if first < 2 or not before or len(after) < 2 or not all(repeats):
-            continue
-        if max(abs(rate - before[-1]) for rate, _ in after) > 0.3 * before[-1]:
-            return (
-                f"the learning rate was {before[-1]:.3g} at step {first:,}, where the run was resumed, then {after[0][0]:.3g}, "
-                "and went on as at the beginning of the run"
-            )
-    return None
-
-
 def _interpolated(rates: Points, step: int) -> float | None:
     """The rate at a step between two rows."""
     for (left, low), (right, high) in itertools.pairwise(rates):
         if left <= step <= right:
             return low + (high - low) * (step - left) / (right - left)
     return None
-
-
-OPTIMIZER_RULES = (
-    not_trained,
-    restarted_schedule,
-    rounded_away,
-    wrong_scale,
-    rate_too_high,
-    rate_too_low,
-    clipped_always,
-    decayed_vectors,
-    no_warmup,
-    long_memory,
-)

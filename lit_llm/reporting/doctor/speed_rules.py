@@ -9,6 +9,21 @@ from lit_llm.reporting.doctor.finding import error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 
+@error(
+    "ranks-differ",
+    "a rank has other weights than the others, so that averaged gradients fit none of them",
+    "start every rank from the same checkpoint and seed; look for code that runs on one rank only",
+    "health/rank_difference",
+    "certain",  # DDP keeps the weights of all ranks equal, bit for bit
+    explains=("diverged", "loss-spikes", "learning-rate-too-high"),
+)
+def ranks_differ(run: Observed) -> str | None:
+    largest = max(run.finite("health/rank_difference"), key=lambda point: point[1], default=(0, 0.0))
+    if largest[1] > 0:
+        return f"the weights of the ranks differ by {largest[1]:.2g} (relative) at step {largest[0]:,}"
+    return None
+
+
 @warning(
     "dead-units",
     "units of the MLP never are above zero, and so get no gradient",
@@ -72,21 +87,3 @@ def straggler(run: Observed) -> str | None:
             f"rank {rank:.0f} was the slowest in {times} of {len(slowest)} rows, with {longest / mean:.2f} times the mean work"
         )
     return None
-
-
-@error(
-    "ranks-differ",
-    "a rank has other weights than the others, so that averaged gradients fit none of them",
-    "start every rank from the same checkpoint and seed; look for code that runs on one rank only",
-    "health/rank_difference",
-    "certain",  # DDP keeps the weights of all ranks equal, bit for bit
-    explains=("diverged", "loss-spikes", "learning-rate-too-high"),
-)
-def ranks_differ(run: Observed) -> str | None:
-    largest = max(run.finite("health/rank_difference"), key=lambda point: point[1], default=(0, 0.0))
-    if largest[1] > 0:
-        return f"the weights of the ranks differ by {largest[1]:.2g} (relative) at step {largest[0]:,}"
-    return None
-
-
-SPEED_RULES = (ranks_differ, dead, large_logits, slow_loader, straggler)

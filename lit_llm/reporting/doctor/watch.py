@@ -38,9 +38,7 @@ class Doctor(Callback):
         self._folder = next((logger.path.parent for logger in trainer.loggers if isinstance(logger, MetricsFile)), None)
         self._next, self._said = max(FIRST_CHECK, int(trainer.global_step * GROWTH)), set()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if trainer.global_step >= self._next:
             self._next = int(trainer.global_step * GROWTH) + 1
             self._check(pl_module)
