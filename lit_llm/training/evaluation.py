@@ -1,37 +1,105 @@
 """What validation and test measure: mean loss and bits per byte, sums over batches and ranks with one division at the end.
 
 Averaging per-batch or per-rank values would be wrong if the numbers of tokens differ, as in the last batch of a validation
-set.
+set. States and results are 0-d float64 tensors, because a float32 sum of a billion nats is too coarse to compare losses. On
+MPS they are float32, because it does not support float64. A result is NaN before the first update.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
+from torchmetrics import Metric
 
 from lit_llm.models.loss import LossSums
-from lit_llm.training.accumulation import SourceLosses, wide
+from lit_llm.training.accumulation import SourceLosses
 
 
-class Evaluation:
-    """The sums of one pass over held-out data, on the device. Without a counted target, the results are NaN.
+class _Ratio(Metric):
+    """Sum of NLL divided by a sum of sizes. Subclasses define the unit of the size and transform the ratio."""
 
-    Args:
-        token_bytes: (V,), UTF-8 bytes of each id. None: bits per byte are not measured.
-        sources: names of the sources of a mixture.
-    """
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
 
-    def __init__(self, token_bytes: Tensor | None, sources: Sequence[str], device: torch.device) -> None:
-        self.sums = torch.zeros(3, dtype=wide(device), device=device)
-        """Nats, counted targets, and UTF-8 bytes of these."""
+    nll_sum: Tensor
+    size: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("nll_sum", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("size", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> _Ratio:
+        # bf16-true precision calls to(bfloat16) on the whole LightningModule, which would round the sums.
+        def without_cast(t: Tensor) -> Tensor:
+            try:
+                moved = fn(t)
+            except TypeError:
+                return fn(t.float())  # MPS
+            return moved if moved.dtype == t.dtype else t.to(moved.device)
+
+        super()._apply(without_cast, exclude_state)
+        return self
+
+    def _add(self, nll_sum: Tensor | float, size: Tensor | int) -> None:
+        self.nll_sum = self.nll_sum + nll_sum  # torchmetrics runs updates under no_grad
+        self.size = self.size + size
+
+    def _mean(self) -> Tensor:
+        return self.nll_sum / self.size
+
+
+class MeanLoss(_Ratio):
+    """Nats per token. Not its exp, the perplexity, which overflows at 710 nats."""
+
+    def update(self, nll_sum: Tensor | float, count: Tensor | int) -> None:
+        """Add a batch: its summed negative log-likelihood in nats, and the number of tokens in that sum."""
+        self._add(nll_sum, count)
+
+    def compute(self) -> Tensor:
+        return self._mean()
+
+
+class BitsPerByte(_Ratio):
+    """NLL in nats / (ln 2 · UTF-8 bytes of the decoded text): comparable across tokenizers; 8 times a compression ratio."""
+
+    def update(self, nll_sum: Tensor | float, num_bytes: Tensor | int) -> None:
+        """Add a batch: its summed negative log-likelihood in nats, and the number of UTF-8 bytes that its targets decode to."""
+        self._add(nll_sum, num_bytes)
+
+    def compute(self) -> Tensor:
+        return self._mean() / math.log(2)
+
+
+class Evaluation(nn.Module):
+    """The metrics of one pass over held-out data. A module, so that the sums are where the model is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean_loss, self.bits_per_byte = MeanLoss(), BitsPerByte()
+        self.sources = SourceLosses(())
+        self.token_bytes: Tensor | None = None
+
+    def start(self, token_bytes: Tensor | None, sources: Sequence[str], device: torch.device) -> None:
+        """Start over.
+
+        Args:
+            token_bytes: (V,), UTF-8 bytes of each id. None: bits per byte are not measured.
+            sources: names of the sources of a mixture.
+        """
+        self.mean_loss.reset()
+        self.bits_per_byte.reset()
         self.sources = SourceLosses(sources)
-        self.token_bytes = None if token_bytes is None else token_bytes.to(device)
+        if token_bytes is not None:
+            token_bytes = token_bytes.to(device)
+        self.token_bytes = token_bytes
 
     def add(self, batch: dict[str, Tensor], sums: LossSums, *, parts: int) -> None:
         """Add a batch.
@@ -39,29 +107,25 @@ class Evaluation:
         Args:
             parts: number of ranks that have this batch; the sums are this rank's part.
         """
-        zero = self.sums.new_zeros(())
-        size = zero
+        self.mean_loss.update(sums.nll, sums.count)
+        if "sources" in batch:
+            self.sources.add(batch["sources"], sums)
         if self.token_bytes is not None:
             targets = batch["targets"]
             counted = targets >= 0  # (B, T)
-            size = (self.token_bytes[targets.clamp(min=0)] * counted).sum() / parts
-        self.sums = self.sums + torch.stack([zero + each for each in (sums.nll, sums.count, size)])
-        if "sources" in batch:
-            self.sources.add(batch["sources"], sums)
+            self.bits_per_byte.update(sums.nll, (self.token_bytes[targets.clamp(min=0)] * counted).sum() / parts)
 
     def row(self, prefix: str, trainer: Trainer) -> dict[str, float]:
-        """The values by name: "val/loss" in nats per token, "val/perplexity", "val/bits_per_byte", … A collective.
-
-        Bits per byte, nats / (ln 2 · bytes), can be compared across tokenizers: 8 times a compression ratio.
-        """
-        reduced = trainer.strategy.reduce(torch.cat([self.sums, self.sources.take(self.sums.device)]), reduce_op="sum")
-        assert isinstance(reduced, Tensor)
-        nll, count, size, *by_source = reduced.tolist()
-        loss = nll / count if count else math.nan
+        """The values by name, such as "val/loss". A collective."""
+        loss = float(self.mean_loss.compute())  # sums over all ranks
         row = {f"{prefix}/loss": loss, f"{prefix}/perplexity": safe_exp(loss)}
         if self.token_bytes is not None:
-            row[f"{prefix}/bits_per_byte"] = nll / math.log(2) / size if size else math.nan
-        return row | self.sources.losses(prefix, by_source)
+            row[f"{prefix}/bits_per_byte"] = float(self.bits_per_byte.compute())
+        if self.sources.names:
+            by_source = trainer.strategy.reduce(self.sources.take(trainer.strategy.root_device), reduce_op="sum")
+            assert isinstance(by_source, Tensor)
+            row |= self.sources.losses(prefix, by_source.tolist())
+        return row
 
 
 def safe_exp(loss: float) -> float:

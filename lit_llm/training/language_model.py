@@ -106,6 +106,7 @@ class LanguageModel(TextGeneration):
         self.tokenizer: Any = None
         self.tokenizer_sha256: str | None = None  # of its file in the run folder
         self.window = Accumulation()
+        self.evaluation = Evaluation()
         self.validated_step: int | None = None  # the last one, in `fit`
         self.step_sums = torch.zeros(2)  # of the latest step, see `Accumulation.end`
         self.step_loss, self.step_count = torch.tensor(math.nan), torch.tensor(0)
@@ -364,7 +365,7 @@ class LanguageModel(TextGeneration):
 
     def on_validation_epoch_start(self, split: str = "val") -> None:
         token_bytes = self.data.token_bytes_of(split) if isinstance(self.data, TokenDataModule) else self.token_bytes
-        self.evaluation = Evaluation(token_bytes, getattr(self.data, "source_names", ()), self.trainer.strategy.root_device)
+        self.evaluation.start(token_bytes, getattr(self.data, "source_names", ()), self.trainer.strategy.root_device)
 
     def on_test_epoch_start(self) -> None:
         self.on_validation_epoch_start("test")
