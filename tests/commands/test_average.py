@@ -6,7 +6,8 @@ from recipe_runs import curve, run, table
 from safetensors.torch import load_file
 
 from lit_llm.callbacks import ema
-from lit_llm.checkpoint import average, disk_format
+from lit_llm.checkpoint import disk_format
+from lit_llm.checkpoint.adapters import averaged
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.core.errors import UserError
 
@@ -20,15 +21,11 @@ def trained(folder, capsys):
     return folder / "tiny"
 
 
-def test_the_key_in_checkpoints_is_that_of_the_callback():
-    assert average.AVERAGE == ema.AVERAGE
-
-
 def test_buffers_and_frozen_weights_have_no_average(tmp_path):
     content = {"state_dict": {"w": 1, "table": 2}, ema.AVERAGE: {"w": 3}}
-    assert average.averaged(content, tmp_path, "--ema") == {"w": 3, "table": 2}
+    assert averaged(content, tmp_path, "--ema") == {"w": 3, "table": 2}
     with pytest.raises(UserError, match=r"holds no average of the weights: train with --ema EMA, or leave out --use_ema"):
-        average.averaged({"state_dict": {"w": 1}}, tmp_path, "--use_ema")
+        averaged({"state_dict": {"w": 1}}, tmp_path, "--use_ema")
 
 
 @pytest.mark.slow
