@@ -20,7 +20,7 @@ from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from .contracts import attribute
+from .contracts import HearsOfInterruption, offered
 
 C = TypeVar("C", bound=Callback)
 
@@ -300,8 +300,8 @@ def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
             trainer._logger_connector.reset_results()
             epoch_loop._batches_that_stepped += 1  # as in a checkpoint saved later; required by `validate_when_resuming`
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if hear := attribute(callback, "on_validation_interrupted"):
-                    hear(trainer, module)
+                if hears := offered(callback, HearsOfInterruption):
+                    hears.on_validation_interrupted(trainer, module)
             epoch_loop._batches_that_stepped -= 1
             return []
 

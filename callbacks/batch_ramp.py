@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from lightning.pytorch import LightningModule, Trainer
 
 from ._lightning import _PutsBack, data_parallel, micro_batches_begun, set_accumulation_window
-from .contracts import attribute, attribute_of_data
+from .contracts import HasMicroBatches, offered, offered_by_data
 from .errors import UserError
 from .ranges import check_ranges, whole
 
@@ -153,14 +153,15 @@ class BatchRamp(_PutsBack):
             problems.append(
                 f"{type(pl_module).__name__} uses manual optimization, which BatchRamp does not support: remove --batch_ramp."
             )
-        given = attribute_of_data(trainer, "micro_batch_tokens") or attribute(pl_module, "micro_batch_tokens")
+        source = offered_by_data(trainer, HasMicroBatches) or offered(pl_module, HasMicroBatches)
         ranks = data_parallel(trainer)[1]
-        if given is None:
+        if source is None:
             problems.append(
                 "BatchRamp needs an attribute micro_batch_tokens (tokens of one micro-batch on one rank): add it to the"
                 f" data module or to {type(pl_module).__name__}."
             )
         else:
+            given = source.micro_batch_tokens
             tokens = given if callable(given) else lambda step: given
             problems += self.size_problems(tokens, ranks)
             self._micro_step_tokens = lambda step: tokens(step) * ranks

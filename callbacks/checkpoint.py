@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ._lightning import accumulates, validation_follows
-from .contracts import attribute
+from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
 from .errors import UserError
 from .ranges import STEPS, above, check_ranges, whole
 
@@ -148,8 +148,8 @@ class StepCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saving, self.last_save_failed = None, False
-        known = (attribute(callback, "stable_until") for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        self._stable_step = next((step for step in known if step is not None), 0)
+        known = (offered(callback, KnowsStableStep) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        self._stable_step = next((schedule.stable_until for schedule in known if schedule), 0)
         self._repair(trainer)
         self._files = trainer.strategy.broadcast(self._files)  # on a network file system, other ranks may see the folder later
         self._seen_step = self._saved_step = trainer.global_step
@@ -169,7 +169,8 @@ class StepCheckpoint(Checkpoint):
         if step == self._seen_step:
             return
         self._seen_step = step
-        at_once = any(attribute(callback, "save_now") for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        asking = (offered(callback, AsksToSave) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        at_once = any(callback.save_now for callback in asking if callback)
         if at_once or step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step):
             # If an immediate save is followed by validation, the step is saved again, which replaces the first file.
             self._due = validation_follows(trainer)
@@ -296,8 +297,8 @@ class StepCheckpoint(Checkpoint):
         """If the save in progress has ended, update links and files. Called on rank 0."""
         if self._saving is None:
             return
-        finished = attribute(trainer.strategy.checkpoint_io, "finished")
-        saved = True if finished is None else finished(self._folder / self._saving.kept[-1], wait=wait)
+        background = offered(trainer.strategy.checkpoint_io, SavesInBackground)
+        saved = True if background is None else background.finished(self._folder / self._saving.kept[-1], wait=wait)
         if saved is None:
             return
         files, self._saving = self._saving, None

@@ -1,44 +1,13 @@
 """What callbacks ask of a LightningModule, a data module, a strategy or each other: attributes that they use where they exist.
 
-What belongs together is a Protocol below. Each is optional: `offered` says whether a thing has all of its attributes, and none
-of them is None. `attribute` reads what stands alone:
-
-of a LightningModule
-    every_target_counts: bool. No target is ignored, so that all micro-batches have equal weight. Without it, `HealthSignals`
-        takes the mean of the micro-batches' losses for the loss of a step.
-    first_gradient_scale() → 0-d tensor or float. After the first micro-batch of a step: what makes its gradient that of the
-        mean over its targets. For `GradientNoise`, of a module that weights micro-batches by their targets.
-    holds_all_logits: bool. Training has the logits of a whole micro-batch in memory. Without it, the probe of `HealthSignals`
-        bounds the logits that it computes.
-    flops_per_token: float. Training FLOPs per token, for `Throughput`, instead of six per parameter.
-    generate_text(prompt, *, max_new_tokens, temperature, top_k, top_p, seed) → str. Needed by `TextSamples`: the prompt and its
-        continuation, or the latter. top_k and top_p may be None. It does not use the global random generators.
-    greedy_ids(ids, *, max_new_tokens) → iterator. The likeliest ids after `ids`, one by one: needed by tasks of lm_eval that
-        generate.
-of a data module
-    micro_batch_tokens: int, or a function of the optimizer steps before it. Tokens of one micro-batch on one rank. Needed by
-        `BatchRamp`, of the data module or else of the LightningModule.
-    step_samples: range. Global numbers of the samples in the next optimizer step, for the reports of `SpikeGuard`.
-    vocab_size: int. For `HealthSignals`, of a model without an embedding.
-    train_tokens: int. Length of the training text, for `HealthSignals`.
-    source_names: sequence of str. Sources of a mixture, which have losses of their own: for the charts of `TensorBoardPage`.
-of a strategy's plugins
-    scaler: torch's GradScaler, of a precision plugin with fp16 loss scaling.
-    finished(path, *, wait=False) → bool or None, of a checkpoint plugin for `StepCheckpoint`. Whether a save has succeeded,
-        None while it is in progress. Any other plugin has saved a file when it returns.
-of another callback
-    latest_norm: 0-d tensor or None, of `GradientNorm` for callbacks after it. Gradient norm of this step, before clipping.
-    latest_skip: 0-d tensor or None, of `SpikeGuard` for callbacks after it. 1 if the current step is skipped, 0 if it is made.
-    save_now: bool, of `StopOnSignal` for callbacks that save. Set in `on_train_batch_end`: save at this step.
-    stable_until: int, of a schedule with a decay. The last step before it, whose checkpoint `StepCheckpoint` keeps.
-    on_validation_interrupted(trainer, pl_module), of one that begins something at a validation, which `StopOnSignal` may
-        interrupt. Called instead of `on_validation_end`.
+Each Protocol is optional. `offered` says whether a thing has all of its attributes, and none of them is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -48,17 +17,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 P = TypeVar("P")
-
-
-def attribute(thing: object, name: str, otherwise: Any = None) -> Any:
-    """An attribute of the list above; `otherwise` if the thing does not have it, or it is None."""
-    value = getattr(thing, name, None)
-    return otherwise if value is None else value
-
-
-def attribute_of_data(trainer: Trainer, name: str) -> Any:
-    """The same of the trainer's data module."""
-    return attribute(getattr(trainer, "datamodule", None), name)
 
 
 def offered(thing: object, protocol: type[P]) -> P | None:
@@ -83,6 +41,14 @@ def _say_half(name: str) -> None:
     )
 
 
+def offered_by_data(trainer: Trainer, protocol: type[P]) -> P | None:
+    """The same of the trainer's data module."""
+    return offered(getattr(trainer, "datamodule", None), protocol)
+
+
+# -- of a LightningModule -----------------------------------------------------------------------------------------------
+
+
 class SaysStepLoss(Protocol):
     """Says the loss of an optimizer step, for callbacks that judge it: `SpikeGuard`, `TrainingProgress`.
 
@@ -96,6 +62,43 @@ class SaysStepLoss(Protocol):
     """Their number."""
 
 
+class SaysWhetherTargetsCount(Protocol):
+    """Without it, `HealthSignals` takes the mean of the micro-batches' losses for the loss of a step."""
+
+    every_target_counts: bool
+    """Whether no target is ignored, so that all micro-batches have equal weight."""
+
+
+class ScalesFirstGradient(Protocol):
+    """For `GradientNoise`, of a module that weights micro-batches by their targets."""
+
+    def first_gradient_scale(self) -> Tensor | float:
+        """After the first micro-batch of a step: what makes its gradient that of the mean over its targets."""
+
+
+class HoldsAllLogits(Protocol):
+    """Without it, the probe of `HealthSignals` bounds the logits that it computes."""
+
+    holds_all_logits: bool
+    """Whether training has the logits of a whole micro-batch in memory."""
+
+
+class SaysFlops(Protocol):
+    """For `Throughput`, instead of six FLOPs per parameter."""
+
+    flops_per_token: float
+    """Training FLOPs per token."""
+
+
+class WritesText(Protocol):
+    """Needed by `TextSamples`."""
+
+    def generate_text(
+        self, prompt: str, *, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int
+    ) -> str:
+        """The prompt and its continuation, or the latter. It does not use the global random generators."""
+
+
 class ScoresText(Protocol):
     """Needed by `TaskScores`; `forward` gives the logits (B, T, V) of ids (B, T)."""
 
@@ -103,6 +106,20 @@ class ScoresText(Protocol):
     """Has `encode` and `decode`, and may have `bos_id`, `eos_id` and `prefix_token_ids`."""
     context_length: int
     """Most tokens of a text that the model reads at once."""
+
+
+class ContinuesText(Protocol):
+    """Needed by tasks of lm_eval that generate."""
+
+    def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
+        """The likeliest ids after `ids`, one by one."""
+
+
+class HasMicroBatches(Protocol):
+    """Needed by `BatchRamp`, of the data module or else of the LightningModule."""
+
+    micro_batch_tokens: int | Callable[[int], int]
+    """Tokens of one micro-batch on one rank, or a function of the optimizer steps before it."""
 
 
 class CountsExperts(Protocol):
@@ -118,6 +135,39 @@ class CountsExperts(Protocol):
     """Buffers, (E,) each, that are added to the scores by which experts are chosen; None for a layer of another rank."""
 
 
+# -- of a data module ---------------------------------------------------------------------------------------------------
+
+
+class NumbersSamples(Protocol):
+    """For the reports of `SpikeGuard`."""
+
+    step_samples: range
+    """Global numbers of the samples in the next optimizer step."""
+
+
+class HasVocabulary(Protocol):
+    """For `HealthSignals`, of a model without an embedding."""
+
+    vocab_size: int
+
+
+class CountsTokens(Protocol):
+    """For `HealthSignals`."""
+
+    train_tokens: int
+    """Length of the training text."""
+
+
+class HasSources(Protocol):
+    """For the charts of `TensorBoardPage`."""
+
+    source_names: Sequence[str]
+    """Sources of a mixture, which have losses of their own."""
+
+
+# -- of a strategy or its plugins -----------------------------------------------------------------------------------------
+
+
 class SplitsLayers(Protocol):
     """A strategy with pipeline stages: its ranks hold different parameters."""
 
@@ -125,6 +175,61 @@ class SplitsLayers(Protocol):
     """The ranks that hold one model together."""
     repeated_parameters: Collection[Tensor]
     """This rank's parameters that an earlier rank has, too."""
+
+
+class ScalesLoss(Protocol):
+    """A precision plugin with fp16 loss scaling."""
+
+    scaler: Any
+    """torch's GradScaler."""
+
+
+class SavesInBackground(Protocol):
+    """A checkpoint plugin for `StepCheckpoint`. Any other has saved a file when it returns."""
+
+    def finished(self, path: Path, *, wait: bool = False) -> bool | None:
+        """Whether a save has succeeded. None: it is in progress."""
+
+
+# -- of another callback ------------------------------------------------------------------------------------------------
+
+
+class KnowsNorm(Protocol):
+    """`GradientNorm`, for callbacks after it."""
+
+    latest_norm: Tensor | None
+    """Gradient norm of the current step before clipping. None: not computed."""
+
+
+class KnowsSkip(Protocol):
+    """`SpikeGuard`, for callbacks after it."""
+
+    latest_skip: Tensor | None
+    """0-d: 1 if the current step is skipped, 0 if it is made. None: not judged."""
+
+
+class AsksToSave(Protocol):
+    """`StopOnSignal`, for callbacks that save."""
+
+    save_now: bool
+    """Set in `on_train_batch_end`: save at this step."""
+
+
+class KnowsStableStep(Protocol):
+    """A schedule with a decay, for `StepCheckpoint`."""
+
+    stable_until: int
+    """The last step before the decay, whose checkpoint is kept."""
+
+
+class HearsOfInterruption(Protocol):
+    """A callback that begins something at a validation, which `StopOnSignal` may interrupt."""
+
+    def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Called instead of `on_validation_end`."""
+
+
+# -- where nothing is offered ---------------------------------------------------------------------------------------------
 
 
 class MeanOfMicroBatches:
@@ -137,8 +242,8 @@ class MeanOfMicroBatches:
     def add(self, trainer: Trainer, loss: Tensor) -> None:
         """Add the loss of a backward pass, as Lightning gives it: divided by the number of micro-batches of a whole step."""
         loss = loss.detach().float().reshape(())
-        if (scaler := attribute(trainer.precision_plugin, "scaler")) is not None:
-            loss = loss / scaler.scale(torch.ones((), device=loss.device))
+        if (scaling := offered(trainer.precision_plugin, ScalesLoss)) is not None:
+            loss = loss / scaling.scaler.scale(torch.ones((), device=loss.device))
         self._sum, self._number = loss if self._sum is None else self._sum + loss, self._number + 1
 
     def take(self, trainer: Trainer) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ._lightning import is_logged, write_row
 from ._torch import gathered
-from .contracts import CountsExperts, SplitsLayers, attribute, offered
+from .contracts import CountsExperts, KnowsNorm, KnowsSkip, SplitsLayers, offered
 from .errors import UserError
 from .ranges import at_least, check_ranges
 
@@ -89,8 +89,8 @@ def _skipped(trainer: Trainer) -> Tensor | None:
     """0-d bool: whether the step changes no weight, as far as other callbacks know. None: none knows."""
     skips: list[Tensor] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if (skip := attribute(callback, "latest_skip")) is not None:
-            skips.append(skip > 0)
-        if (norm := attribute(callback, "latest_norm")) is not None:
-            skips.append(~norm.isfinite())
+        if (guard := offered(callback, KnowsSkip)) is not None and guard.latest_skip is not None:
+            skips.append(guard.latest_skip > 0)
+        if (norm := offered(callback, KnowsNorm)) is not None and norm.latest_norm is not None:
+            skips.append(~norm.latest_norm.isfinite())
     return torch.stack([each.reshape(()).to(skips[0].device) for each in skips]).any() if skips else None

@@ -12,7 +12,7 @@ from torch import Tensor
 from ._lightning import callback_of, is_logged, write_row
 from ._torch import tensors_in
 from .batch_ramp import BatchRamp
-from .contracts import attribute
+from .contracts import ScalesFirstGradient, ScalesLoss, offered
 from .errors import UserError
 from .gradient_norm_and_clipping import GradientNorm, gradient_norm
 from .ranges import STEPS, below, check_ranges, whole
@@ -83,7 +83,7 @@ class GradientNoise(Callback):
                 f"GradientNoise needs the gradient of one rank, which {type(trainer.strategy).__name__} does not keep: use "
                 "--trainer.strategy ddp, or turn it off with --gradient_noise null."
             )
-        if attribute(trainer.precision_plugin, "scaler") is not None:
+        if offered(trainer.precision_plugin, ScalesLoss):
             raise UserError(
                 "GradientNoise does not work with the scaled gradients of 16-mixed: use --trainer.precision bf16-mixed, or "
                 "turn it off with --gradient_noise null."
@@ -98,8 +98,8 @@ class GradientNoise(Callback):
         is_sampled = trainer.global_step % self.every_n_steps == 0
         if self._micro_batches > 1 or not is_sampled or trainer.accumulate_grad_batches < 2:
             return
-        own = attribute(pl_module, "first_gradient_scale")
-        scale = trainer.accumulate_grad_batches if own is None else own()
+        own = offered(pl_module, ScalesFirstGradient)
+        scale = trainer.accumulate_grad_batches if own is None else own.first_gradient_scale()
         self._small = _square(gradient_norm(trainer, trainer.optimizers[0]) * scale)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:

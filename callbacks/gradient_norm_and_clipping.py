@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 
 from ._lightning import is_logged, write_row
 from ._torch import local_part, multiply_, unscales_by_itself
-from .contracts import SplitsLayers, attribute, offered
+from .contracts import ScalesLoss, SplitsLayers, offered
 from .errors import UserError
 from .ranges import Domain, check_ranges
 
@@ -119,7 +119,7 @@ class GradientNorm(Callback):
                 f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) and GradientNorm(clip={self.clip}) would both"
                 " clip: remove --trainer.gradient_clip_val."
             )
-        if attribute(trainer.precision_plugin, "scaler") is not None:
+        if offered(trainer.precision_plugin, ScalesLoss):
             for optimizer in trainer.optimizers:
                 if unscales_by_itself(optimizer):
                     raise UserError(

@@ -10,12 +10,13 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
 
 from ._lightning import is_logged, write_row
-from ._torch import gathered, local_part, process_count
-from .contracts import MeanOfMicroBatches, SplitsLayers, attribute, attribute_of_data, offered
+from ._torch import gathered, process_count
+from .contracts import HasVocabulary, MeanOfMicroBatches, SaysWhetherTargetsCount, SplitsLayers, offered, offered_by_data
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
 from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
 from .health_probe import Probe
 from .health_readings import Readings
+from .health_setup import SETUP_DESCRIPTIONS, setup_facts
 from .health_spans import RepeatedSpans, ValidationOverlap
 from .ranges import STEPS, check_ranges, whole
 
@@ -44,12 +45,7 @@ DESCRIPTIONS = {
     "health/future_leak": "largest relative change of earlier logits if later inputs change; 0 or rounding in a causal model",
     "health/backward_loss_ratio": "loss of a step's backward passes / logged train/loss; 1 if gradients are those of that loss",
     "health/rank_difference": "DDP: largest relative difference of a layer's weight norm between ranks; 0 if they agree",
-    "setup/decayed_vectors": "parameters of one dimension (norm weights, biases) in a parameter group with weight decay",
-    "setup/unoptimized": "elements of parameters that require gradients and are in no parameter group",
-    "setup/frozen": "elements of parameters that do not require gradients",
-    "setup/initial_gain": "before step 1: largest root mean square of a Linear's weights, times the root of its inputs",
-    "setup/vocab_size": "rows of the embedding, or the data module's `vocab_size`",
-    "setup/train_tokens": "the data module's `train_tokens`",
+    **SETUP_DESCRIPTIONS,
 }
 """Every tag and its meaning. LAYER is like `embedding`, `blocks.0.attention`, `head`; BLOCK like `blocks.0`."""
 
@@ -143,7 +139,7 @@ class HealthSignals(Callback):
         self._compares_ranks = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._facts = _setup_facts(trainer, pl_module, self._rows)
+        self._facts = setup_facts(trainer, pl_module, self._rows)
 
     def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         if (ids := ids_of(batch)) is not None and not trainer.sanity_checking and trainer.state.fn == "fit":
@@ -178,7 +174,8 @@ class HealthSignals(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if self._readings is None or offered(trainer.strategy, SplitsLayers) is not None:
             return
-        if attribute(pl_module, "every_target_counts", True):
+        says = offered(pl_module, SaysWhetherTargetsCount)
+        if says is None or says.every_target_counts:
             self._losses.add(trainer, loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
@@ -211,7 +208,8 @@ class HealthSignals(Callback):
             self._sequences.add_to(readings)
         if self._tokens is not None:
             probed = None if self._probe is None else self._probe.vocabulary
-            self._tokens.add_to(readings, probed or attribute_of_data(trainer, "vocab_size"))
+            data = offered_by_data(trainer, HasVocabulary)
+            self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
         if (loss := self._losses.take(trainer)) is not None:
@@ -238,38 +236,3 @@ def _row(values: dict[str, float]) -> dict[str, float]:
         spread = ((value + values[f"lowest/{layer}"]) / value for layer, value in highest.items() if value)
         row["health/rank_difference"] = max(spread, default=0.0) / 2  # of squares: twice the difference of norms
     return row
-
-
-def _setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict[str, float]:
-    """The facts about a run that do not change, by tag, as `DESCRIPTIONS` says. What cannot be known is left out.
-
-    Of sharded parameters the whole counts, but the gain is that of this rank's shards. Of a pipeline, the stage counts.
-
-    Args:
-        rows: of the embedding; 0 if there is none.
-    """
-    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    owned = {p for group in groups for p in group["params"]}
-    decayed = [p for group in groups if group.get("weight_decay") for p in group["params"] if p.ndim == 1]
-    facts: dict[str, float] = {
-        "setup/decayed_vectors": len(decayed),
-        "setup/unoptimized": sum(p.numel() for p in pl_module.parameters() if p.requires_grad and p not in owned),
-        "setup/frozen": sum(p.numel() for p in pl_module.parameters() if not p.requires_grad),
-    }
-    if vocabulary := rows or attribute_of_data(trainer, "vocab_size"):
-        facts["setup/vocab_size"] = vocabulary
-    if (tokens := attribute_of_data(trainer, "train_tokens")) is not None:
-        facts["setup/train_tokens"] = tokens
-    if trainer.global_step == 0:
-        linears = [module for module in pl_module.modules() if isinstance(module, nn.Linear)]
-        gains = [_gain(each) for each in linears if isinstance(getattr(each, "weight", None), Tensor)]  # FSDP1 removes them
-        if gains:
-            facts["setup/initial_gain"] = torch.stack(gains).max().item()
-    return {name: float(value) for name, value in facts.items()}
-
-
-def _gain(linear: nn.Linear) -> Tensor:
-    """0-d: how much the layer enlarges random inputs."""
-    weight = local_part(linear.weight.detach())
-    square = weight.float().square().mean() if weight.numel() else torch.zeros((), device=weight.device)
-    return square.sqrt() * linear.in_features**0.5

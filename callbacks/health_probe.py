@@ -6,19 +6,20 @@ Shape letters: R probed sequences, L positions, V vocabulary, H query heads, K k
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from ._lightning import data_parallel, evaluation_mode
-from ._torch import gathered, local_part, tensors_in
-from .contracts import attribute
+from ._torch import local_part, tensors_in
+from .contracts import HoldsAllLogits, offered
 from .health_batch import IGNORED
 from .health_readings import Readings
 
@@ -58,7 +59,7 @@ class Probe:
             rows: of the embedding; 0 if unknown.
         """
         chosen = self._size(trainer, pl_module, ids, rows) if self.on else None
-        if not all(gathered(chosen is not None)) or chosen is None:  # forward may need every rank
+        if not _all_agree(trainer, chosen is not None) or chosen is None:  # forward may need every rank
             return
         count, length = chosen
         kept = ids[:count, :length]  # (R, L)
@@ -96,10 +97,20 @@ class Probe:
         """Sequences and positions to probe: both passes together have at most half of the micro-batch's tokens."""
         sharing = trainer.world_size // data_parallel(trainer)[1]  # ranks that share a batch: each holds parts in training
         most = min(ids.numel() // 2 // sharing, MOST_TOKENS)
-        if not attribute(pl_module, "holds_all_logits"):
+        own = offered(pl_module, HoldsAllLogits)
+        if own is None or not own.holds_all_logits:
             most = min(most, MOST_LOGITS // max(rows, 1))
         length = min(ids.size(1), most // 2)
         return (max(1, min(most // 2 // length, ids.size(0))), length) if length >= 4 else None
+
+
+def _all_agree(trainer: Trainer, here: bool) -> bool:
+    """Whether it is true on every rank."""
+    if trainer.world_size == 1:
+        return here
+    agreed = torch.tensor(float(here), device=trainer.strategy.root_device)
+    dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
+    return bool(agreed.item())
 
 
 @contextmanager
@@ -117,21 +128,26 @@ def watched(blocks: dict[str, nn.Module], count: int, readings: Readings) -> Ite
             "score_probe": partial(_of_scores, name, readings),
             "unit_probe": partial(_of_units, name, readings),
         }
-        found = [(each, probe) for each in block.modules() for probe in probed if hasattr(each, probe)]
-        for each, probe in found:
-            setattr(each, probe, probed[probe])
+        found = [(each, attribute) for each in block.modules() for attribute in probed if hasattr(each, attribute)]
+        for each, attribute in found:
+            setattr(each, attribute, probed[attribute])
         with_probes += found
-        if not any(probe == "unit_probe" for _, probe in found):
+        if not any(attribute == "unit_probe" for _, attribute in found):
             for each in block.modules():
                 if isinstance(each, _ACTIVATIONS):
-                    handles.append(each.register_forward_hook(lambda *call, probe=probed["unit_probe"]: probe(call[-1])))
+                    hook = partial(_of_activation, probed["unit_probe"])
+                    handles.append(each.register_forward_hook(hook))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for each, probe in with_probes:
-            setattr(each, probe, None)
+        for each, attribute in with_probes:
+            setattr(each, attribute, None)
+
+
+def _of_activation(probe: Callable[[Tensor], None], module: nn.Module, args: Any, output: Tensor) -> None:
+    probe(output)
 
 
 def _of_block(name: str, count: int, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:

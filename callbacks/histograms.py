@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ._lightning import write_row
 from ._torch import gathered, local_part, process_count, unscales_by_itself
-from .contracts import SplitsLayers, attribute, offered
+from .contracts import ScalesLoss, SplitsLayers, offered
 from .errors import UserError
 from .health_layers import copies, trained_parameters
 from .metrics_file import MetricsFile
@@ -80,7 +80,7 @@ class Histograms(Callback):
             return
         if len(trainer.optimizers) != 1 or isinstance(trainer.strategy, FSDPStrategy):
             raise UserError("Histograms works with one optimizer, and not with FSDP1: use --histograms null.")
-        if attribute(trainer.precision_plugin, "scaler") is not None and unscales_by_itself(trainer.optimizers[0]):
+        if offered(trainer.precision_plugin, ScalesLoss) and unscales_by_itself(trainer.optimizers[0]):
             raise UserError(
                 "Histograms would show scaled gradients, because the fused optimizer unscales those of 16-mixed itself: use "
                 "--trainer.precision bf16-mixed, or an optimizer with fused=False."

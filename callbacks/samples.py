@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ._lightning import SAMPLES, _AfterSteps, evaluation_mode
-from .contracts import attribute
+from .contracts import WritesText, offered
 from .errors import UserError
 from .ranges import INT64, STEPS, Domain, check_ranges, whole
 
@@ -72,7 +72,7 @@ class TextSamples(_AfterSteps):
         self.seed = seed
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if attribute(pl_module, "generate_text") is None:
+        if offered(pl_module, WritesText) is None:
             raise UserError(
                 f"TextSamples needs a method generate_text, which {type(pl_module).__name__} does not have:"
                 " remove the callback (`samples: null`)."

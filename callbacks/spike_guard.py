@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ._lightning import _PutsBack, is_logged, wrap, write_row
 from ._torch import process_count, unscales_by_itself
-from .contracts import MeanOfMicroBatches, attribute, attribute_of_data, offered_step_loss
+from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, ScalesLoss, offered, offered_by_data, offered_step_loss
 from .errors import UserError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
 from .ranges import STEPS, above, check_ranges, whole
@@ -92,7 +92,7 @@ class SpikeGuard(_PutsBack):
         self._skipped = 0  # since the last row
         self._consecutive = 0
         self._scaler: Any = None
-        self._norm_source: Callback | None = None
+        self._norm_source: KnowsNorm | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
@@ -103,7 +103,8 @@ class SpikeGuard(_PutsBack):
         optimizer = trainer.optimizers[0]
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UserError("SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard.")
-        self._scaler = attribute(trainer.precision_plugin, "scaler")
+        scaling = offered(trainer.precision_plugin, ScalesLoss)
+        self._scaler = None if scaling is None else scaling.scaler
         if self._scaler is not None and unscales_by_itself(optimizer):
             raise UserError(
                 f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after SpikeGuard reads them:"
@@ -145,16 +146,16 @@ class SpikeGuard(_PutsBack):
         self._skip = self.latest_skip = None
         mean = self._losses.take(trainer)
         if mean is not None:  # None: no backward pass ran
-            norm = attribute(self._norm_source, "latest_norm")
+            norm = None if self._norm_source is None else self._norm_source.latest_norm
             if norm is None:
                 norm = gradient_norm(trainer, optimizer)
-            says = offered_step_loss(pl_module)
+            says, data = offered_step_loss(pl_module), offered_by_data(trainer, NumbersSamples)
             values = torch.stack(
                 [each.to(self._good.device, torch.float32) for each in (mean if says is None else says.step_loss, norm)]
             )
             # Not `as_tensor`: copying a number to a GPU would wait for it.
             is_observed = values.new_ones((), dtype=torch.bool) if says is None else says.step_count > 0
-            self._judge(values, is_observed, step, attribute_of_data(trainer, "step_samples"))
+            self._judge(values, is_observed, step, getattr(data, "step_samples", None))
         logged = is_logged(trainer, step)
         if logged or len(self._unread) >= _UNREAD_AT_MOST:
             self._read()

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ._lightning import callback_of
-from .contracts import attribute_of_data
+from .contracts import HasSources, offered_by_data
 from .task_scores import TaskScores
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
@@ -49,7 +49,8 @@ class TensorBoardPage(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sources = attribute_of_data(trainer, "source_names")
+        data = offered_by_data(trainer, HasSources)
+        sources = () if data is None else data.source_names
         quality = QUALITY | (BY_SOURCE if sources else {}) | (BY_TASK if callback_of(trainer, TaskScores) else {})
         page = {
             category: {title: ["Multiline", tags.split()] for title, tags in charts.items()}

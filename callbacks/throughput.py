@@ -25,7 +25,6 @@ from ._lightning import (
     write_row,
 )
 from ._torch import tensors_in
-from .contracts import attribute
 from .device_peaks import peak_of, peaks_of
 from .errors import UserError
 from .ranges import above, check_ranges
@@ -148,7 +147,7 @@ class Throughput(_PutsBack):
                     " (set --throughput.peak_tflops)."
                 )
             return
-        own = attribute(pl_module, "flops_per_token")  # read once: it may be traced
+        own = getattr(pl_module, "flops_per_token", None)  # `SaysFlops`, read once: it may be traced
         parameters = sum(p.numel() for p in pl_module.parameters())
         self._flops_per_token = 6.0 * parameters if own is None else float(own)
         self._peak = tflops * 1e12 * trainer.world_size
