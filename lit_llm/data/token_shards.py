@@ -82,11 +82,11 @@ class ShardDataModule(TokenDataModule):
             return None
         splits = self._splits()
         manifests = self._manifests(splits)
-        if self._vocabulary.needs_manifest and not manifests and self._needs_manifest(splits):
+        if self._vocabulary.needs_manifest and not manifests and self.needs_manifest(splits):
             return None
         return self._vocabulary.size(manifests)
 
-    def _needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
+    def needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
         """Whether a manifest that is not there would tell the vocabulary."""
         return any(each.problems for each in splits.values())
 
@@ -159,8 +159,8 @@ class TokenShards(ShardDataModule):
             return {"": in_folder(self.path)}
         return {"": of_files({"train": self.train, "val": self.val, "test": self.test}, headerless=self.headerless)}
 
-    def _needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
-        return self.path is not None and super()._needs_manifest(splits)
+    def needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
+        return self.path is not None and super().needs_manifest(splits)
 
     def missing_text(self, split: str) -> str:
         return no_split_text(split) if self.path is not None else super().missing_text(split)
