@@ -43,7 +43,11 @@ def turned(x, position, theta):
 
 
 def formula(weights, x, positions, hidden, config):
-    """Section 2.1 of arXiv 2405.04434 for one sequence (T, d), head by head: latents, both parts, softmax, output."""
+    """Section 2.1 of arXiv 2405.04434 for one sequence (T, d), head by head: latents, both parts, softmax, output.
+
+    Also the largest score that is not hidden, before a soft cap.
+    """
+    largest = []
     latent, length = config.latent, len(x)
     n, r, v = latent.nope_head_dim, latent.rope_head_dim, latent.value_head_dim
     z = x
@@ -59,11 +63,12 @@ def formula(weights, x, positions, hidden, config):
         keys = c @ weights["key.weight"][head * n : (head + 1) * n].T
         scores = rotated @ shared.T + (z @ rows[r:].T) @ keys.T
         scores = scores * (config.attention_scale or 1 / math.sqrt(n + r))
+        largest.append(float(scores.detach().masked_fill(hidden, -torch.inf).max()))
         if config.attention_softcap:
             scores = config.attention_softcap * torch.tanh(scores / config.attention_softcap)
         values = c @ weights["value.weight"][head * v : (head + 1) * v].T
         heads.append(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values)
-    return torch.cat(heads, dim=1) @ weights["project.weight"].T
+    return torch.cat(heads, dim=1) @ weights["project.weight"].T, max(largest)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +99,14 @@ def test_attention_equals_its_formula_in_float64(settings, kernel: AttentionKern
         hidden |= i[:, None] - i[None] >= config.window
     starts = [int((documents == number).nonzero()[0]) for number in documents]
     weights = dict(attention.named_parameters())
-    expected = formula(weights, x[0], [t - start for t, start in enumerate(starts)], hidden, config)
+    expected, largest = formula(weights, x[0], [t - start for t, start in enumerate(starts)], hidden, config)
     found = attention(x, view.rotations[0], view.sees[config.window], None)[0]
+    seen = []
+    attention.score_probe = lambda q, k, *, scale, window: seen.append(
+        (q @ k.mT)[0].masked_fill(hidden, -torch.inf).max() * scale
+    )
+    attention(x.detach(), view.rotations[0], view.sees[config.window], None)
+    assert float(seen[0]) == pytest.approx(largest, rel=1e-12)
     weight = torch.randn(30, WIDTH, dtype=torch.float64)
     inputs = [x, *weights.values()]
     theirs, ours = (torch.autograd.grad((y * weight).sum(), inputs) for y in (expected, found))
