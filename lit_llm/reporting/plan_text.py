@@ -144,6 +144,7 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
             f"; in {model.experts_layers} layers {moe.experts} experts of {moe.width(model.hidden_width)}, {moe.top_k} a token"
         )
         kind += f", and shared ones of {shared}" if (shared := moe.width_of_shared(model.hidden_width)) else ""
+    kind += f"; {model.predict_ahead} more to predict further tokens" if model.predict_ahead else ""
     vocabulary = f"{model.vocab_size:,}"
     if model.padded_vocab_size != model.vocab_size:
         vocabulary += f", padded to {model.padded_vocab_size:,}"

@@ -89,6 +89,3 @@ def _enough_tokens(run: Observed) -> bool:
     if not isinstance(experts, int) or not isinstance(top_k, int) or not tokens:
         return False
     return tokens[-1][1] / tokens[-1][0] * top_k / experts >= FEWEST_TOKENS
-
-
-EXPERT_RULES = (bias_too_large, unbalanced)
