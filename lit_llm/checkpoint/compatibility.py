@@ -152,10 +152,13 @@ def model_changes(
         if old == value or name in INITIAL or (name in ("vocab_size", "eos_id") and value is None):
             continue
         change = f"model.{name} was {old} in the checkpoint and is {value}"
+        group, _, inside = name.partition(".")
+        key = group if inside and old is None else name  # a group is turned off as a whole
+        flag = f"--model.{key} {old if isinstance(old, str) else json.dumps(old)}"
         if name in SHAPES:
-            found.append(f"{change}: these weights do not fit (--model.{name} {old})")
+            found.append(f"{change}: these weights do not fit ({flag})")
         elif not accepted:
-            found.append(f"{change} (--model.{name} {old}, or --accept_changes true)")
+            found.append(f"{change} ({flag}, or --accept_changes true)")
     return found
 
 

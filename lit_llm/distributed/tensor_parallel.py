@@ -202,7 +202,7 @@ def tensor_parallel_problem(config: GPTConfig, ranks: int) -> str | None:
     sizes = [("model.n_head", config.n_head, "n_head")]
     if config.kv_heads != config.n_head:
         sizes.append(("model.n_kv_head", config.kv_heads, "n_kv_head"))
-    if config.experts_layers < config.n_layer:
+    if config.experts_layers < config.n_blocks:
         sizes.append(("the MLP's hidden width", config.hidden_width, "mlp_width"))
     if config.moe is not None and (shared := config.moe.width_of_shared(config.hidden_width)):
         sizes.append(("the width of the shared experts", shared, "moe.shared_width"))

@@ -101,7 +101,9 @@ class Fields:
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """The value of an optional key, of which lit_llm supports only `known` values."""
+        """The value of an optional key, of which lit_llm supports only `known` values. Where it must be true, null is false."""
+        if default is True and self.content.get(name, True) is None:
+            self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(
             name, default, " or ".join("null" if k is None else repr(k) for k in known), lambda value: value in known
         )

@@ -8,11 +8,9 @@ from typing import Any
 from lit_llm.hf.fields import HARMLESS, is_empty, shown
 
 _NEEDS: dict[str, tuple[str, ...]] = {
-    "a mixture of experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size"),
     "inputs other than text": ("vision_config", "audio_config", "image_token_id", "image_token_index"),
     "an encoder": ("is_encoder_decoder",),
     "state-space layers": ("state_size", "ssm_cfg", "mamba_d_state", "ssm_state_size"),
-    "latent attention": ("kv_lora_rank",),
     "linear attention": ("linear_num_key_heads", "linear_conv_kernel_dim"),
     "ALiBi positions": ("alibi",),
 }
@@ -21,9 +19,11 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "attention_scale": ("attention_multiplier", "query_pre_attn_scalar"),
     "attention_softcap": ("attn_logit_softcapping",),
     "embedding_scale": ("scale_emb", "embedding_multiplier"),
+    "latent": ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
     "layers": ("no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern", "rope_local_base_freq"),
     "logit_scale": ("dim_model_base", "logits_scaling", "logit_scale", "lm_head_multiplier"),
     "logit_softcap": ("final_logit_softcapping",),
+    "moe": ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
     "parallel_residual": ("use_parallel_residual", "parallel_attn"),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct", "rotary_dim"),
     "qk_norm": ("use_qk_norm", "qk_layernorm", "qk_norm"),
@@ -45,8 +45,6 @@ def unknown_family(content: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     """The refusal of a config.json whose `model_type` is not in `known`. A second line lists keys that tell more."""
     name = content["model_type"]
     lacking = [what for what, keys in _NEEDS.items() if any(content.get(key) for key in keys)]
-    if isinstance(name, str) and "moe" in name and not lacking:
-        lacking = ["a mixture of experts"]
     if lacking:
         return f"'model_type' is {shown(name)}, which needs {' and '.join(lacking)}: lit_llm does not support that"
     problem = f"'model_type' is {shown(name)}, but lit_llm can import only {', '.join(sorted(known))}"

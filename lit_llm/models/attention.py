@@ -77,7 +77,7 @@ def visibilities(
         return Visibility(window, seen, kernel, block_mask)
 
     found = {}
-    for window in {config.layer(i).window for i in range(config.n_layer)}:
+    for window in {config.layer(i).window for i in range(config.n_blocks)}:
         if shard is None or shard.kind == "heads":
             found[window] = replace(of_keys(window, length, slice(0, length)), shard=shard)
         else:

@@ -125,14 +125,14 @@ def describe(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -
             what = "torch's flash kernel for cpu, on one block of positions after another"
         else:
             what = "plain torch, one block of positions after another"
-        lines.append(f"{choice} in {len(layers)} of {config.n_layer} layers ({_uses(config, layers)}): {what}")
+        lines.append(f"{choice} in {len(layers)} of {config.n_blocks} layers ({_uses(config, layers)}): {what}")
     return "attention: " + "; ".join(lines) + " (--compute.attention)"
 
 
 def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> dict[str, list[int]]:
     """Layers by their kernel."""
     found: dict[str, list[int]] = {}
-    for i in range(config.n_layer):
+    for i in range(config.n_blocks):
         choice = choose(
             kernel,
             device_type,
@@ -147,7 +147,7 @@ def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> di
 
 def _uses(config: GPTConfig, layers: list[int] | None = None) -> str:
     """What keeps attention from being plain causal, such as "window 512, documents"."""
-    windows = {config.layer(i).window for i in (range(config.n_layer) if layers is None else layers)}
+    windows = {config.layer(i).window for i in (range(config.n_blocks) if layers is None else layers)}
     named = [f"window {window}" if window else "all positions" for window in sorted(windows, key=lambda w: w or 0)]
     if named == ["all positions"]:
         named = ["causal"]

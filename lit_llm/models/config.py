@@ -431,7 +431,7 @@ class GPTConfig:
         """What is wrong with the settings of single blocks, each of which is right alone."""
         found: list[Mistake] = []
         patterns = self.layers or {}
-        for i in range(self.n_layer):
+        for i in range(self.n_blocks):
             window, rope, theta, scaling, _ = self.layer(i)
             if window is not None and window >= self.block_size:
                 problem = (

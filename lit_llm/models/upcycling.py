@@ -38,7 +38,7 @@ def upcycled(config: GPTConfig, weights: dict[str, Tensor], experts: int) -> tup
         for name, tensor in weights.items()
     }
     generator, dtype = torch.Generator().manual_seed(0), weights["embedding.weight"].dtype
-    for i in range(config.n_layer):
+    for i in range(config.n_blocks):
         drawn = torch.empty(experts, config.n_embd).normal_(std=made.hidden_std, generator=generator)
         router = {"weight": drawn.to(dtype), **initial_buffers(experts)}
         found |= {f"blocks.{i}.mlp.router.{name}": tensor for name, tensor in router.items()}

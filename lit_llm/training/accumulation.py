@@ -67,12 +67,17 @@ class Accumulation:
             self._routers = of_routers if self._routers is None else self._routers + of_routers
 
     def weight(self, count: Tensor | int) -> Tensor | float:
-        """The factor for the mean of a micro-batch with this number of counted targets, before its backward pass."""
-        return 1.0 if self.equal else count / self.block_size
+        """The factor for the mean of a micro-batch with this number of counted targets, before its backward pass.
+
+        `mean_of` divides by 1 if no target counts: tokens further ahead may count all the same, of a part of a sequence.
+        """
+        if self.equal:
+            return 1.0
+        return (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)) / self.block_size
 
     def first_gradient_scale(self, accumulate: int) -> Tensor | float:
         """After the first micro-batch of a step: what makes its gradient that of the mean over its targets; inf without any."""
-        return accumulate / self.weight(self._count)
+        return accumulate if self.equal else accumulate * self.block_size / torch.as_tensor(self._count)
 
     def end(self, strategy: Strategy, accumulate: int) -> tuple[Tensor, Tensor | None]:
         """(sums over all ranks, what the gradients are multiplied by; None: nothing). Starts over.

@@ -120,12 +120,20 @@ class Ignoring(LanguageModel):
 
 
 class OneTarget(Ignoring):
-    """Ignores all targets of a micro-batch but the fourth of its first row. Ranks with other positions have none."""
+    """Ignores all targets of a micro-batch but one of its first row. Ranks with other positions have none."""
+
+    place = 3
 
     def on_after_batch_transfer(self, batch: dict[str, torch.Tensor], dataloader_idx: int) -> dict[str, torch.Tensor]:
         targets = torch.full_like(batch["targets"], -100)  # (B, T)
-        targets[0, 3] = batch["targets"][0, 3]
+        targets[0, self.place] = batch["targets"][0, self.place]
         return {**batch, "targets": targets, "sources": batch["input_ids"][:, 1] % 2}
+
+
+class FirstOfChunk(OneTarget):
+    """That target is the first of the second of four chunks: it is ahead of positions of another rank."""
+
+    place = 8
 
 
 class Tilt(Callback):
@@ -137,7 +145,10 @@ class Tilt(Callback):
                 bias[0], bias[1] = -9, 9
 
 
-LEAVES_OUT: dict[str | bool, type[LanguageModel]] = {False: LanguageModel, True: Ignoring, "all but one": OneTarget}
+LEAVES_OUT: dict[str | bool, type[LanguageModel]] = {
+    **{False: LanguageModel, True: Ignoring},
+    **{"all but one": OneTarget, "all but the first of a chunk": FirstOfChunk},
+}
 
 
 def train(

@@ -25,6 +25,7 @@ TWO = {
     "stages, tied, packed": {"strategy": {"pipeline": 2}, **TIED, "packed": True, **MUON},
     "stages, experts": {"strategy": {"pipeline": 2}, **MOE, "ignoring": True, **MUON},
     "context, packed": {"strategy": {"context": 2}, **PACKED, **EXACT},
+    "context, one target": {"strategy": {"context": 2}, "ignoring": "all but the first of a chunk", **EXACT},
     "context, heads, ignored targets": {
         "strategy": {"context": 2, "context_attention": "heads"},
         **TIED,

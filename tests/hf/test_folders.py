@@ -219,10 +219,21 @@ def test_an_unknown_family_names_those_that_are_known(hf, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"model_type": "qwen2_moe", "num_experts": 60}, "model.moe (num_experts)"),
+        ({"model_type": "deepseek_v2", "kv_lora_rank": 512}, "model.latent (kv_lora_rank)"),
+    ],
+)
+def test_an_unknown_family_names_the_settings_that_it_has(changes, setting, hf, tmp_path):
+    edit_json(hf / "config.json", **changes)
+    refusal, details = refused(hf, tmp_path / "run")
+    assert f"'{changes['model_type']}'" in refusal and setting in details
+
+
+@pytest.mark.parametrize(
     ("changes", "needs"),
     [
-        ({"model_type": "qwen2_moe", "num_experts": 60}, "a mixture of experts"),
-        ({"model_type": "granitemoe", "num_local_experts": 32}, "a mixture of experts"),
         ({"model_type": "qwen2_vl", "vision_config": {"hidden_size": 8}}, "inputs other than text"),
         ({"model_type": "mamba", "state_size": 16}, "state-space layers"),
     ],

@@ -111,6 +111,7 @@ def test_large_and_wrong_numbers_are_sentences_at_once(changes, said, tmp_path):
     [
         ({"num_key_value_heads": 32}, "'num_key_value_heads' is 32"),
         ({"rope_interleave": False}, "'rope_interleave' is False"),
+        ({"rope_interleave": None}, "'rope_interleave' is null"),
         ({"topk_method": "greedy"}, "'topk_method' is 'greedy'"),
         ({"scoring_func": "softmax"}, "'scoring_func' is 'softmax'"),
         ({"moe_layer_freq": 2}, "'moe_layer_freq' is 2"),

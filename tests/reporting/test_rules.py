@@ -403,3 +403,12 @@ def test_an_infinite_gradient_now_and_then_is_how_fp16_finds_its_scale():
 def test_text_of_few_symbols_may_be_hard_to_predict():
     curves = {"train/loss": {step: 1.61 if step < 20 else 1.5 for step in STEPS}, "val/loss": {400: 1.5}}
     assert diagnose(observed(curves | everywhere("setup/vocab_size", 5.0))) == []
+
+
+def test_the_loss_of_further_tokens_is_no_wrong_scale():
+    """With weight 0.3 and a loss a tenth larger, the loss of the backward pass is 1.33 times the logged one."""
+    curves = everywhere("health/backward_loss_ratio", 1.33) | {
+        "train/loss_ahead": {step: 1.1 * value for step, value in healthy()["train/loss"].items()}
+    }
+    assert "loss-scale" not in [finding.name for finding in diagnose(observed(curves, {"loss": {"ahead_weight": 0.3}}))]
+    assert "loss-scale" in [finding.name for finding in diagnose(observed(curves))]

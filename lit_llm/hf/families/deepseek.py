@@ -46,9 +46,9 @@ class _ScaledRope(Rope):
     def read(self, fields: Fields) -> dict[str, Any]:
         rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
         strength: Any = rope.get("mscale_all_dim")
-        factor: Any = rope.get("factor")
         settings = super().read(fields)
-        if settings["rope_scaling"] is None or not (strength and is_number(strength) and is_number(factor)):
+        factor: Any = (settings["rope_scaling"] or {}).get("factor")
+        if not (strength and is_number(strength) and is_number(factor)):
             return settings
         width = sum(fields.optional_size(*_WIDTHS[name]) for name in ("nope_head_dim", "rope_head_dim"))
         return {**settings, "attention_scale": width**-0.5 * (0.1 * strength * math.log(max(factor, 1.0)) + 1) ** 2}

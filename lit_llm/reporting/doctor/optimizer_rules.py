@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 
 from lit_llm.reporting.doctor.finding import advice, error, warning
@@ -114,6 +115,8 @@ def wrong_scale(run: Observed) -> str | None:
     if not ratios:
         return None
     ratio = statistics.median(ratios)
+    if ahead := run.median("train/loss_ahead"):  # is no part of the logged loss
+        ratio /= 1 + run.setting("loss.ahead_weight", 0.0) * ahead / (run.median("train/loss") or math.inf)
     if not 0.8 < ratio < 1.25:
         return f"the loss that gradients are computed of is {ratio:.3g} times the logged mean per token"
     return None
