@@ -55,15 +55,9 @@ def _small(config: GPTConfig, width: int) -> GPTConfig:
     changes: dict[str, Any] = {
         **{"n_layer": LAYERS, "n_embd": width, "n_head": width // HEAD_DIM, "n_kv_head": None, "head_dim": None},
         **{"mlp_width": None, "block_size": LENGTH, "vocab_size": VOCABULARY, "pad_vocab_to": 1, "eos_id": None},
-        **{
-            "mask_documents": False,
-            "window": None,
-            "layers": None,
-            "rope_scaling": None,
-            "partial_rotary_factor": 1.0,
-            "predict_ahead": 0,
-        },
-        **{"dropout": 0.0, "base_width": None if config.base_width is None else BASE_WIDTH, "base_depth": None},
+        **{"mask_documents": False, "window": None, "layers": None, "rope_scaling": None, "partial_rotary_factor": 1.0},
+        **{"predict_ahead": 0, "dropout": 0.0, "base_depth": None},
+        "base_width": None if config.base_width is None else BASE_WIDTH,
     }
     return replace(config, **changes)
 
