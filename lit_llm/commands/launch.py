@@ -22,17 +22,17 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
     `--help [GROUP]` and `--print_config` are answered here.
 
     Args:
-        own: flags of the command that are no keys of a recipe, which its help lists.
+        own: flags of the command that are no keys of a recipe: its help lists them, and a mistyped key may mean one.
         run: takes the arguments. It must raise UserError if `reported` is set, which `build` and `parse` do.
     """
     arguments = read(words)
+    program, flags = (own.prog, own.described()) if own else (f"python -m lit_llm {command}", {})
     if flag := arguments.asks_for(*HELP):
         from lit_llm.config.help import print_help
 
-        program, flags = (own.prog, own.described()) if own else (f"python -m lit_llm {command}", {})
         print_help(command, flag.value, program, flags)
         return 0
-    arguments = spelling.check(command, arguments)
+    arguments = spelling.check(command, arguments, flags)
     if arguments.asks_for(PRINT_CONFIG):
         from lit_llm.config.resolved_config import resolved
 

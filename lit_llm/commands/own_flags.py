@@ -61,8 +61,7 @@ class OwnFlags(argparse.ArgumentParser):
         """The values of these flags, with the whole ``command`` as it was typed, and the other words.
 
         Raises:
-            UserError: A value is missing or wrong. All numbers outside their ranges and words like one of these flags, one
-                sentence a line.
+            UserError: A value is missing or wrong. All numbers outside their ranges, one sentence a line.
         """
         own: list[str] = []
         others: list[str] = []
@@ -87,9 +86,6 @@ class OwnFlags(argparse.ArgumentParser):
         values = self.parse_args(own, argparse.Namespace(command=command))
         given = {name: getattr(values, name) for name in self._ranges if getattr(values, name) is not None}
         problems = [problem for name, value in given.items() if (problem := self._ranges[name].problem(name, value))]
-        for flag in (word.partition("=")[0] for word in others):
-            if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, self._flags, n=1, cutoff=0.85)):
-                problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
         refuse(problems)
         return values, others
 

@@ -82,7 +82,7 @@ def main(words: list[str]) -> int:
     if own.from_run is not None and source is not None:
         recipe = [*_recipe_of(source.run), *recipe]
     with without_garbage_collection():  # imported modules stay: to search them again and again takes a fifth of the start
-        return launch("fit", recipe, lambda arguments: _run(own, arguments, source))
+        return launch("fit", recipe, lambda arguments: _run(own, arguments, source), own=flags)
 
 
 def _source(own: argparse.Namespace) -> MeasuredRun | None:

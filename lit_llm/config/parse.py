@@ -117,7 +117,7 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     except Exception as error:
         found, accepted = explain(arguments, parse_words)
         config = parse_words(accepted)  # so that mistakes of other kinds are found too
-        found = found or _must_be_text(arguments, config)
+        found += _must_be_text(arguments, config)
         if not found:
             raise UserError(reason(str(error))) from None
         problems += found

@@ -22,8 +22,11 @@ from lit_llm.core.errors import UserError, report
 _OURS = Path(__file__).parents[1]
 
 
-def check(command: Command, arguments: Arguments) -> Arguments:
+def check(command: Command, arguments: Arguments, flags: Iterable[str] = ()) -> Arguments:
     """Print mistyped keys now, and return the arguments without them, so that the other mistakes can be found too.
+
+    Args:
+        flags: names of flags that the command has beside its keys.
 
     Raises:
         UserError: There are mistakes, and the rest comes from shipped recipes, which have none.
@@ -31,10 +34,10 @@ def check(command: Command, arguments: Arguments) -> Arguments:
     arguments, problems = refuse_groups_without_keys(arguments)
     known = known_keys(command, arguments)
     unknown = [a for a in arguments.assignments if is_unknown(a, known)]
-    problems += [*arguments.problems, *(unknown_key(a, _flat(known)) for a in unknown)]
+    problems += [*arguments.problems, *(unknown_key(a, _flat(known), flags) for a in unknown)]
     for key in arguments.bare:
         flag = Assignment(plain_key(key), None, COMMAND_LINE)
-        problems.append(unknown_key(flag, _flat(known)) if is_unknown(flag, known) else needs_value(key))
+        problems.append(unknown_key(flag, _flat(known), flags) if is_unknown(flag, known) else needs_value(key))
     if not problems:
         return arguments
     rest = arguments.without(unknown)
@@ -93,14 +96,15 @@ def _flat(known: dict[str, set[str] | None]) -> list[str]:
     return [key for group, names in known.items() for key in (group, *(f"{group}.{name}" for name in sorted(names or ())))]
 
 
-def unknown_key(assignment: Assignment, known: Iterable[str]) -> str:
+def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[str] = ()) -> str:
     """One sentence about a key that does not exist, with the most similar one that does."""
     key, known = assignment.key, list(known)
     name = key.rpartition(".")[2]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
     exact = [k for k in known if k.rpartition(".")[2] == name]  # the right name in another group
     longer = [k for k in known if f"_{name}_" in f"_{k.rpartition('.')[2]}_"]  # `batch_size` for `global_batch_size`
-    near = near or (longer if len(longer) <= 3 else exact[:1]) or difflib.get_close_matches(key, known, n=1, cutoff=0.65)
+    near = near or (longer if len(longer) <= 3 else exact[:1]) or difflib.get_close_matches(key, list(flags), n=1, cutoff=0.85)
+    near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.65)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"unknown key {key}{hint} {assignment.where}"
 

@@ -17,8 +17,6 @@ from lit_llm.core.errors import UserError
 _SHARE = 4  # of the descriptors that a process may open, at most this part are kept here
 _MOST = 2**16  # where the system sets no limit
 
-_RESTORE = "restore it, and continue the run"
-
 _new_key = itertools.count()
 
 
@@ -49,13 +47,13 @@ class OpenFiles:
         """
         try:
             content = self._read(path, start, length, random)
+            if len(content) < length:
+                raise UserError(
+                    f"{path} became shorter: {os.path.getsize(path)} bytes now, but bytes up to {start + length} are read: "
+                    f"{mend} with --resume auto."
+                )
         except FileNotFoundError:
             raise UserError(f"{path} is gone: {mend} with --resume auto.") from None
-        if len(content) < length:
-            raise UserError(
-                f"{path} became shorter: {os.path.getsize(path)} bytes now, but bytes up to {start + length} are read: {mend} "
-                "with --resume auto."
-            )
         return content
 
     def _read(self, path: str, start: int, length: int, random: bool) -> bytes:
