@@ -22,7 +22,8 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
     `--help [GROUP]` and `--print_config` are answered here.
 
     Args:
-        own: flags of the command that are no keys of a recipe: its help lists them, and a mistyped key may mean one.
+        own: flags of the command that are no keys of a recipe, split off: its help lists them, a mistyped key may mean one,
+            and their problems are told with the others.
         run: takes the arguments. It must raise UserError if `reported` is set, which `build` and `parse` do.
     """
     arguments = read(words)
@@ -32,7 +33,7 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
 
         print_help(command, flag.value, program, flags)
         return 0
-    arguments = spelling.check(command, arguments, flags)
+    arguments = spelling.check(command, arguments, flags, own.problems if own else [])
     if arguments.asks_for(PRINT_CONFIG):
         from lit_llm.config.resolved_config import resolved
 

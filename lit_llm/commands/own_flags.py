@@ -31,6 +31,8 @@ class OwnFlags(argparse.ArgumentParser):
         shown = argparse.ArgumentDefaultsHelpFormatter if alone else argparse.RawDescriptionHelpFormatter
         self._flags: dict[str, argparse.Action] = {}
         self._ranges: dict[str, Domain] = {}
+        self.problems: list[str] = []
+        """After `split`: numbers outside their ranges, one sentence each."""
         options.setdefault("prog", f"python -m lit_llm {command}")
         super().__init__(allow_abbrev=False, add_help=alone, formatter_class=shown, **options)
         self.register("type", int, whole_number)
@@ -61,7 +63,7 @@ class OwnFlags(argparse.ArgumentParser):
         """The values of these flags, with the whole ``command`` as it was typed, and the other words.
 
         Raises:
-            UserError: A value is missing or wrong. All numbers outside their ranges, one sentence a line.
+            UserError: A value is missing or of the wrong type.
         """
         own: list[str] = []
         others: list[str] = []
@@ -85,8 +87,7 @@ class OwnFlags(argparse.ArgumentParser):
                 raise UserError(needs_value(word.lstrip("-")))
         values = self.parse_args(own, argparse.Namespace(command=command))
         given = {name: getattr(values, name) for name in self._ranges if getattr(values, name) is not None}
-        problems = [problem for name, value in given.items() if (problem := self._ranges[name].problem(name, value))]
-        refuse(problems)
+        self.problems = [problem for name, value in given.items() if (problem := self._ranges[name].problem(name, value))]
         return values, others
 
     def parse(self, words: list[str]) -> argparse.Namespace:
@@ -97,6 +98,7 @@ class OwnFlags(argparse.ArgumentParser):
         """
         self.refuse_unknown([word for word in underscored(words) if is_flag(word)])
         values, others = self.split(words)
+        refuse(self.problems)
         self.refuse_unknown(others)
         return values
 

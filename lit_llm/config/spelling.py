@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,16 +22,19 @@ from lit_llm.core.errors import UserError, report
 _OURS = Path(__file__).parents[1]
 
 
-def check(command: Command, arguments: Arguments, flags: Iterable[str] = ()) -> Arguments:
+def check(command: Command, arguments: Arguments, flags: Iterable[str] = (), own: Sequence[str] = ()) -> Arguments:
     """Print mistyped keys now, and return the arguments without them, so that the other mistakes can be found too.
 
     Args:
         flags: names of flags that the command has beside its keys.
+        own: problems with the values of these.
 
     Raises:
-        UserError: There are mistakes, and the rest comes from shipped recipes, which have none.
+        UserError: There are mistakes, and the rest comes from shipped recipes, which have none; or the command cannot go on,
+            because its own flags are wrong.
     """
     arguments, problems = refuse_groups_without_keys(arguments)
+    problems = [*own, *problems]
     known = known_keys(command, arguments)
     unknown = [a for a in arguments.assignments if is_unknown(a, known)]
     problems += [*arguments.problems, *(unknown_key(a, _flat(known), flags) for a in unknown)]
@@ -42,7 +45,7 @@ def check(command: Command, arguments: Arguments, flags: Iterable[str] = ()) -> 
         return arguments
     rest = arguments.without(unknown)
     others = {real_path(a.origin) for a in rest.assignments}
-    if all(origin.is_relative_to(real_path(SHIPPED)) for origin in others):
+    if own or all(origin.is_relative_to(real_path(SHIPPED)) for origin in others):
         raise UserError("\n".join(problems))
     report("\n".join(problems))
     return Arguments(rest.items, rest.config_files, reported=True)

@@ -293,7 +293,7 @@ def test_own_flags_are_checked_and_all_mistakes_told(folder, capsys):
     )
     assert code == 2 and "one of: h100-" in err and "colour=red" in err and "n_head" in err
     code, _, err = run(capsys, "plan", "--config", "tiny.yaml", "--mfu", "2", "--devices", "0", "--hardwar", "h200")
-    assert code == 2 and "at most 1" in err and "above 0" in err and "did you mean --hardware" in err
+    assert code == 2 and "at most 1" in err and "above 0" in err and "did you mean hardware" in err
     code, _, err = run(capsys, "plan", "--config", "tiny.yaml", "--devices", "many")
     assert code == 2 and "--devices" in err and "Traceback" not in err
 
