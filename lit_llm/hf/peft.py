@@ -65,7 +65,8 @@ def write_adapter(
         dtype: of the written tensors; None: unchanged.
 
     Raises:
-        UserError: there are adapters of routers or routed experts.
+        UserError: there are adapters of routers or routed experts, or of other MLPs beside these: for models with experts, peft
+            renames such layers to those of transformers 5.
     """
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
@@ -95,6 +96,12 @@ def write_adapter(
         raise UserError(
             f"peft stores adapters of routers and routed experts ({left[0].removesuffix('.lora_a')}) in another way: export "
             "the merged weights (leave out --adapter)"
+        )
+    taken = [name for name in ranks if name.endswith(("gate_proj", "up_proj", "down_proj"))]
+    if taken and any(link.expert is not None for link in table):
+        raise UserError(
+            f"peft takes adapters called {taken[0].rpartition('.')[2]} for those of routed experts, where a model has some: "
+            "export the merged weights (leave out --adapter), or adapt attention only (--lora.targets)"
         )
     patterns = {name: rank for name, rank in ranks.items() if rank != lora.rank}
     every = [link.theirs.removesuffix(".weight") for link in table if link.theirs.endswith(".weight")]

@@ -20,6 +20,7 @@ from lit_llm.commands.import_hf import import_folder
 from lit_llm.core.errors import UserError
 from lit_llm.hf.config_map import links
 from lit_llm.hf.peft import read_adapter, shortest_endings, write_adapter
+from lit_llm.hf.tensor_map import Link
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
 
@@ -135,6 +136,11 @@ def test_an_adapter_trained_here_gives_the_same_logits_in_peft_and_merged(family
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager").eval()
     assert (logits(merged, True) - expected).abs().max() < bound
     assert (logits(load_model(tmp_path / "runs/tuned" / LAST), False) - expected).abs().max() < bound
+
+
+@pytest.mark.slow
+def test_adapters_of_the_attention_of_a_mixture_are_those_of_peft(tmp_path):
+    test_an_adapter_trained_here_gives_the_same_logits_in_peft_and_merged("deepseek", ["query", "attention.project"], tmp_path)
 
 
 def test_the_shortest_endings_name_the_chosen_layers_and_no_other():
@@ -327,3 +333,14 @@ def test_adapters_of_routed_experts_have_no_place_in_its_format(tmp_path):
     adapters = {"blocks.0.mlp.up.lora_a": torch.zeros(4, 2, 8), "blocks.0.mlp.up.lora_b": torch.zeros(4, 8, 2)}
     with pytest.raises(UserError, match=r"blocks\.0\.mlp\.up.*merged"):
         write_adapter(adapters, LoRAConfig(rank=2), [], {}, tmp_path)
+
+
+def test_adapters_of_mlps_beside_experts_are_not_written_for_peft_to_take_for_theirs(tmp_path):
+    """peft 0.19 looks for `down_proj` of such a model in its experts only, and warns of missing keys."""
+    mlp = Link("model.layers.0.mlp.down_proj.weight", ("blocks.0.mlp.project.weight",))
+    experts = Link("model.layers.1.mlp.experts.0.down_proj.weight", ("blocks.1.mlp.project.weight",), expert=0)
+    adapters = {"blocks.0.mlp.project.lora_a": torch.zeros(2, 8), "blocks.0.mlp.project.lora_b": torch.zeros(4, 2)}
+    shapes = {"blocks.0.mlp.project.weight": torch.Size((4, 8))}
+    with pytest.raises(UserError, match=r"down_proj.*--adapter.*--lora\.targets"):
+        write_adapter(adapters, LoRAConfig(rank=2), [mlp, experts], shapes, tmp_path)
+    assert write_adapter(adapters, LoRAConfig(rank=2), [mlp], shapes, tmp_path) == 1
