@@ -23,7 +23,7 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
 
     Args:
         own: flags of the command that are no keys of a recipe, split off: its help lists them, a mistyped key may mean one,
-            and their problems are told with the others.
+            and their problems are reported with the others.
         run: takes the arguments. It must raise UserError if `reported` is set, which `build` and `parse` do.
     """
     arguments = read(words)

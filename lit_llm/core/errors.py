@@ -71,7 +71,7 @@ def refuse(problems: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
-    """Add the sentences of a UserError to ``problems``, and go on, so that all mistakes are told together.
+    """Add the sentences of a UserError to ``problems``, and go on, so that all mistakes are reported together.
 
     Args:
         flag: what each sentence names at its end.

@@ -33,7 +33,7 @@ from lit_llm.core._lightning import (
 )
 from lit_llm.core._torch import HYBRID_SHARD_GRAD_OP, flatten_mesh, unflatten_mesh
 from lit_llm.core.dtensor import fill_, zeros_by_row
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.core.number_domain import above, range_problems, whole
 from lit_llm.distributed.fsdp import set_last_micro_batch
@@ -120,8 +120,7 @@ class MeshStrategy(ModelParallelStrategy):
         layers_last: Annotated[int | None, whole(1, 1_000_000)] = None,
         timeout_seconds: Annotated[float, above(0, 10**7)] = 1800.0,
     ) -> None:
-        if problems := range_problems(MeshStrategy, "trainer.strategy", locals()):
-            raise UserError("\n".join(problems))
+        refuse(range_problems(MeshStrategy, "trainer.strategy", locals()))
         if context_attention not in get_args(ContextAttention):
             raise UserError(
                 f"context_attention is {context_attention}, but must be gather or heads (--trainer.strategy.context_attention)."
@@ -129,8 +128,7 @@ class MeshStrategy(ModelParallelStrategy):
         if schedule not in KINDS:
             raise UserError(f"schedule is {schedule}, but must be one of {', '.join(KINDS)} (--trainer.strategy.schedule).")
         self.pipeline_layout = PipelineLayout(pipeline, schedule, stages_per_rank, layers_first, layers_last)
-        if problems := self.pipeline_layout.problems():
-            raise UserError("\n".join(problems))
+        refuse(self.pipeline_layout.problems())
         if pipeline > 1 and reduce_each_micro_batch is True:
             raise UserError(
                 "reduce_each_micro_batch is true, but a pipeline reduces gradients once a step: use auto or false "

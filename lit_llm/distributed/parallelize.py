@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.distributed.activation_checkpointing import apply_activation_checkpointing
 from lit_llm.distributed.block_kernels import compile_blocks, convert_to_float8, float8_problem
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -48,8 +48,7 @@ def parallelize(
             raise UserError(blocks_problem(model.architecture.class_path, names))
     if strategy is not None:
         config, sizes = model.config if isinstance(model, GPT) else None, strategy.sizes(strategy.world_size)
-        if problems := expert_problems(config, sizes, strategy.expert, compiled=compute.compile):
-            raise UserError("\n".join(problems))
+        refuse(expert_problems(config, sizes, strategy.expert, compiled=compute.compile))
     if isinstance(model, GPT):
         if problem := attention_problem(model.config, compute.attention, device):
             raise UserError(problem)

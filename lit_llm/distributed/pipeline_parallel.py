@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from lit_llm.checkpoint.stages import number_as_own, number_as_whole
 from lit_llm.core.dtensor import local_part
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import refuse
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.pipeline_schedule import Objective, ScheduleRunner
 from lit_llm.distributed.pipeline_transfer import Transfer
@@ -138,8 +138,7 @@ class PipelinedGPT(nn.Module):
 
     def __init__(self, whole: GPT, layout: PipelineLayout, mesh: DeviceMesh) -> None:
         super().__init__()
-        if problems := layout.layer_problems(whole.config.n_layer):
-            raise UserError("\n".join(problems))
+        refuse(layout.layer_problems(whole.config.n_layer))
         self.config = whole.config
         self._whole = [whole]  # not registered: most of it belongs to other ranks
         self._transfer = Transfer(layout, mesh.get_group(), mesh.get_local_rank())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.hf.equivalence import equivalent_family
 from lit_llm.hf.families import FAMILIES
 from lit_llm.hf.families.family import Family
@@ -49,8 +49,7 @@ def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
         )
     config = GPTConfig(**settings) if not fields.problems else GPTConfig()
     problems = fields.problems or [mistake.what for mistake in config.mistakes()]  # import has no flags of the model
-    if problems:
-        raise UserError("\n".join(problems))
+    refuse(problems)
     return config, notes
 
 

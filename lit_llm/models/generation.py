@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, KVCache
 from lit_llm.models.rotary import RotaryTable
@@ -49,8 +49,7 @@ class Sampling:
             found.append(f"top_k is {self.top_k}, but must be at least 1, or 0 to keep all (--top_k)")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             found.append(f"top_p is {self.top_p}, but must be above 0 and at most 1 (--top_p)")
-        if found:
-            raise UserError("\n".join(found))
+        refuse(found)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(V,) fp32 logits to (V,) probabilities, zero outside the kept ids. Needs a temperature above 0."""

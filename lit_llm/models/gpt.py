@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lit_llm.core.dtensor import draw_
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import refuse
 from lit_llm.models.attention import Visibility, visibilities
 from lit_llm.models.attention_kernel_choice import AttentionKernel
 from lit_llm.models.block import AheadInput, Block
@@ -107,8 +107,7 @@ class GPT(nn.Module):
         problems = config.problems()
         if config.vocab_size is None:
             problems.append("model.vocab_size is null, and there is no data to take it from (--model.vocab_size)")
-        if problems:
-            raise UserError("\n".join(problems))
+        refuse(problems)
         self.config = config
         device = torch.get_default_device()
         # Build on the meta device, then initialise. The random draws then do not depend on the device, and torch's default

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_llm.core.dtensor import differentiable_part, draw_
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.number_domain import above, below, whole
 from lit_llm.models.dropout import SITES, Drops, DropsInputs, drop
 from lit_llm.models.experts import StackedLinear, grouped_linear
@@ -158,8 +158,7 @@ def apply_lora(model: GPT, config: LoRAConfig) -> None:
         UserError: a target names no layer; the message has the nearest name.
     """
     layers = _linear_layers(model)
-    if problems := _target_problems(config, layers):
-        raise UserError("\n".join(problems))
+    refuse(_target_problems(config, layers))
     model.requires_grad_(False)
     model.drops = model.drops or config.dropout > 0
     for name, layer in layers.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import refuse
 from lit_llm.models.attention_kernel_choice import unsupported_attention
 from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
@@ -169,8 +169,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     problems = settings.problems()
     if problem := _attention_problem(settings, hardware):
         problems.append(problem)
-    if problems:
-        raise UserError("\n".join(problems))
+    refuse(problems)
     asked, settings = settings, resolved(settings, hardware)
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
     memory = peak_memory(settings, cuda=hardware.is_gpu)

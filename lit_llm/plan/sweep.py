@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import STRATEGIES, Layout, layout_of_name
@@ -51,8 +51,7 @@ def parse(words: list[str]) -> dict[str, list[str]]:
             problems.append(f"Cannot sweep {word!r}: use key=value,value with one of the keys {', '.join(KEYS)} (--sweep).")
         else:
             found[key] = values.split(",")
-    if problems:
-        raise UserError("\n".join(problems))
+    refuse(problems)
     return found
 
 

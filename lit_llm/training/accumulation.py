@@ -75,6 +75,11 @@ class Accumulation:
             return 1.0
         return (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)) / self.block_size
 
+    def ahead_row(self) -> dict[str, float]:
+        """The mean loss of the tokens further ahead, by its tag; empty without any."""
+        nll, targets = self.ahead.tolist()
+        return {"train/loss_ahead": nll / targets} if targets else {}
+
     def first_gradient_scale(self, accumulate: int) -> Tensor | float:
         """After the first micro-batch of a step: what makes its gradient that of the mean over its targets; inf without any."""
         return accumulate if self.equal else accumulate * self.block_size / torch.as_tensor(self._count)

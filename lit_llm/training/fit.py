@@ -19,7 +19,7 @@ import lit_llm.data
 from lit_llm.callbacks._lightning import callback_of, write_row
 from lit_llm.core._lightning import is_rank_zero, restores_checkpoint
 from lit_llm.core.disk import naming, real_path, write_text
-from lit_llm.core.errors import UserError, first_line, report
+from lit_llm.core.errors import UserError, first_line, refuse, report
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.loaded_run import LoadedRun
@@ -111,8 +111,7 @@ def _check_data(
     if problem is not None:
         raise UserError(problem)
     changes = start.data_changes(data, model.config.vocab_size, accepted=accept_changes)
-    if changes:
-        raise UserError("\n".join(changes))
+    refuse(changes)
 
 
 def _train(

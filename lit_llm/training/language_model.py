@@ -21,7 +21,7 @@ from lit_llm.checkpoint.adapters import base_record
 from lit_llm.checkpoint.load_weights import load_weights
 from lit_llm.core._lightning import trainer_of
 from lit_llm.core._torch import seconds_of_compilation, take_unscaled_gradients
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -83,8 +83,7 @@ class LanguageModel(TextGeneration):
         problems = model.problems() + loss.problems() + compute.problems()
         if architecture is not None:
             problems += architecture.problems(model, loss.chunk_size, compute)
-        if problems:
-            raise UserError("\n".join(problems))
+        refuse(problems)
         self.config = model
         self.architecture = architecture
         self.compute_config = compute
@@ -95,9 +94,8 @@ class LanguageModel(TextGeneration):
         self.base: dict[str, str] | None = None  # what checkpoints remember about the base weights
         self.optimizer_factory = optimizer
         self.loss_config = loss
-        self.loss_function: Callable[..., LossSums] = partial(
-            cross_entropy if architecture is None else cross_entropy_of_logits, z_loss=loss.z_loss
-        )
+        loss_of = cross_entropy if architecture is None else cross_entropy_of_logits
+        self.loss_function: Callable[..., LossSums] = partial(loss_of, z_loss=loss.z_loss)
         if loss.chunk_size is not None:
             self.loss_function = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
         # Built in configure_model, when vocabulary and strategy are known.
@@ -356,10 +354,7 @@ class LanguageModel(TextGeneration):
         nll, tokens, *by_source = self.step_sums.tolist()  # the only read of the loss on the host, on logged steps
         if tokens:
             row = {"train/loss": nll / tokens, "train/perplexity": safe_exp(nll / tokens)}
-            if self.config.predict_ahead:
-                nll, targets = self.window.ahead.tolist()
-                row |= {"train/loss_ahead": nll / targets} if targets else {}
-            write_row(self.trainer, row | self.window.sources.losses("train", by_source), step)
+            write_row(self.trainer, row | self.window.ahead_row() | self.window.sources.losses("train", by_source), step)
 
     # -- validation and test ----------------------------------------------------------------------------------------
 
