@@ -43,7 +43,8 @@ DESCRIPTIONS = {
     "health/twice_shifted_targets": "share of the counted targets that equal the input two positions on",
     "health/ignored_targets": "share of the targets that are -100",
     "health/future_leak": "largest relative change of earlier logits if later inputs change; 0 or rounding in a causal model",
-    "health/backward_loss_ratio": "loss of a step's backward passes / logged train/loss; 1 if gradients are those of that loss",
+    "health/backward_loss_ratio": "loss of a step's backward passes / logged train/loss; 1 if gradients are those of that loss "
+    "alone",
     "health/rank_difference": "DDP: largest relative difference of a layer's weight norm between ranks; 0 if they agree",
     **SETUP_DESCRIPTIONS,
 }
