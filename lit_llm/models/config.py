@@ -277,15 +277,11 @@ class GPTConfig:
 
     def mistakes(self) -> list[Mistake]:
         """Every reason why this model cannot be built."""
-        ranges = {
-            name: Mistake(problem, f"--model.{name}")
-            for name, domain in MODEL_DOMAINS.items()
-            if (problem := domain.sentence(f"model.{name}", getattr(self, name)))
-        }
-        of_experts = [] if self.moe is None else [Mistake(*each) for each in self.moe.range_problems()]
-        of_latent = [] if self.latent is None else [Mistake(*each) for each in self.latent.range_problems()]
-        if of_experts or of_latent or any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
-            return [*ranges.values(), *of_experts, *of_latent]  # the rules below divide by these
+        ranges = _range_mistakes(self, "model")
+        groups = {"model.moe": self.moe, "model.latent": self.latent}
+        of_groups = [each for key, group in groups.items() if group for each in _range_mistakes(group, key).values()]
+        if of_groups or any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
+            return [*ranges.values(), *of_groups]  # the rules below divide by these
         found = [*self._combination_mistakes()]
         layers = list(dict.fromkeys(self._layer_mistakes()))  # a pattern may have the same wrong value several times
         if not layers and "rope_theta" not in ranges:
@@ -489,6 +485,14 @@ class GPTConfig:
         if self.has_bias("mlp"):
             each += (matrices - 1) * width + self.n_embd
         return self.experts_layers * (moe.experts - moe.top_k) * each
+
+
+def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
+    """Numbers of a group of settings that are outside their ranges, by field."""
+    cls: type = type(settings)
+    domains = ranges_of(cls)
+    found = {name: domain.sentence(f"{key}.{name}", getattr(settings, name)) for name, domain in domains.items()}
+    return {name: Mistake(sentence, f"--{key}.{name}") for name, sentence in found.items() if sentence}
 
 
 MODEL_DOMAINS = ranges_of(GPTConfig)

@@ -70,12 +70,6 @@ class MoEConfig:
         """Whether a block has experts."""
         return block >= self.first_dense and (block + 1 - self.first_dense) % self.every == 0
 
-    def range_problems(self) -> list[tuple[str, str]]:
-        """(sentence, flag) for each number outside its range."""
-        named = {name: f"model.moe.{name}" for name in MOE_DOMAINS}
-        found = {key: MOE_DOMAINS[name].sentence(key, getattr(self, name)) for name, key in named.items()}
-        return [(sentence, f"--{key}") for key, sentence in found.items() if sentence]
-
     def problems(self, n_layer: int) -> Iterator[tuple[str, str]]:
         """(sentence, flags) for each rule between the settings that is broken. Numbers are within their ranges.
 

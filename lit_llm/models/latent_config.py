@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from lit_llm.core.number_domain import above, ranges_of, whole
+from lit_llm.core.number_domain import above, whole
 
 if TYPE_CHECKING:
     from lit_llm.models.config import GPTConfig
@@ -49,12 +49,6 @@ class LatentConfig:
         of_keys_and_values = self.kv_rank * n_head * (self.nope_head_dim + self.value_head_dim)
         return of_queries + shared + of_keys_and_values + n_head * self.value_head_dim * n_embd
 
-    def range_problems(self) -> list[tuple[str, str]]:
-        """(sentence, flag) for each number outside its range."""
-        found = {f"model.latent.{name}": domain for name, domain in LATENT_DOMAINS.items()}
-        said = {key: domain.sentence(key, getattr(self, key.rpartition(".")[2])) for key, domain in found.items()}
-        return [(sentence, f"--{key}") for key, sentence in said.items() if sentence]
-
     def problems(self, model: GPTConfig) -> Iterator[tuple[str, str]]:
         """(sentence, flags) for each setting that latent attention cannot be combined with. Numbers are within ranges."""
         if self.rope_head_dim % 2:
@@ -82,7 +76,3 @@ class LatentConfig:
             if value != off:
                 plain = "null" if off is None else str(off).lower()
                 yield (f"model.{name} is {value}, but with model.latent it must be {plain}: {why}", f"--model.{name} {plain}")
-
-
-LATENT_DOMAINS = ranges_of(LatentConfig)
-"""The range of each number, by field."""
