@@ -25,7 +25,7 @@ from lit_llm.models.gpt import GPT, View
 from lit_llm.models.loss import LossSums, cross_entropy, logits
 from lit_llm.models.rotary import rotate
 from lit_llm.models.self_attention import without_own_value
-from lit_llm.models.small_layers import ShortConvolution
+from lit_llm.models.short_convolution import ShortConvolution
 
 GATE_INPUTS = 12
 """Leading channels that gates read (modded-nanogpt)."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_llm.models.small_layers import ShortConvolution
+from lit_llm.models.short_convolution import ShortConvolution
 
 POSITIONS, ROUNDS, REPEATS = 4, 9, 10
 SIZES = {"4 × 128": (12, 64, 128), "quickstart": (8, 256, 256), "6 × 384": (16, 256, 384)}

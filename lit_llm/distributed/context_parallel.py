@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch.distributed.device_mesh import DeviceMesh
 
 from lit_llm.core.mesh_sizes import MeshSizes
-from lit_llm.distributed.layout_problems import convolution_problems
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.sequence_shard import ContextAttention, SequenceShard
 
@@ -27,7 +26,6 @@ def context_problems(config: GPTConfig, sizes: MeshSizes, kind: ContextAttention
             f"context={sizes.context}, but a sequence has {config.block_size} positions (model.block_size): use at most "
             f"--trainer.strategy.context {config.block_size}"
         )
-    found += convolution_problems(config, {"context": sizes.context})
     heads, ranks = config.kv_heads, sizes.tensor_parallel
     if kind == "heads" and heads // ranks % sizes.context:  # a number that divides them divides the query heads, too
         fitting = max(n for n in range(1, sizes.context) if heads // ranks % n == 0)

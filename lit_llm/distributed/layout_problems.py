@@ -1,6 +1,6 @@
 """Why a model cannot be trained by a layout, one sentence each, before any process starts.
 
-Of tensor and context parallelism, only what convolutions need; the rest is beside the code that applies them.
+Those of tensor and context parallelism are beside the code that applies them.
 """
 
 from __future__ import annotations
@@ -142,26 +142,3 @@ def expert_problems(config: GPTConfig | None, sizes: MeshSizes, expert: int, *, 
             f"(--compute.compile false, or {flag} 1)"
         )
     return found
-
-
-SHARED = {
-    "context": ("each sequence", ("qkv_convolution", "input_convolution")),
-    "tensor_parallel": ("the positions between matrices", ("input_convolution",)),
-}
-"""What ranks share, and the convolutions that it excludes, because these need the positions before each."""
-
-
-def convolution_problems(config: GPTConfig, ranks: dict[str, int]) -> list[str]:
-    """Every setting of a model that excludes this layout, one sentence each.
-
-    Args:
-        ranks: their number, by the names in `SHARED`.
-    """
-    return [
-        f"{layout}={ranks[layout]} shares {what} among ranks, but model.{name}={getattr(config, name)} needs the positions "
-        f"before each: use --model.{name} null, or --trainer.strategy.{layout} 1"
-        for layout, (what, names) in SHARED.items()
-        if ranks.get(layout, 1) > 1
-        for name in names
-        if getattr(config, name) is not None
-    ]

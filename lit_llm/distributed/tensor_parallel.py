@@ -20,7 +20,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from lit_llm.core.dtensor import differentiable_part
-from lit_llm.distributed.layout_problems import convolution_problems
 from lit_llm.models.block import AheadInput
 from lit_llm.models.dropout import Drops
 from lit_llm.models.experts import Experts
@@ -29,7 +28,8 @@ from lit_llm.models.latent_attention import LatentAttention
 from lit_llm.models.lora import LoRALinear
 from lit_llm.models.loss import VocabularyShards
 from lit_llm.models.self_attention import Attention
-from lit_llm.models.small_layers import ShortConvolution
+from lit_llm.models.sequence_shard import SequenceShard
+from lit_llm.models.short_convolution import ShortConvolution
 
 
 def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
@@ -67,6 +67,8 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
             norms_ahead = ("ahead.hidden_norm", "ahead.embedding_norm")
             block_plan |= {name: SequenceParallel(use_local_output=True) for name in norms_ahead}
         mlp, name = (block.mlp.shared, "mlp.shared") if isinstance(block.mlp, Experts) else (block.mlp, "mlp")
+        if model.config.input_convolution is not None:  # of plain tensors
+            norms |= {name: SequenceParallel(use_local_output=True) for name in norms}
         if isinstance(block.mlp, Experts):  # each rank's experts get its part of the sequence
             distribute_parameters(Replicate(), "", block.mlp.router, mesh)
             norms |= {"mlp_norm": SequenceParallel(use_local_output=True)}
@@ -96,6 +98,10 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
         for module in attention.children():
             if isinstance(module, ShortConvolution):
                 distribute_module(module, mesh, partial(distribute_parameters, Shard(0)))
+        for module in block.children():
+            if isinstance(module, ShortConvolution):  # all channels of this rank's part of the sequence
+                distribute_parameters(Replicate(), "", module, mesh)
+                module.stream = SequenceShard(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), "heads")
     for name in frozen:  # torch's styles for norms make new parameters, which are trained
         model.get_parameter(name).requires_grad_(False)
     rows = model.config.padded_vocab_size // mesh.size()
@@ -197,8 +203,6 @@ def distribute_parameters(placement: Replicate | Shard, name: str, module: nn.Mo
 
 def tensor_parallel_problem(config: GPTConfig, ranks: int) -> str | None:
     """Why a model cannot be split over `ranks` tensor-parallel ranks, with every size that does not divide; None if it can."""
-    if problems := convolution_problems(config, {"tensor_parallel": ranks}):
-        return problems[0]
     sizes = [("model.n_head", config.n_head, "n_head")]
     if config.kv_heads != config.n_head:
         sizes.append(("model.n_kv_head", config.kv_heads, "n_kv_head"))

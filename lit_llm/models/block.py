@@ -20,7 +20,8 @@ from lit_llm.models.mlp import MLP
 from lit_llm.models.rotary import Rotation
 from lit_llm.models.router import RouterSums
 from lit_llm.models.self_attention import Attention
-from lit_llm.models.small_layers import ShortConvolution, make_norm
+from lit_llm.models.short_convolution import ShortConvolution
+from lit_llm.models.small_layers import make_norm
 
 
 class Block(nn.Module):
@@ -107,7 +108,7 @@ def _input(
 ) -> Tensor:
     """What attention or the MLP reads of the residual stream."""
     y = _normed(x, norm)
-    return y if convolution is None else convolution(y, see.documents, cache)
+    return y if convolution is None else convolution(y, see.documents, cache, see.shard)
 
 
 def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:

@@ -31,7 +31,8 @@ from lit_llm.models.rotary import PositionsInDocuments, RotaryTable, Rotation, d
 from lit_llm.models.router import Router, RouterSums
 from lit_llm.models.self_attention import Attention
 from lit_llm.models.sequence_shard import SequenceShard
-from lit_llm.models.small_layers import ShortConvolution, make_norm
+from lit_llm.models.short_convolution import ShortConvolution
+from lit_llm.models.small_layers import make_norm
 
 __all__ = ["GPT", "GPTConfig", "KVCache"]
 

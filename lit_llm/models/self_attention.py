@@ -17,7 +17,8 @@ from lit_llm.models.cache import LayerCache
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import Drops, apply_linear, drop_weights
 from lit_llm.models.rotary import Rotation, rotate
-from lit_llm.models.small_layers import ShortConvolution, make_rms_norm
+from lit_llm.models.short_convolution import ShortConvolution
+from lit_llm.models.small_layers import make_rms_norm
 
 
 class Attention(nn.Module):
@@ -61,9 +62,9 @@ class Attention(nn.Module):
         """
         q, k, v = (apply_linear(layer, x, drops) for layer in (self.query, self.key, self.value))
         if self.query_convolution is not None and self.key_convolution is not None and self.value_convolution is not None:
-            q = self.query_convolution(q, see.documents, cache)
-            k = self.key_convolution(k, see.documents, cache)
-            v = self.value_convolution(v, see.documents, cache)
+            q = self.query_convolution(q, see.documents, cache, see.shard)
+            k = self.key_convolution(k, see.documents, cache, see.shard)
+            v = self.value_convolution(v, see.documents, cache, see.shard)
         q = self._heads(q, self.query_norm)  # (B, H, T, h)
         k = self._heads(k, self.key_norm)  # (B, K, T, h)
         v = self._heads(v, None)

@@ -123,13 +123,18 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
     if tp > 1:
         found += _of_tensor_parallel(settings, rank)
-        # FSDP2 sums the gradients of replicated matrices when it scatters them; else their norm and the update both do.
-        replicated = (".ahead.weight", ".query_latent.weight", ".rotary_key.weight")
+        # FSDP2 sums the gradients of replicated weights when it scatters them; else their norm and the update both do.
+        replicated = (
+            *(".ahead.weight", ".query_latent.weight", ".rotary_key.weight"),
+            *(".attention_convolution.weight", ".mlp_convolution.weight"),
+        )
         size = reduced_bytes(tuple(weight for weight in local if weight.name.endswith(replicated)))
         each = sharing > 1 and not layout.kept.gradients
         found += [Collective("tensor parallel", "all_reduce", size, tp, each=each)] * (1 if sharing > 1 else 2)
     if layout.context > 1:
         found.append(_of_sequences(settings, rank))
+    if isinstance(settings.model, GPTConfig):
+        found += _of_convolutions(settings, rank)
     if layout.pipeline.ranks > 1:
         found += _of_stages(settings, rank, local)
     if sharing > 1:
@@ -272,6 +277,37 @@ def _of_sequences(settings: RunSettings, rank: int) -> Collective:
     passes = 3 if settings.compute.activation_checkpointing in ("full", "attention") else 2
     sent = passes * (n - 1) / n * size * sum(len(stage.layers) for stage in stages_of_rank(settings, rank))
     return Collective("keys and values between ranks of a sequence", "exchange", sent, each=True)
+
+
+def _of_convolutions(settings: RunSettings, rank: int) -> list[Collective]:
+    """The positions before a rank's, which convolutions need: forward, backward as much, and forward again if recomputed.
+
+    Each rank sends the last n - 1 positions of its pieces (`lit_llm.models.short_convolution`): all channels of the inputs of
+    attention and MLP, which tensor-parallel ranks share by positions, and this rank's channels of queries, keys and values.
+    """
+    from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
+
+    model, layout, mode = settings.gpt, settings.layout, settings.compute.activation_checkpointing
+    tp, (wide, narrow) = layout.tensor_parallel, settings.sizes
+    layers = [i for stage in stages_of_rank(settings, rank) for i in stage.layers]
+    blocks = sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0  # recomputed whole
+    attentions = len(layers) if mode == "attention" else blocks
+    heads = (model.n_head + 2 * model.kv_heads) * model.resolved_head_dim // tp
+    chunks = 2 if layout.context_attention == "gather" and layout.context > 1 else 1
+    found = []
+    for positions, bytes_each, ranks, passes in (
+        (model.input_convolution, 2 * model.n_embd * wide, tp, 2 * len(layers) + blocks),
+        (model.qkv_convolution, heads * narrow, 1, 2 * len(layers) + attentions),
+    ):
+        piece = settings.local_length // chunks // ranks
+        before = min((positions or 1) - 1, piece)
+        of_chunk = min((positions or 1) - 1, ranks * before)
+        for sharing, stride, rows in ((ranks, 1, ranks * before), (layout.context, tp, layout.context * of_chunk)):
+            size = float(settings.sequences * chunks * rows * bytes_each * passes)
+            found += [Collective("earlier positions for convolutions", "all_gather", size, sharing, stride, each=True)] * (
+                sharing > 1
+            )
+    return found
 
 
 def _of_stages(settings: RunSettings, rank: int, local: Weights) -> list[Collective]:

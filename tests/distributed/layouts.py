@@ -46,8 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"norm_position": "post", "qk_norm_width": "projection", "attention_sinks": True, "attention_output_bias": True},
         "layers": {"window": [9, None], "rope": [True, False]},
     },
-    "primer": {"qkv_convolution": 4, "exclusive_attention": True, "n_kv_head": 2},
-    "canon": {"qkv_convolution": 2, "input_convolution": 4, "exclusive_attention": True},
+    "canon": {"qkv_convolution": 2, "input_convolution": 4, "exclusive_attention": True, "n_kv_head": 2},
     "gemma": {
         **{"norm_position": "sandwich", "norm_unit_offset": True, "attention_softcap": 5.0, "embedding_scale": 3.0},
         **{"mlp": "geglu", "logit_scale": 0.5},

@@ -47,14 +47,6 @@ def test_what_cannot_be_shared_is_refused_with_the_nearest_setting_that_works():
     assert problems({"context": 8}, 8, block_size=6) == [
         "context=8, but a sequence has 6 positions (model.block_size): use at most --trainer.strategy.context 6"
     ]
-    assert problems({"context": 2}, 2, qkv_convolution=4) == [
-        "context=2 shares each sequence among ranks, but model.qkv_convolution=4 needs the positions before each: use "
-        "--model.qkv_convolution null, or --trainer.strategy.context 1"
-    ]
-    assert problems({"context": 2}, 2, input_convolution=3) == [
-        "context=2 shares each sequence among ranks, but model.input_convolution=3 needs the positions before each: use "
-        "--model.input_convolution null, or --trainer.strategy.context 1"
-    ]
     (sentence,) = problems({"context": 2}, 2, Architecture("my.Model"))
     assert "my.Model" in sentence and "--trainer.strategy.context 1" in sentence
     with pytest.raises(UserError, match="context_attention is ring, but must be gather or heads"):

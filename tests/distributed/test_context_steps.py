@@ -16,7 +16,7 @@ TWO = {
     # One target in a global batch, so that a rank has none. The last batch of validation has 6 of 8 rows.
     "gather, one target": {"strategy": {}, "ignoring": "all but one", "micro_batch_size": 8, "optimizer": "SGD"},
     # Padding gives the two ranks other numbers of targets.
-    "gather, a length that does not divide": {"strategy": {}, "settings": {"block_size": 13}, **MUON},
+    "gather, a length that does not divide": {"strategy": {}, "model": "canon", "settings": {"block_size": 13}, **MUON},
     "gather, bf16, Muon": {"strategy": {}, **BF16, **MUON},
     "heads, bf16": {"strategy": HEADS, **BF16},
     "gather, offloaded": {"strategy": {"cpu_offload": True}, **TIED},
@@ -31,6 +31,7 @@ FOUR = {
     "replicas": {"strategy": {"replicate": 2}, **PACKED},
     "tensor parallel": {"strategy": {"tensor_parallel": 2}, **PACKED, **DROPOUT},
     "tensor parallel, tied, ignored targets": {"strategy": {"tensor_parallel": 2}, **TIED, "ignoring": True, **MUON},
+    "convolutions, tensor parallel": {"strategy": {"tensor_parallel": 2}, "model": "canon", "packed": True, **MUON},
     "heads, tensor parallel": {"strategy": {"tensor_parallel": 2, **HEADS}, **TIED, "packed": True, **MUON},
     "tensor parallel, bf16": {"strategy": {"tensor_parallel": 2}, **BF16, **MUON},
 }

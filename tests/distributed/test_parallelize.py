@@ -180,7 +180,3 @@ def test_a_model_that_tensor_parallelism_cannot_split_is_refused_in_one_sentence
     assert problem is not None and "n_head = 6" not in problem and ": use 3 (--trainer.strategy.tensor_parallel 3)" in problem
     assert "the padded vocabulary" not in problem and "the padded vocabulary = 1002" in str(tensor_parallel_problem(config, 4))
     assert tensor_parallel_problem(config, 3) is None
-    assert tensor_parallel_problem(GPTConfig(input_convolution=4), 2) == (
-        "tensor_parallel=2 shares the positions between matrices among ranks, but model.input_convolution=4 needs the "
-        "positions before each: use --model.input_convolution null, or --trainer.strategy.tensor_parallel 1"
-    )

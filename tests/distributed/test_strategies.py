@@ -109,10 +109,9 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
     }
     jobs |= {
         f"{name} / convolution": {
-            **{"strategy": layouts[name], "model": "primer" if "tp" in name else "canon"},
-            **{"optimizer": "MuonAdamW", "packed": True, "parameters": True},
+            **{"strategy": layouts[name], "model": "canon", "optimizer": "MuonAdamW", "packed": True, "parameters": True}
         }
-        for name in ("fsdp2", "tp", "pp", "fsdp2-tp")
+        for name in ("fsdp2", "tp", "pp", "fsdp2-tp", "context", "heads")
         if name in layouts and layouts[name].get("tensor_parallel") != 4  # it has two key/value heads
     }
     if "tp" in layouts:  # ranks that share their samples drop what one process drops

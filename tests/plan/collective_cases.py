@@ -37,6 +37,7 @@ LATENT = {
     **{"n_kv_head": None, "qk_norm": False},
     "latent": {"kv_rank": 24, "query_rank": 40, "nope_head_dim": 16, "rope_head_dim": 8, "value_head_dim": 12},
 }
+CONVOLUTIONS = {"input_convolution": 6, "qkv_convolution": 4}
 AHEAD = {"predict_ahead": 2}
 EACH_TIME = {"reshard_after_forward": True, "reduce_each_micro_batch": True}
 
@@ -74,6 +75,12 @@ CASES = {
     "latents, context, heads": Case(2, {"context": 2, "context_attention": "heads"}, model=LATENT),
     "latents, tensor": Case(2, {"tensor_parallel": 2}, "bf16-mixed", LATENT),
     "latents, context x tensor": Case(4, {"context": 2, "tensor_parallel": 2}, model=LATENT),
+    "convolutions, context": Case(2, {"context": 2}, "bf16-mixed", CONVOLUTIONS),
+    "convolutions, tensor": Case(2, {"tensor_parallel": 2}, "bf16-mixed", CONVOLUTIONS),
+    "convolutions, context, heads x tensor": Case(
+        4, {"context": 2, "tensor_parallel": 2, "context_attention": "heads"}, model={**CONVOLUTIONS, "n_kv_head": 4}
+    ),
+    "convolutions, context x tensor": Case(8, {"context": 4, "tensor_parallel": 2}, model=CONVOLUTIONS),
     "shard x tensor x pipeline": Case(8, {"pipeline": 2, "tensor_parallel": 2}, "bf16-mixed", ranks=(0, 4)),
 }
 

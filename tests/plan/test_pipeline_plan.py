@@ -206,22 +206,3 @@ def test_a_sweep_knows_the_overlays_of_all_dimensions():
 def test_a_layout_that_cannot_be_is_refused_in_a_sentence(sizes, devices, said):
     with pytest.raises(ValueError, match=said):
         make_plan(settings(mesh(devices, **sizes)), find("h100-sxm"))
-
-
-@pytest.mark.parametrize(
-    ("model", "layout", "said"),
-    [
-        ({"input_convolution": 4}, {"tensor_parallel": 2}, "tensor_parallel=2 shares .* model.input_convolution=4 needs"),
-        ({"input_convolution": 4}, {"context": 2}, "context=2 shares .* model.input_convolution=4 needs"),
-        ({"qkv_convolution": 3}, {"context": 2}, "context=2 shares .* model.qkv_convolution=3 needs"),
-        ({"qkv_convolution": 3}, {"tensor_parallel": 2}, None),
-        ({"input_convolution": 4}, {"shard": 2}, None),
-    ],
-)
-def test_a_layout_that_shares_positions_is_refused_where_convolutions_need_them(model, layout, said):
-    asked = replace(settings(mesh(2, **layout)), model=replace(MODEL, **model))
-    if said is None:
-        assert make_plan(asked, find("h100-sxm")).fits
-        return
-    with pytest.raises(ValueError, match=said):
-        make_plan(asked, find("h100-sxm"))

@@ -1,0 +1,119 @@
+"""A causal convolution of a few positions by channel, also where ranks share the positions.
+
+Shape letters: B sequences, T positions of the whole sequence, t of this rank, c channels, n positions of the convolution,
+k chunks of a rank, p positions of a piece of a chunk.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_llm.core.dtensor import differentiable_part
+from lit_llm.models.attention_ranks import gather_sequence
+from lit_llm.models.cache import LayerCache
+from lit_llm.models.sequence_shard import SequenceShard
+
+
+class ShortConvolution(nn.Module):
+    """Adds to each channel a learned sum of its own values at this position and the n - 1 before it.
+
+        y_t = x_t + Σ_i w_i x_(t - i),   i = 0 … n - 1
+
+    It starts as the identity. Positions of other documents, and those before the first, count as zero (Primer, So et al. 2021,
+    arXiv 2109.08668, without the sum; Canon layers, Allen-Zhu 2025, with it).
+
+    Ranks that share a sequence send each other the last n - 1 positions of their chunks, and nothing else.
+    """
+
+    def __init__(self, positions: int, channels: int) -> None:
+        super().__init__()
+        self.positions, self.channels = positions, channels
+        # One dimension, channel by channel: it is a vector for the optimizer, and tensor parallelism splits it by channels.
+        self.weight = nn.Parameter(torch.empty(channels * positions))
+        self.stream: SequenceShard | None = None
+        """Set by tensor parallelism if its ranks share the positions of the input: those of the context rank."""
+
+    def forward(
+        self,
+        x: Tensor,
+        documents: Tensor | None = None,
+        cache: LayerCache | None = None,
+        shard: SequenceShard | None = None,
+    ) -> Tensor:
+        """(B, t, c) → (B, t, c).
+
+        Args:
+            documents: (B, T) document numbers of the whole sequence. None: one document.
+            cache: has the positions before these; extended in place.
+            shard: set if ranks share the sequence.
+        """
+        past, batch = self.positions - 1, x.size(0)
+        if cache is not None:
+            all_x = cache.with_past(self, x, past)  # (B, n - 1 + T, c)
+        elif shard is None and self.stream is None:
+            all_x = F.pad(x, (0, 0, past, 0))
+        else:  # pieces are further sequences
+            x, before = _pieces(x, past, shard, self.stream)
+            all_x = torch.cat((before, x), dim=1)  # (B·k, n - 1 + p, c)
+        weight = differentiable_part(self.weight).view(-1, self.positions)  # (c, n), the newest position first
+        if documents is None:
+            # An image of height n - 1 + T and width 1, channels last, is a view. On a CPU its convolution is 2 to 4 times as
+            # fast as that of a sequence, whose channels come before the positions (benchmarks/short_convolution.py).
+            image = all_x.unsqueeze(2).permute(0, 3, 1, 2)  # (B, c, n - 1 + T, 1)
+            kernel = weight.flip(1)[:, None, :, None].to(x.dtype)  # (c, 1, n, 1)
+            y = x + F.conv2d(image, kernel, groups=x.size(2)).permute(0, 2, 3, 1).squeeze(2)
+            return y.reshape(batch, -1, y.size(2))
+        # In the type of x, under autocast too, where the convolution above is computed in the narrow type.
+        weight = weight.t().to(x.dtype).contiguous()  # (n, c)
+        y = x * (1 + weight[0])
+        for i in range(1, self.positions):
+            earlier = all_x[:, past - i : past - i + x.size(1)]
+            same = _in_same_document(documents, i)  # (B, T, 1)
+            if shard is not None:
+                same = shard.take(same)
+            if self.stream is not None:
+                same = self.stream.take(same)
+            y = torch.addcmul(y, earlier * same.reshape(len(x), -1, 1), weight[i])
+        return y.reshape(batch, -1, y.size(2))
+
+
+def _in_same_document(documents: Tensor, lag: int) -> Tensor:
+    """(B, T, 1) bool: whether the position `lag` before is in the same document."""
+    same = documents[:, lag:] == documents[:, :-lag]
+    return F.pad(same, (min(lag, documents.size(1)), 0))[..., None]
+
+
+def _pieces(x: Tensor, count: int, context: SequenceShard | None, stream: SequenceShard | None) -> tuple[Tensor, Tensor]:
+    """This rank's positions as contiguous pieces, and the positions before each: (B, t, c) → (B·k, p, c), (B·k, count, c).
+
+    Positions before the first of the sequence are zeros. First the ranks of `stream` gather the last positions of all pieces
+    of their k chunks, then the ranks of `context` those of all chunks. A piece shorter than `count` is gathered whole, so the
+    last positions of what was gathered are those before a piece, whatever its length.
+
+    Args:
+        context: the ranks that share the sequence: each has k chunks of it. None: this rank has one chunk, the whole.
+        stream: the ranks that share the chunks of a context rank, one after the other: each has k pieces. None: it has all.
+    """
+    k = 1 if context is None else len(context.chunks)
+    ranks, first = (1, 0) if stream is None else (stream.ranks, stream.rank * k)
+    pieces = x.unflatten(1, (k, -1))  # (B, k, p, c)
+    of_piece = min(count, pieces.size(2))
+    ends = pieces[:, :, pieces.size(2) - of_piece :].flatten(1, 2)[:, None]  # (B, 1, k·of_piece, c)
+    if stream is not None:
+        ends = gather_sequence(ends, stream)
+    by_chunk = ends[:, 0].unflatten(1, (k, -1))  # (B, k, ranks·of_piece, c): the ends of each chunk's pieces
+    chunks_before = x.new_empty(x.size(0), 0, x.size(2))
+    of_chunk = min(count, by_chunk.size(2))
+    if context is not None:
+        chunk_ends = by_chunk[:, :, by_chunk.size(2) - of_chunk :].flatten(1, 2)[:, None]  # (B, 1, k·of_chunk, c)
+        chunks_before = gather_sequence(chunk_ends, context)[:, 0]  # (B, multiple·of_chunk, c), of all chunks
+    before = []
+    for piece in range(first, first + k):
+        chunk, place = divmod(piece, ranks)
+        number = 0 if context is None else context.chunks[chunk]
+        known = torch.cat((chunks_before[:, : number * of_chunk], by_chunk[:, chunk, : place * of_piece]), dim=1)
+        known = known[:, max(0, known.size(1) - count) :]
+        before.append(F.pad(known, (0, 0, count - known.size(1), 0)))
+    return pieces.flatten(0, 1), torch.stack(before, dim=1).flatten(0, 1)
