@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
@@ -42,7 +43,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
     """
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     plan: dict[str, ParallelStyle] = {
-        "embedding": _SplitEmbedding(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "embedding": _SplitEmbedding(),
         "norm": _GatheredNorm(),
     }
     if model.positions is not None:
@@ -147,18 +148,27 @@ def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops:
     return DTensor.from_local(part, x.device_mesh, [Shard(part.ndim - 1) if by_columns else Partial()], run_check=False)
 
 
-class _SplitEmbedding(RowwiseParallel):
+class _SplitEmbedding(ParallelStyle):
     """The embedding by rows: (B, T) → (B, T / ranks, d) as a plain tensor that has arrived.
 
-    torch's style returns one that is waited for at its first use. A compiled block with such an input loses the placement of
-    its gradient (torch 2.13).
+    Each rank looks up the ids of its rows, and the others are zeros: a reduce-scatter adds them. torch's style makes the
+    gradient of all rows on every rank, and keeps its memory (2.13); and it returns a tensor that is waited for at its first
+    use: a compiled block with such an input loses the placement of its gradient.
     """
 
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        distribute_module(module, device_mesh, partial(distribute_parameters, Shard(0)))
+        module.forward = partial(self._look_up, module, device_mesh)  # type: ignore[method-assign]
+        return module
+
     @staticmethod
-    def _prepare_output_fn(
-        output_layouts: tuple[Placement, ...], use_local_output: bool, mod: nn.Module, outputs: DTensor, device_mesh: DeviceMesh
-    ) -> Tensor:
-        return outputs.redistribute(placements=output_layouts).to_local()
+    def _look_up(module: nn.Module, mesh: DeviceMesh, ids: Tensor) -> Tensor:
+        assert isinstance(module.weight, Tensor)
+        weight = differentiable_part(module.weight)  # (V / ranks, d)
+        rows = ids - mesh.get_local_rank() * weight.size(0)
+        here = (rows >= 0) & (rows < weight.size(0))  # (B, T)
+        x = F.embedding(torch.where(here, rows, 0), weight) * here[..., None]
+        return DTensor.from_local(x, mesh, [Partial()], run_check=False).redistribute(placements=[Shard(1)]).to_local()
 
 
 class _Replicated(ParallelStyle):
