@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import tempfile
 import time
@@ -95,7 +96,8 @@ def run_checks(
     names = [check.name for group in groups for check in group.checks]
     for word in only:
         if word != REQUIRED and not any(_has(name, word) for name in names):
-            raise UserError(f"no check is called '{word}'; the checks are {', '.join(names)} (--only)")
+            near = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0.0))
+            raise UserError(f"no check is called '{word}': use the name of a check, such as {near}, or its beginning (--only)")
     deadline, ended, found = time.monotonic() + seconds, "", list[Outcome]()
     spent = f"the budget of {seconds / 60:g} minutes was spent (--budget)"
     for group in groups:
