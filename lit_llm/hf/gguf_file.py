@@ -6,7 +6,6 @@ queries and keys where llama.cpp rotates neighbouring dimensions, and gains of G
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from lit_llm.core.errors import UserError, need, refuse
 from lit_llm.hf.gguf_architectures import ARCHITECTURES, Architecture
-from lit_llm.hf.tensor_map import CHOICE_BIAS, Link
+from lit_llm.hf.tensor_map import Link
 from lit_llm.hf.write import joined
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.rotary import scale_frequencies
@@ -26,8 +25,8 @@ from lit_llm.models.rotary import scale_frequencies
 QUANTISED = "q8_0"
 """Blocks of 32 values with a scale each, in 8 bits."""
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", QUANTISED: "Q8_0"}
-_ALWAYS_F32 = ("ffn_gate_inp.weight", "position_embd.weight", "attn_sinks.weight")
-"""Of matrices: llama.cpp computes with these in fp32. It does so with every vector."""
+_ALWAYS_F32 = ("ffn_gate_inp.weight", "position_embd.weight", ".bias")
+"""Of matrices: llama.cpp needs these in fp32, as every vector."""
 
 
 def package() -> Any:
@@ -62,7 +61,7 @@ def write_gguf(
 
     Args:
         table: the tensors in transformers.
-        vocabulary: the keys of the tokenizer, without `tokenizer.`, and their values.
+        vocabulary: keys of the tokenizer and their values.
         dtype: of matrices, a key of `_TYPES`. Vectors and routers are float32.
 
     Returns:
@@ -120,7 +119,7 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
     }
     if config.position == "rope":
         found |= {"rope.dimension_count": config.rotated_dims, "rope.freq_base": float(full.rope_theta)}
-    scaling = full.rope_scaling or {}
+    scaling: dict[str, Any] = dict(full.rope_scaling or {})
     kind = scaling.get("rope_type", "llama3" if scaling else "none")
     if kind in ("linear", "yarn"):
         found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
@@ -137,7 +136,7 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
         found["attn_logit_softcapping"] = config.attention_softcap
     if config.logit_softcap is not None:
         found["final_logit_softcapping"] = config.logit_softcap
-    if architecture.free_scale:
+    if architecture.scales:
         found["attention.scale"] = config.attention_scale or config.resolved_head_dim**-0.5
         found["embedding_scale"] = config.embedding_scale or 1.0
         found["residual_scale"] = config.residual_scale
@@ -145,7 +144,11 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
     if (moe := config.moe) is not None:
         found["expert_count"], found["expert_used_count"] = moe.experts, moe.top_k
         found["expert_feed_forward_length"] = moe.width(config.hidden_width)
-        found["expert_weights_norm"] = moe.normalise
+        found["expert_weights_norm"], found["expert_weights_scale"] = moe.normalise, float(moe.scale)
+        found["expert_gating_func"] = {"softmax": 1, "sigmoid": 2}[moe.router]
+        found["expert_shared_count"] = moe.shared_experts
+        found["leading_dense_block_count"] = sum(not layer.experts for layer in layers)
+        found["expert_group_count"], found["expert_group_used_count"] = moe.effective_groups
     return {f"{architecture.name}.{key}": value for key, value in found.items()}
 
 
@@ -170,7 +173,8 @@ def _tensors(
                 end = end.replace("project", "down").replace(".", "_proj.")
                 yield names.get_name(f"model.layers.{stem}.mlp.experts.{end}", try_suffixes=(".weight", ".bias")), state[part]
             continue
-        theirs = re.sub(r"\.experts\.0\.", ".experts.", link.theirs)
+        theirs = link.theirs.replace(".experts.0.", ".experts.").replace("e_score_correction_bias", "e_score_correction.bias")
+        theirs += ".weight" if theirs.endswith(".sinks") else ""
         whole = replace(link, transposed=False, order=None, expert=None)
         tensor = joined(state, whole, config.vocab_size)
         if architecture.pairs and link.ours[0].rpartition(".")[0].endswith(("attention.query", "attention.key")):

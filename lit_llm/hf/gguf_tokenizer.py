@@ -6,6 +6,7 @@ token with the highest score, whatever the pair is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,12 +66,12 @@ def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[s
         found["eot_token_id"] = others[0]
     keys = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
     notes = []
+    if (content["pre_tokenizer"] or {}).get("prepend_scheme") == "first":
+        notes.append("llama.cpp puts a space before a text that starts with one, too; this tokenizer does not")
     if (content["normalizer"] or {}).get("type") == "NFC":
         notes.append("llama.cpp does not normalise texts (NFC), as this tokenizer does")
-    try:
+    with contextlib.suppress(UserError):  # most runs have no template
         keys["tokenizer.chat_template"] = ChatTemplate.find(AUTO, run, tokenizer).text
-    except UserError:
-        pass  # there is none
     return keys, notes
 
 
