@@ -124,7 +124,7 @@ def export_gguf(
         content, notes = write_config(config, _family(saved, run))
         architecture = architecture_of(config, content["model_type"])
         vocabulary, more = tokenizer_keys(run, config)
-        merged = DTYPES.get(dtype or "", torch.float32 if dtype else None)
+        merged = torch.float32 if dtype == QUANTISED else None if dtype is None else DTYPES[dtype]
         state = _weights(saved, checkpoint, config, content, merged, base, average)
         written = dtype or str(state["embedding.weight"].dtype).removeprefix("torch.")
         more += write_gguf(partial, state, links(content), config, architecture, vocabulary, written)

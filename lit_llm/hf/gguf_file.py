@@ -133,13 +133,13 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
         found["attention.sliding_window_pattern"] = [layer.window is not None for layer in layers]
         found["rope.freq_base_swa"] = float(windowed.rope_theta)
     if config.attention_softcap is not None:
-        found["attn_logit_softcapping"] = config.attention_softcap
+        found["attn_logit_softcapping"] = float(config.attention_softcap)
     if config.logit_softcap is not None:
-        found["final_logit_softcapping"] = config.logit_softcap
+        found["final_logit_softcapping"] = float(config.logit_softcap)
     if architecture.scales:
-        found["attention.scale"] = config.attention_scale or config.resolved_head_dim**-0.5
-        found["embedding_scale"] = config.embedding_scale or 1.0
-        found["residual_scale"] = config.residual_scale
+        found["attention.scale"] = float(config.attention_scale or config.resolved_head_dim**-0.5)
+        found["embedding_scale"] = float(config.embedding_scale or 1.0)
+        found["residual_scale"] = float(config.residual_scale)
         found["logit_scale"] = 1 / config.logit_scale
     if (moe := config.moe) is not None:
         found["expert_count"], found["expert_used_count"] = moe.experts, moe.top_k
@@ -159,7 +159,7 @@ def _tensors(
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = gguf.get_tensor_name_map(kind, config.n_layer)
     assert config.vocab_size is not None
-    if (config.rope_scaling or {}).get("rope_type", "llama3") == "llama3" and config.rope_scaling is not None:
+    if config.rope_scaling is not None and config.rope_scaling.get("rope_type", "llama3") == "llama3":
         half = config.rotated_dims // 2
         plain = config.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)  # (r/2,)
         scaled, _ = scale_frequencies(plain, config.rope_theta, config.rope_scaling, positions=config.block_size, long=False)
@@ -178,7 +178,7 @@ def _tensors(
         whole = replace(link, transposed=False, order=None, expert=None)
         tensor = joined(state, whole, config.vocab_size)
         if architecture.pairs and link.ours[0].rpartition(".")[0].endswith(("attention.query", "attention.key")):
-            # Our halves are (0, 1, …), (r/2, …); theirs are pairs.
+            # Row i of a head's first half and row i of its second become neighbours.
             tensor = tensor.unflatten(0, (-1, 2, config.resolved_head_dim // 2)).transpose(1, 2).flatten(0, 2)
         if config.norm_unit_offset and "norm" in link.ours[0]:
             tensor = 1 + tensor.float()
