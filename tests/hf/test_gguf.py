@@ -116,7 +116,7 @@ def test_each_dtype(tmp_path):
     for dtype in ("bfloat16", "float16"):
         rounded = values(write(run, tmp_path / f"{dtype}.gguf", "--dtype", dtype))
         for name, value in exact.items():
-            value = torch.from_numpy(value)
+            value = torch.from_numpy(value.copy())
             expected = value if value.ndim == 1 else value.to(getattr(torch, dtype)).float()
             assert torch.equal(torch.from_numpy(rounded[name].copy()).float(), expected), name
 
