@@ -370,7 +370,7 @@ def test_without_safetensors_the_error_names_the_pip_command(command, hf, tmp_pa
 
 
 def test_extras_are_imported_only_when_used():
-    extras = {"transformers", "safetensors", "torchao", "lm_eval", "lm_eval_tasks"}
+    extras = {"transformers", "safetensors", "torchao", "lm_eval", "lm_eval_tasks", "gguf"}
     root = Path(__file__).parents[2]
     files = [*(root / "lit_llm").rglob("*.py"), *(root / "callbacks").rglob("*.py")]
     assert len(files) > 40
