@@ -23,7 +23,8 @@ from lit_llm.hf.gguf_file import QUANTISED, architecture_of, package, write_gguf
 from lit_llm.hf.gguf_tokenizer import tokenizer_keys
 from lit_llm.hf.peft import write_adapter
 from lit_llm.hf.read import CONFIG
-from lit_llm.hf.tensor_map import CHOICE_BIAS
+from lit_llm.hf.remote_code import code_config, own_names, write_code
+from lit_llm.hf.tensor_map import CHOICE_BIAS, Link
 from lit_llm.hf.tokenizer_files import imported_family, write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
 from lit_llm.models.gpt import GPTConfig, weights_on_meta, without_ahead
@@ -44,10 +45,10 @@ def own_flags() -> OwnFlags:
     flags.add_argument("--out", required=True, help="folder to create; with --format gguf a file")
     flags.add_argument(
         "--format",
-        choices=["transformers", "gguf", "dcp"],
+        choices=["transformers", "code", "gguf", "dcp"],
         default="transformers",
-        help="gguf: one file for llama.cpp, Ollama and LM Studio. dcp: all of the checkpoint, optimizer state included, for "
-        "torch.distributed.checkpoint.load",
+        help="code: with a modelling file, for trust_remote_code. gguf: one file for llama.cpp, Ollama and LM Studio. dcp: all "
+        "of the checkpoint, optimizer state included, for torch.distributed.checkpoint.load",
     )
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     flags.add_argument(
@@ -74,12 +75,14 @@ def export_folder(
     replace: bool = False,
     base: Path | None = None,
     average: bool = False,
+    code: bool = False,
 ) -> tuple[str, list[str]]:
     """Write the folder `out` from a checkpoint, and the tokenizer of the folder `run`. Adapters are merged into their base.
 
     Args:
         base: Where the base weights of a LoRA run are; None: where they were in training.
         average: the average of the weights, which EMA keeps, instead of the weights.
+        code: with a modelling file of its own, whether there is an equivalent or not.
 
     Returns:
         The chosen architecture, and notes for the user, one sentence each.
@@ -90,8 +93,13 @@ def export_folder(
     with new_folder(out, replace=replace, sources=[run, checkpoint]) as partial:
         saved, config = _saved(checkpoint, run)
         assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
-        content, notes = write_config(config, _family(saved, run))
-        table, state = links(content), _weights(saved, checkpoint, config, content, dtype, base, average)
+        if code:
+            content, notes, table = code_config(config), [], own_names(config)
+            write_code(partial)
+        else:
+            content, notes = write_config(config, _family(saved, run))
+            table = links(content)
+        state = _weights(saved, checkpoint, config, content, table, dtype, base, average)
         if is_there(run / TOKENIZER_FILE):
             write_tokenizer(run, partial, block_size=config.block_size)
         else:
@@ -125,7 +133,7 @@ def export_gguf(
         architecture = architecture_of(config, content["model_type"])
         vocabulary, more = tokenizer_keys(run, config)
         merged = torch.float32 if dtype == QUANTISED else None if dtype is None else DTYPES[dtype]
-        state = _weights(saved, checkpoint, config, content, merged, base, average)
+        state = _weights(saved, checkpoint, config, content, links(content), merged, base, average)
         written = dtype or str(state["embedding.weight"].dtype).removeprefix("torch.")
         more += write_gguf(partial, state, links(content), config, architecture, vocabulary, written)
     return f"{architecture.name} of llama.cpp in {written}", notes + more
@@ -149,6 +157,7 @@ def _weights(
     checkpoint: Path,
     config: GPTConfig,
     content: dict[str, Any],
+    table: list[Link],
     dtype: torch.dtype | None,
     base: Path | None,
     average: bool,
@@ -160,7 +169,7 @@ def _weights(
         raise UserError(problem)
     for name, tensor in without_ahead(weights, config).items():
         state[name] = tensor[...].to(dtype or tensor.dtype) if isinstance(tensor, MergedTensor) else tensor[...]
-    named = {name for link in links(content) for name in link.ours}
+    named = {name for link in table for name in link.ours}
     for name in state.keys() - named:
         if name.endswith(CHOICE_BIAS) and state[name].any():
             raise UserError(
@@ -236,7 +245,15 @@ def main(arguments: list[str]) -> int:
         return 0
     base = named_base(options.init_from)
     architecture, notes = export_folder(
-        checkpoint, run, out, dtype=dtype, max_bytes=max_bytes, replace=options.replace, base=base, average=options.ema
+        checkpoint,
+        run,
+        out,
+        dtype=dtype,
+        max_bytes=max_bytes,
+        replace=options.replace,
+        base=base,
+        average=options.ema,
+        code=options.format == "code",
     )
     files = sorted(out.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
