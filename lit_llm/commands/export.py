@@ -93,12 +93,10 @@ def export_folder(
     with new_folder(out, replace=replace, sources=[run, checkpoint]) as partial:
         saved, config = _saved(checkpoint, run)
         assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
+        content, notes = (code_config(config), []) if code else write_config(config, _family(saved, run))
+        table = own_names(config) if code else links(content)
         if code:
-            content, notes, table = code_config(config), [], own_names(config)
             write_code(partial)
-        else:
-            content, notes = write_config(config, _family(saved, run))
-            table = links(content)
         state = _weights(saved, checkpoint, config, content, table, dtype, base, average)
         if is_there(run / TOKENIZER_FILE):
             write_tokenizer(run, partial, block_size=config.block_size)

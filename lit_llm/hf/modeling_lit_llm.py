@@ -81,7 +81,7 @@ class Attention(nn.Module):
             self.key_norm = Norm(config, config.head_dim if of_head else kv, rms=True)
         self.sinks = nn.Parameter(torch.zeros(config.n_head)) if config.attention_sinks else None
 
-    def heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+    def heads(self, x: Tensor, norm: Norm | None) -> Tensor:
         """(B, T, heads · h) → (B, heads, T, h)."""
         if norm is not None and norm.weight.numel() == x.size(-1):
             x, norm = norm(x), None
@@ -176,7 +176,7 @@ class Block(nn.Module):
 
 class LitLLMForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = LitLLMConfig
-    _no_split_modules = ("Block",)
+    _no_split_modules = ["Block"]  # noqa: RUF012
 
     def __init__(self, config: LitLLMConfig) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""A folder with a modelling file of its own, for models without a family: transformers loads it with `trust_remote_code=True`."""
+"""A folder with a modelling file of its own, for models without a family: transformers loads it with `trust_remote_code`."""
 
 from __future__ import annotations
 
