@@ -6,24 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lit_llm.checkpoint.adapters import BASE, EMA_HELP, averaged, saved_lora, saved_weights
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.dcp_export import write_dcp
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import mismatch
-from lit_llm.commands.new_output import REPLACE_HELP, new_folder
+from lit_llm.commands.new_output import REPLACE_HELP, new_file, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import above
 from lit_llm.hf.config_map import links, write_config
+from lit_llm.hf.gguf_file import QUANTISED, architecture_of, package, write_gguf
+from lit_llm.hf.gguf_tokenizer import tokenizer_keys
 from lit_llm.hf.peft import write_adapter
 from lit_llm.hf.read import CONFIG
-from lit_llm.hf.tensor_map import CHOICE_BIAS
+from lit_llm.hf.remote_code import code_config, own_names, write_code
+from lit_llm.hf.tensor_map import CHOICE_BIAS, Link
 from lit_llm.hf.tokenizer_files import imported_family, write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
-from lit_llm.models.gpt import weights_on_meta, without_ahead
+from lit_llm.models.gpt import GPTConfig, weights_on_meta, without_ahead
 from lit_llm.models.lora import MergedTensor, merged_weights
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded, run_of
@@ -38,16 +42,20 @@ def own_flags() -> OwnFlags:
         "export", alone=True, description="Create a folder for transformers' AutoModelForCausalLM and AutoTokenizer from a run."
     )
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
-    flags.add_argument("--out", required=True, help="folder to create")
+    flags.add_argument("--out", required=True, help="folder to create; with --format gguf a file")
     flags.add_argument(
         "--format",
-        choices=["transformers", "dcp"],
+        choices=["transformers", "code", "gguf", "dcp"],
         default="transformers",
-        help="dcp: all of the checkpoint, optimizer state included, for torch.distributed.checkpoint.load",
+        help="code: with a modelling file, for trust_remote_code. gguf: one file for llama.cpp, Ollama and LM Studio. dcp: all "
+        "of the checkpoint, optimizer state included, for torch.distributed.checkpoint.load",
     )
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     flags.add_argument(
-        "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; default: as in the checkpoint"
+        "--dtype",
+        choices=[*DTYPES, QUANTISED],
+        default=None,
+        help=f"dtype of the written weights; default: as in the checkpoint; {QUANTISED} with --format gguf only",
     )
     flags.add_argument("--max_shard_gb", range=above(0), default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
     flags.add_argument("--adapter", type=bool, help="of a LoRA run: write only its adapter, for the package peft, unmerged")
@@ -67,12 +75,14 @@ def export_folder(
     replace: bool = False,
     base: Path | None = None,
     average: bool = False,
+    code: bool = False,
 ) -> tuple[str, list[str]]:
     """Write the folder `out` from a checkpoint, and the tokenizer of the folder `run`. Adapters are merged into their base.
 
     Args:
         base: Where the base weights of a LoRA run are; None: where they were in training.
         average: the average of the weights, which EMA keeps, instead of the weights.
+        code: with a modelling file of its own, whether there is an equivalent or not.
 
     Returns:
         The chosen architecture, and notes for the user, one sentence each.
@@ -81,39 +91,90 @@ def export_folder(
         UserError: `out` exists, the checkpoint is not lit_llm's, or settings have no equivalent (each with its flag).
     """
     with new_folder(out, replace=replace, sources=[run, checkpoint]) as partial:
-        saved = read(checkpoint)
-        SavedRun(checkpoint, saved).require_tokenizer(run)
-        config = saved_model_config(saved, checkpoint, "--ckpt_path")
-        if (architecture := saved_architecture(saved)) is not None:
-            raise UserError(
-                f"transformers has no class for {architecture.class_path}, the model of {checkpoint}: write its weights with "
-                "`consolidate` instead (--run)"
-            )
+        saved, config = _saved(checkpoint, run)
         assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
-        content, notes = write_config(config, _family(saved, run))
-        state = {}
-        weights = saved_weights(saved, checkpoint, base=base, verify=True, average="--ema" if average else None)
-        if problem := mismatch(weights_on_meta(config), weights, f"{checkpoint} (--run)"):
-            raise UserError(problem)
-        for name, tensor in without_ahead(weights, config).items():
-            state[name] = tensor[...].to(dtype or tensor.dtype) if isinstance(tensor, MergedTensor) else tensor[...]
+        content, notes = (code_config(config), []) if code else write_config(config, _family(saved, run))
+        table = own_names(config) if code else links(content)
+        if code:
+            write_code(partial)
+        state = _weights(saved, checkpoint, config, content, table, dtype, base, average)
         if is_there(run / TOKENIZER_FILE):
             write_tokenizer(run, partial, block_size=config.block_size)
         else:
             notes.append(f"{run} has no {TOKENIZER_FILE}: the folder has weights only")
-        table = links(content)
-        named = {name for link in table for name in link.ours}
-        for name in state.keys() - named:
-            if name.endswith(CHOICE_BIAS) and state[name].any():
-                raise UserError(
-                    f"{checkpoint} has a bias for the choice of experts ({name}), and {content['architectures'][0]} has none: "
-                    "train with --expert_balance null and --model.moe.balance 0.01 to export the run (--run)"
-                )
         content |= write_generation_config(run, partial, eos_id=config.eos_id)
         written = dtype or state["embedding.weight"].dtype
         write_json(content | {"torch_dtype": str(written).removeprefix("torch.")}, partial / CONFIG)
         write_weights(state, table, partial, vocab_size=config.vocab_size, dtype=dtype, max_bytes=max_bytes)
     return str(content["architectures"][0]), notes
+
+
+def export_gguf(
+    checkpoint: Path,
+    run: Path,
+    out: Path,
+    *,
+    dtype: str | None,
+    replace: bool = False,
+    base: Path | None = None,
+    average: bool = False,
+) -> tuple[str, list[str]]:
+    """Write the file `out` for llama.cpp. Arguments, result and errors as in `export_folder`, but `dtype` may be q8_0.
+
+    Raises:
+        UserError: also where GGUF has no form for a setting or the tokenizer.
+    """
+    with new_file(out, replace=replace) as partial:
+        package()
+        saved, config = _saved(checkpoint, run)
+        content, notes = write_config(config, _family(saved, run))
+        architecture = architecture_of(config, content["model_type"])
+        vocabulary, more = tokenizer_keys(run, config)
+        merged = torch.float32 if dtype == QUANTISED else None if dtype is None else DTYPES[dtype]
+        state = _weights(saved, checkpoint, config, content, links(content), merged, base, average)
+        written = dtype or str(state["embedding.weight"].dtype).removeprefix("torch.")
+        more += write_gguf(partial, state, links(content), config, architecture, vocabulary, written)
+    return f"{architecture.name} of llama.cpp in {written}", notes + more
+
+
+def _saved(checkpoint: Path, run: Path) -> tuple[dict[str, Any], GPTConfig]:
+    """What a checkpoint holds, and its model."""
+    saved = read(checkpoint)
+    SavedRun(checkpoint, saved).require_tokenizer(run)
+    config = saved_model_config(saved, checkpoint, "--ckpt_path")
+    if (architecture := saved_architecture(saved)) is not None:
+        raise UserError(
+            f"transformers has no class for {architecture.class_path}, the model of {checkpoint}: write its weights with "
+            "`consolidate` instead (--run)"
+        )
+    return saved, config
+
+
+def _weights(
+    saved: dict[str, Any],
+    checkpoint: Path,
+    config: GPTConfig,
+    content: dict[str, Any],
+    table: list[Link],
+    dtype: torch.dtype | None,
+    base: Path | None,
+    average: bool,
+) -> dict[str, Tensor]:
+    """The weights of the next token's prediction, adapters merged; of these in `dtype`."""
+    state = {}
+    weights = saved_weights(saved, checkpoint, base=base, verify=True, average="--ema" if average else None)
+    if problem := mismatch(weights_on_meta(config), weights, f"{checkpoint} (--run)"):
+        raise UserError(problem)
+    for name, tensor in without_ahead(weights, config).items():
+        state[name] = tensor[...].to(dtype or tensor.dtype) if isinstance(tensor, MergedTensor) else tensor[...]
+    named = {name for link in table for name in link.ours}
+    for name in state.keys() - named:
+        if name.endswith(CHOICE_BIAS) and state[name].any():
+            raise UserError(
+                f"{checkpoint} has a bias for the choice of experts ({name}), and {content['architectures'][0]} has none: "
+                "train with --expert_balance null and --model.moe.balance 0.01 to export the run (--run)"
+            )
+    return state
 
 
 def _family(saved: dict[str, Any], run: Path) -> str | None:
@@ -160,6 +221,18 @@ def main(arguments: list[str]) -> int:
             tensors = write_dcp(read(checkpoint, lazy=True), partial)
         print(f"{out}: {tensors:,} tensors for torch.distributed.checkpoint.load, from {checkpoint}")
         return 0
+    if options.format == "gguf":
+        if options.adapter or options.max_shard_gb != flags.get_default("max_shard_gb"):
+            raise UserError("--format gguf writes a whole model into one file: leave out --adapter and --max_shard_gb")
+        base = named_base(options.init_from)
+        kind, notes = export_gguf(
+            checkpoint, run, out, dtype=options.dtype, replace=options.replace, base=base, average=options.ema
+        )
+        print(f"{out}: {kind}, {out.stat().st_size:,} bytes, from {checkpoint}")
+        print("".join(f"note: {note}\n" for note in notes), end="")
+        return 0
+    if options.dtype == QUANTISED:
+        raise UserError(f"--dtype {QUANTISED} is of --format gguf only")
     dtype = None if options.dtype is None else DTYPES[options.dtype]
     max_bytes = options.max_shard_gb * 1e9
     if options.adapter:
@@ -170,7 +243,15 @@ def main(arguments: list[str]) -> int:
         return 0
     base = named_base(options.init_from)
     architecture, notes = export_folder(
-        checkpoint, run, out, dtype=dtype, max_bytes=max_bytes, replace=options.replace, base=base, average=options.ema
+        checkpoint,
+        run,
+        out,
+        dtype=dtype,
+        max_bytes=max_bytes,
+        replace=options.replace,
+        base=base,
+        average=options.ema,
+        code=options.format == "code",
     )
     files = sorted(out.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)

@@ -78,7 +78,7 @@ def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
 
 def _differences(config: GPTConfig, family: Family) -> list[Difference]:
     again = GPTConfig(**family.read(Fields(family.write(config))))
-    ours, theirs = _computation(config), _computation(again)
+    ours, theirs = computation(config), computation(again)
     found = {}
     for name in (name for name in ours if name in theirs):
         decisive = _PART_OF.get(name)
@@ -95,7 +95,7 @@ def _differences(config: GPTConfig, family: Family) -> list[Difference]:
     return list(found.values())
 
 
-def _computation(config: GPTConfig) -> dict[str, Any]:
+def computation(config: GPTConfig) -> dict[str, Any]:
     """What the model computes: every setting, resolved where null means another one. Settings without effect are null."""
     found = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     found |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}

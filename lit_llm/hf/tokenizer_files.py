@@ -77,17 +77,21 @@ def _generation(run: Path, eos_id: int | None) -> dict[str, Any]:
     return read_object(file) if file.is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
 
 
+def stop_ids(run: Path, *, eos_id: int | None) -> list[int]:
+    """The ids at which generation stops. Arguments as in `add_stop_id`."""
+    stops = _generation(run, eos_id).get("eos_token_id")  # an id or a list of ids
+    return stops if isinstance(stops, list) else [] if stops is None else [stops]
+
+
 def add_stop_id(run: Path, token: int, *, eos_id: int | None) -> None:
     """Let generation with an exported model stop at ``token`` too: with a chat, at the end of an answer.
 
     Args:
         eos_id: the end of documents, for a run without an imported generation_config.json.
     """
-    content = _generation(run, eos_id)
-    stops = content.get("eos_token_id")  # an id or a list of ids
-    known = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    known = stop_ids(run, eos_id=eos_id)
     if token not in known:
-        write_json(content | {"eos_token_id": [token, *known]}, run / GENERATION)
+        write_json(_generation(run, eos_id) | {"eos_token_id": [token, *known]}, run / GENERATION)
 
 
 def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict[str, Any]:
@@ -102,10 +106,9 @@ def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict
     content = _generation(run, eos_id)
     if chosen:
         tokenizer = load_tokenizer(run)
-        stops = content.get("eos_token_id")  # an id or a list of ids
         if tokenizer.bos_id is not None:
             content["bos_token_id"] = tokenizer.bos_id
-        if tokenizer.eos_id is not None and tokenizer.eos_id not in (stops if isinstance(stops, list) else [stops]):
+        if tokenizer.eos_id is not None and tokenizer.eos_id not in stop_ids(run, eos_id=eos_id):
             content["eos_token_id"] = tokenizer.eos_id
     if chosen or not imported:
         write_json(content, out / GENERATION)

@@ -86,8 +86,13 @@ def _parts(state: dict[str, Tensor], link: Link, vocab_size: int) -> list[Tensor
     return parts if link.expert is None else [part[link.expert] for part in parts]
 
 
+def joined(state: dict[str, Tensor], link: Link, vocab_size: int) -> Tensor:
+    """Their tensor, from our state_dict: a copy, so that no two tensors share memory. A missing bias is zeros."""
+    return link.join(_parts(state, link, vocab_size))
+
+
 def _theirs(state: dict[str, Tensor], link: Link, vocab_size: int, dtype: torch.dtype | None) -> Tensor:
-    whole = link.join(_parts(state, link, vocab_size))  # a copy: no two tensors share memory
+    whole = joined(state, link, vocab_size)
     return whole.to(_dtype(link, whole, dtype)).contiguous()
 
 

@@ -36,7 +36,7 @@ class TiktokenEncoding:
         content = json.loads(backend.to_str())
         self._nfc = _normalizes(content)  # otherwise not at all
         self._normalizer = backend.normalizer
-        pattern = _pattern(content["pre_tokenizer"])
+        pattern = word_pattern(content["pre_tokenizer"])
         ranks, ids = _ranks(content)
         try:
             self._encoding = tiktoken.Encoding("tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
@@ -60,8 +60,12 @@ def _normalizes(content: dict[str, Any]) -> bool:
     return normalizer is not None
 
 
-def _pattern(pre_tokenizer: dict[str, Any] | None) -> str:
-    """The regular expression of a word."""
+def word_pattern(pre_tokenizer: dict[str, Any] | None) -> str:
+    """The regular expression of a word, of the `pre_tokenizer` in a tokenizer.json.
+
+    Raises:
+        NotExpressible: words are cut in another way.
+    """
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return GPT2_WORDS

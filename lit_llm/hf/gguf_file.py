@@ -1,0 +1,188 @@
+"""Write a model as one file of llama.cpp's format GGUF, with the package `gguf`: settings, tokenizer, tensors.
+
+The names of tensors are those that `gguf` has for the names of transformers. Values that differ from transformers': rows of
+queries and keys where llama.cpp rotates neighbouring dimensions, and gains of Gemma's norms, which include the 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_llm.core.errors import UserError, need, refuse
+from lit_llm.hf.gguf_architectures import ARCHITECTURES, Architecture
+from lit_llm.hf.tensor_map import Link
+from lit_llm.hf.write import joined
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.rotary import scale_frequencies
+
+QUANTISED = "q8_0"
+"""Blocks of 32 values with a scale each, in 8 bits."""
+_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", QUANTISED: "Q8_0"}
+_ALWAYS_F32 = ("ffn_gate_inp.weight", "position_embd.weight", ".bias")
+"""Of matrices: llama.cpp needs these in fp32, as every vector."""
+
+
+def package() -> Any:
+    return need("gguf", extra="gguf", what="--format gguf")
+
+
+def architecture_of(config: GPTConfig, family: str) -> Architecture:
+    """The architecture of llama.cpp that computes the same.
+
+    Args:
+        family: the `model_type` of transformers.
+
+    Raises:
+        UserError: there is none; one sentence for each setting without a form in GGUF.
+    """
+    if family not in ARCHITECTURES:
+        raise UserError(f"GGUF is written of {', '.join(ARCHITECTURES)} only, but the model is of {family} (--format)")
+    refuse(list(dict.fromkeys(ARCHITECTURES[family].problems(config))))
+    return ARCHITECTURES[family]
+
+
+def write_gguf(
+    file: Path,
+    state: dict[str, Tensor],
+    table: list[Link],
+    config: GPTConfig,
+    architecture: Architecture,
+    vocabulary: dict[str, Any],
+    dtype: str,
+) -> list[str]:
+    """Write the file. One tensor at a time is converted.
+
+    Args:
+        table: the tensors in transformers.
+        vocabulary: keys of the tokenizer and their values.
+        dtype: of matrices, a key of `_TYPES`. Vectors and routers are float32.
+
+    Returns:
+        Notes for the user.
+    """
+    gguf = package()
+    writer = gguf.GGUFWriter(file, architecture.name)
+    kind = gguf.GGMLQuantizationType[_TYPES[dtype]]
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if dtype == "float32" else f"MOSTLY_{_TYPES[dtype]}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for key, value in {**_settings(config, architecture), **vocabulary}.items():
+        writer.add_key_value(key, value, _kind(gguf, value))
+    in_f16, types = 0, {}
+    shapes = {name: tensor.to("meta") for name, tensor in state.items()}
+    for name, tensor in _tensors(gguf, shapes, table, config, architecture):
+        types[name] = kind
+        if tensor.ndim == 1 or name.endswith(_ALWAYS_F32):
+            types[name] = gguf.GGMLQuantizationType.F32
+        elif dtype == QUANTISED and tensor.shape[-1] % 32:
+            types[name] = gguf.GGMLQuantizationType.F16
+            in_f16 += 1
+        block, size = gguf.GGML_QUANT_SIZES[types[name]]
+        writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), tensor.numel() // block * size, types[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, tensor in _tensors(gguf, state, table, config, architecture):
+        writer.write_tensor_data(gguf.quantize(tensor.float().contiguous().numpy(), types[name]))
+    writer.close()
+    return [f"{in_f16} matrices whose rows are no multiple of 32 values are float16, not {QUANTISED}"] if in_f16 else []
+
+
+def _kind(gguf: Any, value: Any) -> Any:
+    """The type in the file. A size is an unsigned number of 32 bits."""
+    kinds = gguf.GGUFValueType
+    return {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING, list: kinds.ARRAY}[type(value)]
+
+
+def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
+    """The keys of the model and their values."""
+    layers = [config.layer(i) for i in range(config.n_layer)]
+    full = next((layer for layer in layers if layer.window is None), layers[0])
+    found: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.block_size,
+        "embedding_length": config.n_embd,
+        "block_count": config.n_layer,
+        "feed_forward_length": config.hidden_width,
+        "attention.head_count": config.n_head,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.resolved_head_dim,
+        "attention.value_length": config.resolved_head_dim,
+        f"attention.layer_norm{'_rms' * (config.norm == 'rmsnorm')}_epsilon": config.norm_eps,
+        "use_parallel_residual": config.parallel_residual,
+    }
+    if config.position == "rope":
+        found |= {"rope.dimension_count": config.rotated_dims, "rope.freq_base": float(full.rope_theta)}
+    scaling: dict[str, Any] = dict(full.rope_scaling or {})
+    kind = scaling.get("rope_type", "llama3" if scaling else "none")
+    if kind in ("linear", "yarn"):
+        found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
+    if kind == "yarn":
+        found["rope.scaling.original_context_length"] = int(scaling["original_max_position_embeddings"])
+        found["rope.scaling.yarn_beta_fast"] = float(scaling.get("beta_fast", 32.0))
+        found["rope.scaling.yarn_beta_slow"] = float(scaling.get("beta_slow", 1.0))
+    windowed = next((layer for layer in layers if layer.window is not None), None)
+    if windowed is not None:
+        found["attention.sliding_window"] = windowed.window
+        found["attention.sliding_window_pattern"] = [layer.window is not None for layer in layers]
+        found["rope.freq_base_swa"] = float(windowed.rope_theta)
+    if config.attention_softcap is not None:
+        found["attn_logit_softcapping"] = float(config.attention_softcap)
+    if config.logit_softcap is not None:
+        found["final_logit_softcapping"] = float(config.logit_softcap)
+    if architecture.scales:
+        found["attention.scale"] = float(config.attention_scale or config.resolved_head_dim**-0.5)
+        found["embedding_scale"] = float(config.embedding_scale or 1.0)
+        found["residual_scale"] = float(config.residual_scale)
+        found["logit_scale"] = 1 / config.logit_scale
+    if (moe := config.moe) is not None:
+        found["expert_count"], found["expert_used_count"] = moe.experts, moe.top_k
+        found["expert_feed_forward_length"] = moe.width(config.hidden_width)
+        found["expert_weights_norm"], found["expert_weights_scale"] = moe.normalise, float(moe.scale)
+        found["expert_gating_func"] = {"softmax": 1, "sigmoid": 2}[moe.router]
+        found["expert_shared_count"] = moe.shared_experts
+        found["leading_dense_block_count"] = sum(not layer.experts for layer in layers)
+        found["expert_group_count"], found["expert_group_used_count"] = moe.effective_groups
+    return {f"{architecture.name}.{key}": value for key, value in found.items()}
+
+
+def _tensors(
+    gguf: Any, state: dict[str, Tensor], table: list[Link], config: GPTConfig, architecture: Architecture
+) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of the tensors."""
+    kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+    names = gguf.get_tensor_name_map(kind, config.n_layer)
+    assert config.vocab_size is not None
+    if config.rope_scaling is not None and config.rope_scaling.get("rope_type", "llama3") == "llama3":
+        half = config.rotated_dims // 2
+        plain = config.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)  # (r/2,)
+        scaled, _ = scale_frequencies(plain, config.rope_theta, config.rope_scaling, positions=config.block_size, long=False)
+        yield "rope_freqs.weight", plain / scaled
+    for link in table:
+        if link.expert:
+            continue  # the first stands for all
+        if link.of_experts:
+            for part in link.ours:
+                stem, _, end = part.removeprefix("blocks.").partition(".mlp.")
+                end = end.replace("project", "down").replace(".", "_proj.")
+                yield names.get_name(f"model.layers.{stem}.mlp.experts.{end}", try_suffixes=(".weight", ".bias")), state[part]
+            continue
+        theirs = link.theirs.replace(".experts.0.", ".experts.").replace("e_score_correction_bias", "e_score_correction.bias")
+        theirs += ".weight" if theirs.endswith(".sinks") else ""
+        whole = replace(link, transposed=False, order=None, expert=None)
+        tensor = joined(state, whole, config.vocab_size)
+        if architecture.pairs and link.ours[0].rpartition(".")[0].endswith(("attention.query", "attention.key")):
+            # Row i of a head's first half and row i of its second become neighbours.
+            tensor = tensor.unflatten(0, (-1, 2, config.resolved_head_dim // 2)).transpose(1, 2).flatten(0, 2)
+        if config.norm_unit_offset and "norm" in link.ours[0]:
+            tensor = 1 + tensor.float()
+        name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise UserError(f"{architecture.name} of GGUF has no tensor for {link.theirs}")
+        yield name, tensor

@@ -1,0 +1,228 @@
+"""A decoder of lit_llm for transformers. This file is complete: it needs torch and transformers only.
+
+Shape letters: B sequences, T positions in the input, S positions with those in the cache, d width, H heads, K heads of keys
+and values, h dimensions of a head, n positions of a convolution.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.configuration_utils import PretrainedConfig
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+class LitLLMConfig(PretrainedConfig):
+    """The settings of `model` in a recipe. `blocks` has of each block: window, rope (whether it rotates), rope_theta."""
+
+    model_type = "lit_llm"
+
+    def __init__(self, **settings: Any) -> None:
+        self.num_hidden_layers = SLOTS * settings.get("n_layer", 0)  # what a cache has: convolutions, too
+        super().__init__(**settings)
+
+
+SLOTS = 6
+"""Of a block in the cache: keys and values; inputs of the convolutions before attention and MLP, of queries, keys, values."""
+
+
+class Norm(nn.Module):
+    """RMSNorm, or LayerNorm without or with a bias."""
+
+    def __init__(self, config: LitLLMConfig, width: int, *, rms: bool) -> None:
+        super().__init__()
+        self.eps, self.rms, self.offset = config.norm_eps, rms, float(config.norm_unit_offset)
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if config.norm_bias and not rms else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rms:
+            return F.rms_norm(x, self.weight.shape, self.weight + self.offset if self.offset else self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class Convolution(nn.Module):
+    """y_t = x_t + Σ_i w_i x_(t - i), i = 0 … n - 1, by channel. What is not attended to counts as zero."""
+
+    def __init__(self, positions: int, channels: int, slot: int) -> None:
+        super().__init__()
+        self.positions, self.slot = positions, slot
+        self.weight = nn.Parameter(torch.zeros(channels * positions))
+
+    def forward(self, x: Tensor, seen: Tensor, cache: DynamicCache | None) -> Tensor:
+        """(B, T, c) → (B, T, c). seen: (B, S) bool."""
+        length = x.size(1)
+        past = x * seen[:, -length:, None].to(x.dtype)
+        if cache is not None:
+            past = cache.update(past[:, None], past[:, None, :, :0], self.slot)[0][:, 0]
+        past = F.pad(past, (0, 0, self.positions - 1, 0))[:, -(length + self.positions - 1) :].transpose(1, 2)
+        kernel = self.weight.view(-1, 1, self.positions).flip(2)  # (c, 1, n), stored with the newest position first
+        return x + F.conv1d(past, kernel, groups=x.size(2)).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: LitLLMConfig, block: int) -> None:
+        super().__init__()
+        self.config, self.slot, self.window = config, block * SLOTS, config.blocks[block]["window"]
+        heads, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+        self.query = nn.Linear(config.n_embd, heads, bias=config.qkv_bias)
+        self.key = nn.Linear(config.n_embd, kv, bias=config.qkv_bias)
+        self.value = nn.Linear(config.n_embd, kv, bias=config.qkv_bias)
+        self.project = nn.Linear(heads, config.n_embd, bias=config.attention_output_bias)
+        if config.qkv_convolution:
+            self.query_convolution = Convolution(config.qkv_convolution, heads, self.slot + 3)
+            self.key_convolution = Convolution(config.qkv_convolution, kv, self.slot + 4)
+            self.value_convolution = Convolution(config.qkv_convolution, kv, self.slot + 5)
+        if config.qk_norm:
+            of_head = config.qk_norm_width == "head"
+            self.query_norm = Norm(config, config.head_dim if of_head else heads, rms=True)
+            self.key_norm = Norm(config, config.head_dim if of_head else kv, rms=True)
+        self.sinks = nn.Parameter(torch.zeros(config.n_head)) if config.attention_sinks else None
+
+    def heads(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """(B, T, heads · h) → (B, heads, T, h)."""
+        if norm is not None and norm.weight.numel() == x.size(-1):
+            x, norm = norm(x), None
+        x = x.unflatten(-1, (-1, self.config.head_dim))
+        return (x if norm is None else norm(x)).transpose(1, 2)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor, cache: DynamicCache | None) -> Tensor:
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        if self.config.qkv_convolution:
+            q, k = self.query_convolution(q, seen, cache), self.key_convolution(k, seen, cache)
+            v = self.value_convolution(v, seen, cache)
+        q, k = self.heads(q, getattr(self, "query_norm", None)), self.heads(k, getattr(self, "key_norm", None))
+        v = self.heads(v, None)
+        if turn is not None:
+            q, k = rotate(q, *turn), rotate(k, *turn)
+        own = v
+        if cache is not None:
+            k, v = cache.update(k, v, self.slot)
+        scale = self.config.attention_scale or self.config.head_dim**-0.5
+        grouped = q.unflatten(1, (k.size(1), -1))  # (B, K, H / K, T, h)
+        scores = scale * (grouped @ k[:, :, None].mT).float()  # (B, K, H / K, T, S)
+        if (cap := self.config.attention_softcap) is not None:
+            scores = cap * torch.tanh(scores / cap)
+        length, positions = x.size(1), torch.arange(k.size(2), device=x.device)
+        distance = positions[-length:, None] - positions  # (T, S)
+        sees = (distance >= 0) & (distance < (self.window or k.size(2)))
+        sees = sees & seen[:, None, None, None, -k.size(2) :]  # (B, 1, 1, T, S)
+        scores = scores.masked_fill(~sees, torch.finfo(torch.float32).min)
+        if self.sinks is not None:
+            sinks = self.sinks.float().view(1, k.size(1), -1, 1, 1).expand(*scores.shape[:4], 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        weights = scores.softmax(-1)[..., : k.size(2)].to(v.dtype)
+        y = weights @ v[:, :, None]  # (B, K, H / K, T, h)
+        if self.config.exclusive_attention:  # the part along the position's own value is removed
+            mine = own[:, :, None].float()
+            square = mine.square().sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+            y = y - ((y.float() * mine).sum(-1, keepdim=True) / square * mine).to(y.dtype)
+        return self.project(y.flatten(1, 2).transpose(1, 2).flatten(2))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + r/2) of (B, heads, T, h); cos and sin: (B, 1, T, r/2)."""
+    half = cos.size(-1)
+    first, second, kept = x.split((half, half, x.size(-1) - 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, kept), dim=-1).to(x.dtype)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: LitLLMConfig) -> None:
+        super().__init__()
+        self.kind, self.approximate = config.mlp, config.gelu_approximate
+        self.up = nn.Linear(config.n_embd, config.mlp_width, bias=config.mlp_bias)
+        self.gate = nn.Linear(config.n_embd, config.mlp_width, bias=config.mlp_bias) if "glu" in config.mlp else None
+        self.project = nn.Linear(config.mlp_width, config.n_embd, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.up(x)
+        inner = up if self.gate is None else self.gate(x)
+        if self.kind == "relu2":
+            inner = F.relu(inner).square()
+        else:
+            inner = F.silu(inner) if self.kind == "swiglu" else F.gelu(inner, approximate=self.approximate)
+        return self.project(inner if self.gate is None else inner * up)
+
+
+class Block(nn.Module):
+    def __init__(self, config: LitLLMConfig, block: int) -> None:
+        super().__init__()
+        self.config, rms = config, config.norm == "rmsnorm"
+        for name, number in (("attention", 1), ("mlp", 2)):
+            if config.norm_position != "post":
+                setattr(self, f"{name}_norm", Norm(config, config.n_embd, rms=rms))
+            if config.norm_position != "pre":
+                setattr(self, f"{name}_output_norm", Norm(config, config.n_embd, rms=rms))
+            if config.input_convolution:
+                setattr(
+                    self, f"{name}_convolution", Convolution(config.input_convolution, config.n_embd, block * SLOTS + number)
+                )
+        self.attention, self.mlp = Attention(config, block), MLP(config)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor, cache: DynamicCache | None) -> Tensor:
+        after = x + self.branch("attention", x, seen, cache, turn, seen, cache)
+        return after + self.branch("mlp", x if self.config.parallel_residual else after, seen, cache)
+
+    def branch(self, name: str, x: Tensor, seen: Tensor, cache: DynamicCache | None, *more: Any) -> Tensor:
+        x = getattr(self, f"{name}_norm", nn.Identity())(x)
+        if self.config.input_convolution:
+            x = getattr(self, f"{name}_convolution")(x, seen, cache)
+        y = getattr(self, name)(x, *more)
+        return getattr(self, f"{name}_output_norm", nn.Identity())(y) * self.config.residual_scale
+
+
+class LitLLMForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = LitLLMConfig
+    _no_split_modules = ["Block"]  # noqa: RUF012
+
+    def __init__(self, config: LitLLMConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        self.positions = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.n_layer))
+        self.norm = Norm(config, config.n_embd, rms=config.norm == "rmsnorm")
+        self.head = None if config.tie_word_embeddings else nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: DynamicCache | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int = 0,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, T, V) in fp32; with labels (B, T) the mean loss of the next tokens, -100 ignored."""
+        config = self.config
+        cache = DynamicCache() if use_cache and past_key_values is None else past_key_values
+        start, length = 0 if cache is None else cache.get_seq_length(), input_ids.size(1)
+        seen = torch.ones_like(input_ids[:, :1], dtype=torch.bool).expand(-1, start + length)
+        if attention_mask is not None:
+            seen = attention_mask.bool()[:, -(start + length) :]
+        places = (seen.cumsum(1) - 1).clamp(min=0)[:, start:]  # (B, T)
+        x = self.embedding(input_ids) * (config.embedding_scale or 1.0)
+        x = x if self.positions is None else x + self.positions(places)
+        for block, settings in zip(self.blocks, config.blocks, strict=True):
+            half = config.rotated_dims // 2
+            turn = None
+            if settings["rope"]:
+                frequency = settings["rope_theta"] ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+                angle = places[:, None, :, None] * frequency  # (B, 1, T, r/2)
+                turn = angle.cos(), angle.sin()
+            x = block(x, turn, seen, cache)
+        x = self.norm(x)[:, -logits_to_keep:] * config.logit_scale
+        logits = F.linear(x, self.embedding.weight if self.head is None else self.head.weight).float()
+        if config.logit_softcap is not None:
+            logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
