@@ -54,7 +54,7 @@ class ShortConvolution(nn.Module):
         """(B, T, c) → (B, T, c).
 
         Args:
-            documents: (B, T) document numbers. None: one document.
+            documents: (B, S) document numbers of all positions so far. None: one document.
             cache: has the positions before these; extended in place.
         """
         past, length = self.positions - 1, x.size(1)
@@ -71,11 +71,11 @@ class ShortConvolution(nn.Module):
         y = x * (1 + weight[0])
         for i in range(1, self.positions):
             earlier = all_x[:, past - i : past - i + length]
-            y = torch.addcmul(y, earlier * _in_same_document(documents, i), weight[i])
+            y = torch.addcmul(y, earlier * _in_same_document(documents, i)[:, -length:], weight[i])
         return y
 
 
 def _in_same_document(documents: Tensor, lag: int) -> Tensor:
-    """(B, T, 1) bool: whether the position `lag` before is in the same document."""
+    """(B, S, 1) bool: whether the position `lag` before is in the same document."""
     same = documents[:, lag:] == documents[:, :-lag]
     return F.pad(same, (min(lag, documents.size(1)), 0))[..., None]
