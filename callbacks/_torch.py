@@ -1,4 +1,4 @@
-"""Private names of torch that the callbacks use, which only this file of the folder uses, and what is known without Lightning."""
+"""Private names of torch that the callbacks use: only this file of the folder uses any. And what is known without Lightning."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from ._torch import AVERAGE, lerp_, local_box, local_part
 from .errors import UserError
 from .ranges import STEPS, below, check_ranges, whole
 
+
 class EMA(_AfterSteps):
     """Keeps an exponential moving average of the trainable parameters, in fp32.
 

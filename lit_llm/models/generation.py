@@ -79,8 +79,8 @@ class Sampling:
 class Texts:
     """Texts that a model continues. What it has computed of them is kept, and used again for all that begins alike.
 
-    Texts of unequal length are padded at their left ends; the padding is a document of its own, which no text sees. Tensor-parallel,
-    pipelined and custom models have no cache: they compute each text whole.
+    Texts of unequal length are padded at their left ends; the padding is a document of its own, which no text sees.
+    Tensor-parallel, pipelined and custom models have no cache: they compute each text whole.
     """
 
     def __init__(self, model: GPT | CustomModel, *, use_cache: bool = True) -> None:
@@ -93,8 +93,6 @@ class Texts:
         self._cached: list[list[int]] = []
         self._padding: list[int] = []
         self._tables: list[int] = []
-        self.computed = 0
-        """Positions so far, padding included."""
 
     def logits(self, texts: list[list[int]], *, room: int = 0) -> Tensor:
         """(B, V): what follows each text, of at most block_size ids. Only positions that are not in the cache are computed.
@@ -104,7 +102,6 @@ class Texts:
         """
         config, device = self.model.config, next(self.model.parameters()).device
         if not self._has_cache:
-            self.computed += sum(len(text) for text in texts)
             rows = [torch.tensor([text], device=device) for text in texts]  # (1, T) each
             known = ({"documents": torch.zeros_like(ids)} if config.mask_documents else {} for ids in rows)
             return torch.cat([self.model(ids, **more)[:, -1] for ids, more in zip(rows, known, strict=True)])
@@ -124,7 +121,7 @@ class Texts:
             places = torch.arange(len(padded[0]), device=device)  # (S,)
             documents = places.ge(torch.tensor(self._padding, device=device)[:, None]).long()  # (B, S): 0 is padding
         found = self.model(ids, cache=self._cache, documents=documents)
-        self._cached, self.computed = texts, self.computed + ids.numel()
+        self._cached = texts
         return found[:, -1]
 
     def keep(self, rows: list[int]) -> None:
@@ -184,7 +181,7 @@ def generate_all(
 ) -> Iterator[tuple[int, int]]:
     """Continue several prompts at once: yield the number of a prompt and its next id, as if each were continued alone.
 
-    Each ends after `max_new_tokens`, or at `stop_id` (which is not yielded). Logits that are NaN or infinite end it with a warning.
+    Each ends after `max_new_tokens`, or at `stop_id`, which is not yielded, or with a warning if logits are NaN or infinite.
 
     A prompt and its continuation are one document, also if an end-of-document id is in the prompt: it may end a turn.
 
@@ -267,13 +264,13 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ())
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """The text of ids as they come. A token may end inside a character, so only whole characters are yielded before the end."""
+    """The text that each id adds, and at last the rest: a token may end inside a character, which is then held back."""
     known: list[int] = []
     given = ""
     for token in ids:
         known.append(token)
         text = tokenizer.decode(known)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[len(given) :]
-            given = text
+        text = given if text.endswith("\N{REPLACEMENT CHARACTER}") else text
+        yield text[len(given) :]
+        given = text
     yield tokenizer.decode(known)[len(given) :]
