@@ -101,7 +101,7 @@ def test_a_model_without_a_template_continues_the_text(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     model = base_run(Path("run"), block_size=64)
     flags = ["--temperature", "0", "--max_new_tokens", "8", "--transcript", "kept.jsonl"]
-    code, out, err = chat(monkeypatch, capsys, "ab\n\n/system x\nc\n", *flags)
+    code, _, err = chat(monkeypatch, capsys, "ab\n\n/system x\nc\n", *flags)
     notes = err.splitlines()
     assert notes[0] == "note: run has no chat template: what you type is continued as text"
     assert code == 2 and notes[1:] == ["error: a system message needs a chat template"]
@@ -109,9 +109,8 @@ def test_a_model_without_a_template_continues_the_text(tmp_path, monkeypatch, ca
     for typed in ("ab", "", "\nc"):
         text += typed
         ids = prompt_ids(Bytes(), text)
-        text += Bytes().decode(
-            list(generate(model, ids, max_new_tokens=8, sampling=Sampling(0.0), use_cache=False, stop_id=256, vocab_size=257))
-        )
+        greedy = generate(model, ids, max_new_tokens=8, sampling=Sampling(0.0), stop_id=256, vocab_size=257, use_cache=False)
+        text += Bytes().decode(list(greedy))
     assert [json.loads(line) for line in Path("kept.jsonl").read_text().splitlines()] == [{"text": text}]
 
 
@@ -166,21 +165,16 @@ def test_ctrl_c_in_a_terminal_stops_an_answer_and_at_the_prompt_the_program(tmp_
         seen, before = seen.partition(wanted)[2], seen.partition(wanted)[0]
         return before
 
-    with fork_server.Popen(
-        [sys.executable, "-m", "lit_llm", *words],
-        cwd=tmp_path,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    ) as process:
+    screen = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "env": os.environ | {"TERM": "dumb"}}
+    command = [sys.executable, "-m", "lit_llm", *words]
+    with fork_server.Popen(command, cwd=tmp_path, start_new_session=True, **screen) as process:
         os.close(theirs)
         for typed in (b"hi\n", b"more\n"):
-            read_until(b"> ")
+            read_until(b"\n> ")
             os.write(ours, typed)
             read_until(b"\n", more=30)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does, also to the process that writes the template
-        read_until(b"> ")
+        read_until(b"\n> ")
         time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)
         with contextlib.suppress(OSError):  # the terminal has lost its last process

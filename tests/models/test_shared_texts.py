@@ -62,9 +62,8 @@ def test_a_text_that_is_cut_back_and_goes_on_has_the_logits_of_a_pass_over_all_o
         ([*first[:3], 9], 1),
         ([9, 9], 2),
     ):
-        expected = model(
-            torch.tensor([text]), **({"documents": torch.zeros(1, len(text)).long()} if model.config.mask_documents else {})
-        )
+        known = {"documents": torch.zeros(1, len(text)).long()} if model.config.mask_documents else {}
+        expected = model(torch.tensor([text]), **known)
         sizes.clear()
         torch.testing.assert_close(texts.logits([text]), expected[:, -1], rtol=0, atol=2e-5)
         assert sizes == [new]
