@@ -157,9 +157,7 @@ class Conversation:
             if self.transcript is not None:
                 self.transcript.begin()
         elif command == "/save":
-            if not words.strip():
-                raise UserError("/save needs the name of a file")
-            Transcript(Path(words.strip()).expanduser(), "/save").write(self._record())
+            Transcript(Path(words.strip()).expanduser(), "/save FILE").write(self._record())
         elif command not in ("/edit", "/retry", "/undo"):
             raise UserError(
                 f"there is no {command}: /help lists what there is; a message that begins with / has a space before it"
@@ -204,7 +202,7 @@ class Conversation:
         except KeyboardInterrupt:
             is_stopped = True
         print(flush=True)
-        self._answers += 1
+        self._answers += 1  # each has a seed of its own
         if said or not is_stopped:
             self._become([*messages, {"role": "assistant", "content": said}])
         if self._model.chat is not None and made == most:

@@ -41,26 +41,24 @@ def own_flags() -> OwnFlags:
 def main(arguments: list[str]) -> int:
     """Print the prompt and its continuation, token by token. Of a chat, only the answer. Of many prompts, JSONL."""
     options = own_flags().parse(arguments)
-    if options.prompts is None and options.out is not None:
-        raise UserError("out is for the completions of a file of prompts: add --prompts FILE, or remove --out")
-    if options.prompts is not None and options.prompt is not None:
-        raise UserError("there is a prompt and a file of prompts: remove --prompt or --prompts")
     if options.prompts is not None:
         return _complete(options)
+    if options.out is not None:
+        raise UserError("out is for the completions of a file of prompts: add --prompts FILE, or remove --out")
     model = TextModel.of(options, chat=options.chat)
     ids = model.prompt_ids(options.prompt or "")
     model.load()
-    if not options.chat:
-        sys.stdout.write(options.prompt or "")
+    print("" if options.chat else options.prompt or "", end="")
     for piece in model.pieces(ids, most=options.max_new_tokens):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+        print(piece, end="", flush=True)
+    print()
     return 0
 
 
 def _complete(options: argparse.Namespace) -> int:
     """Write the completions of a file of prompts, batch by batch."""
+    if options.prompt is not None:
+        raise UserError("there is a prompt and a file of prompts: remove --prompt or --prompts")
     records, size = read_prompts(options.prompts), options.batch_size
     model = TextModel.of(options, chat=options.chat)
     prompts = [model.prompt_ids(one["prompt"], where=f"prompt {i} of {options.prompts}") for i, one in enumerate(records, 1)]

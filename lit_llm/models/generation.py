@@ -158,14 +158,10 @@ def generate(
     stop_id: int | None = None,
     vocab_size: int | None = None,
     use_cache: bool = True,
-    texts: Texts | None = None,
 ) -> Iterator[int]:
-    """Yield sampled ids one by one. Arguments as of `generate_all`."""
-    samplings = [sampling or Sampling()]
-    texts = texts or Texts(model, use_cache=use_cache)
-    ids = generate_all(
-        texts, [prompt], max_new_tokens=max_new_tokens, samplings=samplings, stop_id=stop_id, vocab_size=vocab_size
-    )
+    """Yield the ids that continue one prompt. Arguments as of `generate_all`."""
+    most, texts, samplings = max_new_tokens, Texts(model, use_cache=use_cache), [sampling or Sampling()]
+    ids = generate_all(texts, [prompt], max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=vocab_size)
     return (token for _, token in ids)
 
 

@@ -132,7 +132,7 @@ def test_a_full_context_is_one_sentence_and_what_fits_is_answered_afterwards(tmp
         (["--run", "nowhere"], "there is no run folder nowhere"),
         (["--run", "run", "--system", "x"], "has no chat template"),
         (["--run", "run", "--max_new_tokens", "97"], "max_new_tokens is 97, but the model reads 96 (--max_new_tokens)"),
-        (["--run", "run", "--transcript", "run"], "run cannot be written: it is a folder, not a file (--transcript)"),
+        (["--run", "run", "--transcript", "run"], "run cannot be written: Is a directory (--transcript)"),
         (["--run", "run", "--transcript", "none/kept.jsonl"], "none/kept.jsonl cannot be written: No such file"),
     ],
 )
