@@ -124,9 +124,8 @@ class TextModel:
         """
         assert self.texts is not None
         samplings = [self.sampling.numbered(first + i) for i in range(len(prompts))]
-        size = self.tokenizer.vocab_size
-        options = {"max_new_tokens": most, "samplings": samplings, "stop_id": self.stop_id, "vocab_size": size}
-        return generate_all(self.texts, prompts, **options)
+        size, stop_id = self.tokenizer.vocab_size, self.stop_id
+        return generate_all(self.texts, prompts, max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=size)
 
     def pieces(self, prompt: list[int], *, most: int, number: int = 0) -> Iterator[str]:
         """The text that continues one prompt, piece by piece."""

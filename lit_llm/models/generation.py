@@ -126,11 +126,11 @@ class Texts:
 
     def keep(self, rows: list[int]) -> None:
         """Forget all texts but these."""
-        self._cached, self._padding, self._tables = (
-            [each[i] for i in rows] if each else each for each in (self._cached, self._padding, self._tables)
-        )
-        if self._cache is not None:
-            self._cache.keep(rows)
+        if self._cache is None:
+            return
+        self._cached = [self._cached[i] for i in rows]
+        self._padding, self._tables = [self._padding[i] for i in rows], [self._tables[i] for i in rows]
+        self._cache.keep(rows)
 
     def _shared(self, texts: list[list[int]]) -> int:
         """Positions of the cache that are also those of these texts; at least one remains to be computed."""

@@ -284,9 +284,9 @@ RULES = [  # the first that matches
         is_planned_elsewhere,
     ),
     Rule(
-        "`plan`, `validate`, `test`, `generate`, `curve`, `report`, `consolidate`, `import`, `export`",
+        "`plan`, `validate`, `test`, `generate`, `chat`, `curve`, `report`, `consolidate`, `import`, `export`",
         "run as written",
-        r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export) ",
+        r"python -m lit_llm (plan|validate|test|generate|chat|curve|report|consolidate|import|export) ",
         lit_llm(run),
     ),
     Rule("`certify`", "run with one check or two", r"python -m lit_llm certify ", lit_llm(certify)),
