@@ -156,6 +156,13 @@ def doctor(words: list[str]) -> None:
 ONE_CHECK = ["--only", "attention/blocks/all"]
 
 
+def talk(words: list[str]) -> None:
+    """Send one message through a pipe."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO("What is 2 + 1?\n"))
+        run([*words, "--max_new_tokens", "4"])
+
+
 def certify(words: list[str]) -> None:
     """Run a quick check; for the page whose `plan` reads the certificate's speeds also the one that measures them."""
     speed = ["speed/plain loop"] if "--out" in words else []
@@ -284,11 +291,12 @@ RULES = [  # the first that matches
         is_planned_elsewhere,
     ),
     Rule(
-        "`plan`, `validate`, `test`, `generate`, `chat`, `curve`, `report`, `consolidate`, `import`, `export`",
+        "`plan`, `validate`, `test`, `generate`, `curve`, `report`, `consolidate`, `import`, `export`",
         "run as written",
-        r"python -m lit_llm (plan|validate|test|generate|chat|curve|report|consolidate|import|export) ",
+        r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export) ",
         lit_llm(run),
     ),
+    Rule("`chat`", "run with one message through a pipe", r"python -m lit_llm chat ", lit_llm(talk)),
     Rule("`certify`", "run with one check or two", r"python -m lit_llm certify ", lit_llm(certify)),
     Rule("`doctor`", "run as written; it may have findings", r"python -m lit_llm doctor ", lit_llm(doctor)),
     Rule(
