@@ -87,9 +87,8 @@ class TextModel:
         tokenizer = load_tokenizer(run)
         stop_id, encoder = tokenizer.eos_id if config.eos_id is None else config.eos_id, None
         if chat:
-            mend = (
-                f"train on chats, prepared with --chat_template, or write one to {run / CHAT_TEMPLATE_FILE}, or remove --chat"
-            )
+            mend = f"train on chats, prepared with --chat_template, or write one to {run / CHAT_TEMPLATE_FILE}"
+            mend += ", or remove --chat" if "chat" in options else ""
             encoder = ChatEncoder(tokenizer, ChatTemplate.find(AUTO, run, tokenizer, mend=mend))
             if options.prefix_token_ids:
                 raise UserError("the chat template writes what comes before the prompt: remove --prefix_token_ids")
