@@ -1,4 +1,4 @@
-"""Private names of torch that the callbacks use. Only this file of the folder uses any."""
+"""Private names of torch that the callbacks use: only this file of the folder uses any. And what is known without Lightning."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 from torch.profiler import profile
 
 T = TypeVar("T")
+AVERAGE = "ema_state_dict"
+"""Key of a checkpoint: `EMA`'s average by the names of `state_dict`, in fp32. Trainable parameters only."""
 
 
 def tensors_in(nested: Any) -> Iterator[Tensor]:

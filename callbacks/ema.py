@@ -14,12 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ._lightning import _AfterSteps, reshard
-from ._torch import lerp_, local_box, local_part
+from ._torch import AVERAGE, lerp_, local_box, local_part
 from .errors import UserError
 from .ranges import STEPS, below, check_ranges, whole
-
-AVERAGE = "ema_state_dict"
-"""Key of a checkpoint: the average by the names of `state_dict`, in fp32. Trainable parameters only."""
 
 
 class EMA(_AfterSteps):

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "validate": ("fit:validate", "loss on held-out text", "validate --run runs/quickstart"),
     "test": ("fit:test", "loss on the test set", "test --run runs/quickstart"),
     "generate": ("generate", "text from a run", 'generate --run runs/quickstart --prompt "def "'),
+    "chat": ("chat", "talk to a run", "chat --run runs/sft"),
     "curve": ("curve", "a run's curve as CSV", "curve --run runs/quickstart --out quickstart.csv"),
     "report": ("report", "one page about runs", "report --run runs/quickstart --out report.html"),
     "doctor": ("doctor", "what is wrong with a run", "doctor --run runs/quickstart"),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_llm.callbacks.ema import AVERAGE
+from lit_llm.callbacks._torch import AVERAGE
 from lit_llm.checkpoint.crash_safe import sha256_of
 from lit_llm.checkpoint.disk_format import read, read_manifest, read_values, verify
 from lit_llm.core.disk import real_path

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-import lightning
 import torch
 
 from lit_llm.checkpoint.crash_safe import fsync_path
@@ -53,7 +52,7 @@ def versions() -> dict[str, str | None]:
     return {
         "lit_llm": _lit_llm_version(),
         "torch": str(torch.__version__),
-        "lightning": lightning.__version__,
+        "lightning": importlib.metadata.version("lightning"),  # its import takes seconds
         "python": platform.python_version(),
     }
 

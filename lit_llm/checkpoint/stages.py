@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lit_llm.callbacks.ema import AVERAGE
+from lit_llm.callbacks._torch import AVERAGE
 from lit_llm.checkpoint.placeholders import is_placeholder, placeholders_in
 
 STAGED = ("state_dict", "optimizer_states", AVERAGE)

@@ -7,7 +7,7 @@ from typing import IO, cast
 
 import torch
 
-from lit_llm.callbacks.ema import AVERAGE
+from lit_llm.callbacks._torch import AVERAGE
 from lit_llm.checkpoint.adapters import BASE, EMA_HELP, LORA, averaged
 from lit_llm.checkpoint.crash_safe import HashingFile
 from lit_llm.checkpoint.disk_format import read

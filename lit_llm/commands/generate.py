@@ -2,97 +2,99 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import json
 import sys
+from pathlib import Path
+from typing import Any
 
-import torch
-
-from lit_llm.checkpoint.adapters import EMA_HELP
-from lit_llm.checkpoint.load_weights import load_model
+from lit_llm.commands.new_output import REPLACE_HELP, new_file_if
 from lit_llm.commands.own_flags import OwnFlags
+from lit_llm.commands.text_model import TextModel, add_flags
+from lit_llm.core.disk import naming, read_text
 from lit_llm.core.errors import UserError
-from lit_llm.core.number_domain import INT64, Domain, whole
-from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
-from lit_llm.models.generation import Sampling, generate, prompt_ids
-from lit_llm.runs.initial_weights import BASE_HELP, named_base
-from lit_llm.runs.run_folder import expanded
-from lit_llm.runs.saved_run import SavedRun, named_checkpoint
-from lit_llm.tokenizers import load_tokenizer
+from lit_llm.core.number_domain import whole
 
 
 def own_flags() -> OwnFlags:
-    flags = OwnFlags("generate", alone=True, description="Continue a prompt with a trained model.")
-    flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
-    flags.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
+    flags = OwnFlags("generate", alone=True, description="Continue a prompt, or many, with a trained model.")
+    add_flags(flags, max_new_tokens=200, most_help="maximum number of new tokens")
+    flags.add_argument("--prompt", default=None, help="text to continue; without it, a new document")
+    flags.add_argument(
+        "--prompts",
+        type=Path,
+        help='file with a prompt a line, or of lines {"prompt": "…"} if its name ends in .jsonl. Writes JSONL: the same, with '
+        '"completion"',
+    )
+    flags.add_argument("--batch_size", range=whole(1, 10**6), default=16, help="prompts that are continued at once")
+    flags.add_argument("--out", type=Path, help="file for the completions of --prompts; without it, standard output")
+    flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     flags.add_argument(
         "--chat",
         type=bool,
-        help="the prompt is a user's message: write it as the run's chat template does, and print the answer",
+        help="a prompt is a user's message: write it as the run's chat template does, and print the answer",
     )
-    flags.add_argument(
-        "--prefix_token_ids",
-        type=bool,
-        help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>; a BOS token "
-        "of the training data is always there",
-    )
-    flags.add_argument("--max_new_tokens", range=whole(1, 10**9), default=200, help="maximum number of new tokens")
-    flags.add_argument(
-        "--temperature", range=Domain(0.001, 1000, also=(0,)), default=0.8, help="0: greedy; 1: the model's own distribution"
-    )
-    flags.add_argument("--top_k", range=whole(0, 10**9), default=50, help="keep the k most likely tokens; 0 keeps all")
-    flags.add_argument(
-        "--top_p", range=Domain(0, 1, above_low=True), help="keep the smallest set of tokens with this total probability"
-    )
-    flags.add_argument("--seed", range=whole(-INT64, INT64), default=0, help="seed of the sampling")
-    flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
-    flags.add_argument("--init_from", default=None, help=BASE_HELP)
-    flags.add_argument("--ema", type=bool, help=EMA_HELP)
-    flags.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
     return flags
 
 
 def main(arguments: list[str]) -> int:
-    """Print the prompt and its continuation, token by token. Of a chat, only the answer."""
+    """Print the prompt and its continuation, token by token. Of a chat, only the answer. Of many prompts, JSONL."""
     options = own_flags().parse(arguments)
-    try:
-        torch.zeros(1, device=options.device).item()
-    except (RuntimeError, AssertionError):
-        raise UserError(f"device {options.device} is not available on this machine (--device cpu)") from None
-    sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
-    run = expanded(options.run)
-    checkpoint = named_checkpoint(run, options.ckpt_path)
-    model = load_model(checkpoint, options.device, base=named_base(options.init_from), average=options.ema)
-    saved = SavedRun.read(checkpoint)
-    saved.require_tokenizer(run)
-    tokenizer = load_tokenizer(run)
-    stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
-    if options.chat:
-        if options.prefix_token_ids:
-            raise UserError("the chat template writes what comes before the prompt: remove --prefix_token_ids, or --chat")
-        mend = f"train on chats, prepared with --chat_template, or write one to {run / CHAT_TEMPLATE_FILE}, or remove --chat"
-        chat = ChatEncoder(tokenizer, ChatTemplate.find(AUTO, run, tokenizer, mend=mend))
-        prompt, end_of_turn = chat.prompt_ids(options.prompt), chat.end_of_turn_id()
-        stop_id = stop_id if end_of_turn is None else end_of_turn
-    else:
-        prefix = tokenizer.prefix_token_ids if options.prefix_token_ids else saved.prompt_start
-        prompt = prompt_ids(tokenizer, options.prompt, prefix=prefix)
-        sys.stdout.write(options.prompt)
-    # A token may end inside a character, so only whole characters are printed.
-    new_ids: list[int] = []
-    printed = ""
-    new = generate(
-        model,
-        prompt,
-        max_new_tokens=options.max_new_tokens,
-        sampling=sampling,
-        stop_id=stop_id,
-        vocab_size=tokenizer.vocab_size,
-    )
-    for token in new:
-        new_ids.append(token)
-        text = tokenizer.decode(new_ids)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            sys.stdout.write(text[len(printed) :])
-            sys.stdout.flush()
-            printed = text
-    sys.stdout.write(tokenizer.decode(new_ids)[len(printed) :] + "\n")
+    if options.prompts is not None:
+        return _complete(options)
+    if options.out is not None:
+        raise UserError("out is for the completions of a file of prompts: add --prompts FILE, or remove --out")
+    model = TextModel.of(options, chat=options.chat)
+    ids = model.prompt_ids(options.prompt or "")
+    model.load()
+    print("" if options.chat else options.prompt or "", end="")
+    for piece in model.pieces(ids, most=options.max_new_tokens):
+        print(piece, end="", flush=True)
+    print()
     return 0
+
+
+def _complete(options: argparse.Namespace) -> int:
+    """Write the completions of a file of prompts, batch by batch."""
+    if options.prompt is not None:
+        raise UserError("there is a prompt and a file of prompts: remove --prompt or --prompts")
+    records, size = read_prompts(options.prompts), options.batch_size
+    model = TextModel.of(options, chat=options.chat)
+    prompts = [model.prompt_ids(one["prompt"], where=f"prompt {i} of {options.prompts}") for i, one in enumerate(records, 1)]
+    with new_file_if(options.out, replace=options.replace, flag="--out") as path:
+        model.load()
+        with contextlib.nullcontext(sys.stdout) if path is None else open(path, "w", encoding="utf-8") as file:
+            for first in range(0, len(records), size):
+                found: dict[int, list[int]] = {}
+                for row, token in model.continued(prompts[first : first + size], most=options.max_new_tokens, first=first):
+                    found.setdefault(row, []).append(token)
+                with naming(options.out or "standard output"):
+                    for row, record in enumerate(records[first : first + size]):
+                        completion = {"completion": model.tokenizer.decode(found.get(row, []))}
+                        file.write(json.dumps(record | completion, ensure_ascii=False) + "\n")
+                    file.flush()
+    return 0
+
+
+def read_prompts(file: Path) -> list[dict[str, Any]]:
+    """The objects of a file of prompts, each with the key "prompt". In plain text an empty line is an empty prompt.
+
+    Raises:
+        UserError: The file cannot be read, has no prompts, or a line of JSONL has none.
+    """
+    content, records = read_text(file, 2**30, mend=" (--prompts)"), []
+    for number, line in enumerate(content.removesuffix("\n").split("\n") if content else [], start=1):
+        if file.suffix != ".jsonl":
+            records.append({"prompt": line.removesuffix("\r")})
+        elif line.strip():
+            try:
+                record = json.loads(line)
+                json.dumps(record, ensure_ascii=False).encode()  # a half of a character is no text
+                assert isinstance(record["prompt"], str)
+            except (ValueError, RecursionError, TypeError, KeyError, AssertionError):
+                raise UserError(f'{file} line {number} must be an object with a text as "prompt" (--prompts)') from None
+            records.append(record)
+    if not records:
+        raise UserError(f"{file} has no prompts (--prompts)")
+    return records

@@ -58,8 +58,8 @@ def visibilities(
 
     Args:
         input_ids: (B, T) int64, the queries; of all ranks that share the sequence.
-        documents: (B, T) document numbers, which never decrease along a sequence. None: one document.
-        cached: number of positions before them.
+        documents: (B, S) document numbers, which never decrease along a sequence. None: one document.
+        cached: number of positions before the queries.
         shard: set if ranks share the sequence.
     """
     length, device = input_ids.size(1), input_ids.device
@@ -79,7 +79,7 @@ def visibilities(
     found = {}
     for window in {config.layer(i).window for i in range(config.n_blocks)}:
         if shard is None or shard.kind == "heads":
-            found[window] = replace(of_keys(window, length, slice(0, length)), shard=shard)
+            found[window] = replace(of_keys(window, length, slice(0, cached + length)), shard=shard)
         else:
             needed, size = [], length // shard.multiple
             for first in (chunk * size for chunk in shard.chunks):

@@ -64,11 +64,12 @@ def blocks(
     """Cut the last `queries` of `keys` positions into blocks.
 
     Args:
-        documents: (B, S) document numbers. On an accelerator their boundaries stay unread: that would wait for the device.
+        documents: (B, S) document numbers. On an accelerator their boundaries stay unread: that would wait for the device. For
+            one query a mask is cheaper than they are.
         flash: the kernel knows causal attention, and skips what it hides. So blocks without a mask may be long.
     """
     first = keys - queries
-    if documents is None or documents.device.type != "cpu":
+    if documents is None or documents.device.type != "cpu" or queries == 1:
         for block in _run(slice(0, batch), 0, keys, first, window, flash=flash):
             yield replace(block, shared=documents is not None)
         return

@@ -1,45 +1,72 @@
 """The key/value cache of text generation.
 
-Shape letters: B sequences, T new positions, S positions so far, K key/value heads, h ``head_dim``.
+Shape letters: B sequences, T new positions, S positions so far, K key/value heads, h ``head_dim``, c channels.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from lit_llm.models.config import GPTConfig
 
 
+class Positions:
+    """Tensors (B, K, S, h) that grow by positions.
+
+    Args:
+        capacity: for how many positions there is room at once. More are copied into a larger tensor.
+        before: (B, K, n, h), what stands before the first position.
+    """
+
+    def __init__(self, capacity: int, before: Tensor | None = None) -> None:
+        self.held, self.before = before, 0 if before is None else before.size(2)
+        self.capacity, self.length = capacity + self.before, self.before
+
+    def append(self, new: Tensor) -> Tensor:
+        """Store (B, K, T, h); return all so far, (B, K, n + S, h), as a view."""
+        start, self.length = self.length, self.length + new.size(2)
+        if self.held is None or self.held.size(2) < self.length:
+            larger = new.new_empty(*new.shape[:2], max(self.capacity, self.length + start), new.size(3))
+            if self.held is not None:
+                larger[:, :, :start] = self.held[:, :, :start]
+            self.held = larger
+        self.held[:, :, start : self.length] = new
+        return self.held[:, :, : self.length]
+
+
 class LayerCache:
-    """Keys and values of one layer, (B, K, capacity, h) each, filled from position 0; of latent attention the latents alone."""
+    """What one layer keeps of positions: keys and values, of latent attention the latents alone, and what convolutions read.
+
+    All of it is kept for each position, so that a text can be cut back to any of its beginnings.
+    """
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
-        self.held: tuple[Tensor, ...] = ()
-        self._past: dict[nn.Module, Tensor] = {}
+        self.capacity = capacity
+        self.parts: dict[nn.Module | int, Positions] = {}
+
+    @property
+    def length(self) -> int:
+        """Positions whose keys are there."""
+        return self.parts[0].length if 0 in self.parts else 0
 
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
         """Store tensors of T new positions, (B, K, T, h); return all so far as (B, K, S, h) views."""
-        self.held = self.held or tuple(x.new_empty(*x.shape[:2], self.capacity, x.size(3)) for x in new)
-        start, self.length = self.length, self.length + new[0].size(2)
-        for held, x in zip(self.held, new, strict=True):
-            held[:, :, start : self.length] = x
-        return tuple(held[:, :, : self.length] for held in self.held)
+        return tuple(self.parts.setdefault(i, Positions(self.capacity)).append(x) for i, x in enumerate(new))
 
     def with_past(self, module: nn.Module, x: Tensor, positions: int) -> Tensor:
         """(B, T, c) → (B, positions + T, c): a module's new inputs after those at the positions before, which are kept."""
-        past = self._past.get(module)
-        x = torch.cat((x.new_zeros(x.size(0), positions, x.size(2)) if past is None else past, x), dim=1)
-        self._past[module] = x[:, x.size(1) - positions :]
-        return x
+        if module not in self.parts:
+            self.parts[module] = Positions(self.capacity, x.new_zeros(x.size(0), 1, positions, x.size(2)))
+        return self.parts[module].append(x[:, None])[:, 0, -positions - x.size(1) :]
 
 
 class KVCache:
-    """One `LayerCache` per block, so that generation computes each position once. All positions are one document.
+    """One `LayerCache` per block, so that generation computes each position once.
 
     Args:
-        capacity: maximum number of positions. None: block_size, which is up to 131,072 in imported models.
+        capacity: expected number of positions. None: block_size, which is up to 131,072 in imported models.
     """
 
     def __init__(self, config: GPTConfig, capacity: int | None = None) -> None:
@@ -48,3 +75,17 @@ class KVCache:
     @property
     def length(self) -> int:
         return self.layers[0].length
+
+    @property
+    def _parts(self) -> Iterator[Positions]:
+        return (part for layer in self.layers for part in layer.parts.values())
+
+    def cut(self, length: int) -> None:
+        """Forget positions from `length` on, also those of a pass that was interrupted in some layer."""
+        for part in self._parts:
+            part.length = part.before + length
+
+    def keep(self, rows: list[int]) -> None:
+        """Forget all sequences but these."""
+        for part in self._parts:
+            part.held = None if part.held is None else part.held[rows]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -51,6 +54,11 @@ class Sampling:
             found.append(f"top_p is {self.top_p}, but must be above 0 and at most 1 (--top_p)")
         refuse(found)
 
+    def numbered(self, number: int) -> Sampling:
+        """The same settings with a seed of its own for each of several texts; the first has this one."""
+        drawn = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
+        return replace(self, seed=int.from_bytes(drawn, "little", signed=True)) if number else self
+
     def probabilities(self, logits: Tensor) -> Tensor:
         """(V,) fp32 logits to (V,) probabilities, zero outside the kept ids. Needs a temperature above 0."""
         logits = logits / self.temperature
@@ -68,7 +76,79 @@ class Sampling:
         return probabilities
 
 
-@torch.no_grad()
+class Texts:
+    """Texts that a model continues. What it has computed of them is kept, and used again for all that begins alike.
+
+    Texts of unequal length are padded at their left ends; the padding is a document of its own, which no text sees.
+    Tensor-parallel, pipelined and custom models have no cache: they compute each text whole.
+    """
+
+    def __init__(self, model: GPT | CustomModel, *, use_cache: bool = True) -> None:
+        self.model = model
+        self._has_cache = use_cache and isinstance(model, GPT) and model.vocabulary_shards is None
+        # LongRoPE rotates all positions of a longer text in another way: their keys in the cache are no longer those.
+        tables = [module for module in model.modules() if isinstance(module, RotaryTable)]
+        self._short_contexts = {table.short_context for table in tables if table.short_context is not None}
+        self._cache: KVCache | None = None
+        self._cached: list[list[int]] = []
+        self._padding: list[int] = []
+        self._tables: list[int] = []
+
+    def logits(self, texts: list[list[int]], *, room: int = 0) -> Tensor:
+        """(B, V): what follows each text, of at most block_size ids. Only positions that are not in the cache are computed.
+
+        Args:
+            room: positions that the cache will have to take after these.
+        """
+        config, device = self.model.config, next(self.model.parameters()).device
+        if not self._has_cache:
+            rows = [torch.tensor([text], device=device) for text in texts]  # (1, T) each
+            known = ({"documents": torch.zeros_like(ids)} if config.mask_documents else {} for ids in rows)
+            return torch.cat([self.model(ids, **more)[:, -1] for ids, more in zip(rows, known, strict=True)])
+        tables = [sum(len(text) > short for short in self._short_contexts) for text in texts]
+        kept = self._shared(texts) if tables == self._tables else 0
+        if kept == 0 or self._cache is None:
+            width = max(len(text) for text in texts)
+            self._cache, self._tables = KVCache(config, min(config.block_size, width + room)), tables
+            self._padding = [width - len(text) for text in texts]
+        # An interrupted pass leaves the cache with what is kept, and no more.
+        self._cache.cut(kept)
+        self._cached = [text[: max(kept - padding, 0)] for text, padding in zip(texts, self._padding, strict=True)]
+        padded = [[0] * padding + text for text, padding in zip(texts, self._padding, strict=True)]
+        ids = torch.tensor([row[kept:] for row in padded], device=device)  # (B, T)
+        documents = None
+        if any(self._padding):
+            places = torch.arange(len(padded[0]), device=device)  # (S,)
+            documents = places.ge(torch.tensor(self._padding, device=device)[:, None]).long()  # (B, S): 0 is padding
+        found = self.model(ids, cache=self._cache, documents=documents)
+        self._cached = texts
+        return found[:, -1]
+
+    def keep(self, rows: list[int]) -> None:
+        """Forget all texts but these."""
+        if self._cache is None:
+            return
+        self._cached = [self._cached[i] for i in rows]
+        self._padding, self._tables = [self._padding[i] for i in rows], [self._tables[i] for i in rows]
+        self._cache.keep(rows)
+
+    def _shared(self, texts: list[list[int]]) -> int:
+        """Positions of the cache that are also those of these texts; at least one remains to be computed."""
+        if len(texts) != len(self._cached):
+            return 0
+        widths = {padding + len(text) for text, padding in zip(texts, self._padding, strict=True)}
+        if len(widths) > 1 or max(widths) > self.model.config.block_size:
+            return 0
+        same = map(_common, texts, self._cached)
+        return min(max(widths) - 1, *(padding + n for padding, n in zip(self._padding, same, strict=True)))
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """With how many ids both begin."""
+    size = min(len(one), len(other))
+    return size if one[:size] == other[:size] else next(i for i in range(size) if one[i] != other[i])
+
+
 def generate(
     model: GPT | CustomModel,
     prompt: list[int],
@@ -79,71 +159,82 @@ def generate(
     vocab_size: int | None = None,
     use_cache: bool = True,
 ) -> Iterator[int]:
-    """Yield sampled ids one by one, up to `max_new_tokens`, or until `stop_id` (which is not yielded).
+    """Yield the ids that continue one prompt. Arguments as of `generate_all`."""
+    most, texts, samplings = max_new_tokens, Texts(model, use_cache=use_cache), [sampling or Sampling()]
+    ids = generate_all(texts, [prompt], max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=vocab_size)
+    return (token for _, token in ids)
 
-    Logits that are NaN or infinite end the text with a warning.
 
-    The prompt and its continuation are one document, also if an end-of-document id is in the prompt: it may end a turn.
+@torch.no_grad()
+def generate_all(
+    texts: Texts,
+    prompts: list[list[int]],
+    *,
+    max_new_tokens: int,
+    samplings: list[Sampling],
+    stop_id: int | None = None,
+    vocab_size: int | None = None,
+) -> Iterator[tuple[int, int]]:
+    """Continue several prompts at once: yield the number of a prompt and its next id, as if each were continued alone.
 
-    When the context exceeds `block_size`, its older half is dropped and the cache is rebuilt. So a token costs O(1) positions
+    Each ends after `max_new_tokens`, or at `stop_id`, which is not yielded, or with a warning if logits are NaN or infinite.
+
+    A prompt and its continuation are one document, also if an end-of-document id is in the prompt: it may end a turn.
+
+    When a context exceeds `block_size`, its older half is dropped and the cache is rebuilt. So a token costs O(1) positions
     on average. Without a cache, each token costs a pass over the whole context.
 
     Args:
+        samplings: one for each prompt.
         vocab_size: only ids below it are sampled, because the tokenizer cannot decode others. Published models may have more.
             None: all ids of the model.
+        texts: the model, and what it has computed before.
     """
-    assert prompt, "a prompt has at least one id"
-    sampling = sampling or Sampling()
-    # A separate CPU generator: the same text on every device, and no effect on the random state of a training run.
-    generator = torch.Generator().manual_seed(sampling.seed)
+    assert all(prompts), "a prompt has at least one id"
+    model = texts.model
+    # Separate CPU generators: the same text on every device, and no effect on the random state of a training run.
+    generators = [torch.Generator().manual_seed(sampling.seed) for sampling in samplings]
     device, block_size = next(model.parameters()).device, model.config.block_size
-    # Tensor-parallel, pipelined and custom models have no cache.
-    use_cache = use_cache and isinstance(model, GPT) and model.vocabulary_shards is None
-    masks = model.config.mask_documents
     distributed = any(isinstance(p, DTensor) for p in model.parameters())
     was_training = model.training
     model.eval()
     try:
-        context = fresh = prompt[-block_size:]
-        # LongRoPE rotates all positions of a longer text in another way: their keys in the cache are no longer those.
-        tables = (module for module in model.modules() if isinstance(module, RotaryTable))
-        rotated_anew = {math.floor(table.short_context) + 1 for table in tables if table.short_context is not None}
-        capacity = min(block_size, len(context) + max_new_tokens)
-        cache = KVCache(model.config, capacity) if use_cache else None
-        for _ in range(max_new_tokens):
-            if len(context) > block_size:
-                context = fresh = context[-max(block_size // 2, 1) :]
-                cache = KVCache(model.config, capacity) if use_cache else None
-            elif cache is not None and len(context) in rotated_anew:
-                fresh, cache = context, KVCache(model.config, capacity)
-            ids = torch.tensor([fresh if use_cache else context], device=device)  # (1, T)
-            with torch.compiler.set_stance("force_eager"):  # every length would be compiled anew
-                if cache is not None:
-                    logits = model(ids, cache=cache)
-                else:
-                    logits = model(ids, documents=torch.zeros_like(ids)) if masks else model(ids)
-            assert isinstance(logits, Tensor)
-            last = logits[0, -1, :vocab_size].float().cpu()  # (V,)
-            if not math.isfinite(float(last.max())):  # a model may exclude ids by -inf
-                token = _NONE
-            elif sampling.temperature == 0:
-                token = int(last.argmax())
-            else:
-                token = int(torch.multinomial(sampling.probabilities(last), 1, generator=generator))
+        active, contexts = list(range(len(prompts))), [prompt[-block_size:] for prompt in prompts]
+        for made in range(max_new_tokens):
+            contexts = [each if len(each) <= block_size else each[-max(block_size // 2, 1) :] for each in contexts]
+            with _uncompiled():
+                logits = texts.logits(contexts, room=max_new_tokens - made)
+            last = logits[:, :vocab_size].float().cpu()  # (B, V)
+            tokens = [_chosen(row, samplings[i], generators[i]) for row, i in zip(last, active, strict=True)]
             if distributed:  # rounding may differ between ranks, and different tokens would deadlock
-                agreed = torch.tensor(token, device=device)
+                agreed = torch.tensor(tokens, device=device)
                 dist.broadcast(agreed, src=0)
-                token = int(agreed)
-            if token == _NONE:
-                if not dist.is_initialized() or dist.get_rank() == 0:
-                    warnings.warn("The text ends here: the model's logits are NaN or infinite.", stacklevel=2)
+                tokens = agreed.tolist()
+            if _NONE in tokens and (not dist.is_initialized() or dist.get_rank() == 0):
+                warnings.warn("The text ends here: the model's logits are NaN or infinite.", stacklevel=2)
+            going = [place for place, token in enumerate(tokens) if token not in (_NONE, stop_id)]
+            yield from ((active[place], tokens[place]) for place in going)
+            if not going:
                 return
-            if token == stop_id:
-                return
-            yield token
-            context, fresh = [*context, token], [token]
+            if len(going) < len(active):
+                texts.keep(going)
+            active, contexts = [active[i] for i in going], [[*contexts[i], tokens[i]] for i in going]
     finally:
         model.train(was_training)
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[object]:
+    """Compiled blocks would be compiled anew for every length. If nothing was compiled, seconds of an import are saved."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+
+
+def _chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """The next id of (V,) logits."""
+    if not math.isfinite(float(logits.max())):  # a model may exclude ids by -inf
+        return _NONE
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial(sampling.probabilities(logits), 1, generator=generator))
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ()) -> list[int]:
@@ -166,3 +257,16 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ())
     if tokenizer.eos_id is None:
         raise UserError("The prompt is empty, and the tokenizer has no end-of-document id to start from (--prompt).")
     return [tokenizer.eos_id]
+
+
+def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """The text that each id adds, and at last the rest: a token may end inside a character, which is then held back."""
+    known: list[int] = []
+    given = ""
+    for token in ids:
+        known.append(token)
+        text = tokenizer.decode(known)
+        text = given if text.endswith("\N{REPLACEMENT CHARACTER}") else text
+        yield text[len(given) :]
+        given = text
+    yield tokenizer.decode(known)[len(given) :]

@@ -216,8 +216,8 @@ class GPT(nn.Module):
             loss: `lit_llm.models.loss.cross_entropy`, or `chunked_cross_entropy`, with settings bound by `functools.partial`.
             cache: keys and values of the positions before these; extended in place.
             documents: (B, T) integers that never decrease along a sequence: attention stays within equal numbers, and positions
-                restart at each. None: with `mask_documents`, each end-of-document id opens a document. Not with a cache, where
-                all positions are one document.
+                restart at each. None: with `mask_documents`, each end-of-document id opens a document. With a cache (B, S), of
+                all positions so far; None: they are one document.
             seed: scalar int64: what is dropped. None: in training drawn from the CPU's generator.
 
         Returns:
@@ -250,7 +250,7 @@ class GPT(nn.Module):
         start = 0 if cache is None else cache.length
         length = input_ids.size(1)
         assert start + length <= config.block_size, f"{start + length} positions > block_size {config.block_size}"
-        assert documents is None or (config.mask_documents and cache is None)
+        assert documents is None or config.mask_documents or cache is not None
         if documents is None and cache is None and config.mask_documents and config.eos_id is not None:
             documents = document_numbers(input_ids, config.eos_id)
         assert cache is None or self.vocabulary_shards is None, "tensor parallelism splits positions over ranks: no cache"
@@ -265,6 +265,8 @@ class GPT(nn.Module):
         if padding:  # the tables may have no rows for it
             places = places or PositionsInDocuments(positions, torch.full_like(positions, length))
             places = places._replace(positions=places.positions.clamp(max=config.block_size - 1))
+        if places is not None and start:
+            places = PositionsInDocuments(*(each[:, start:] for each in places))
         positions = positions if places is None else places.positions
         rotations = [table(start, end, places) for table in self.rotary]
         sees = visibilities(config, input_ids, documents, self.attention_kernel, cached=start, shard=shard)

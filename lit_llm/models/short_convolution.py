@@ -45,7 +45,7 @@ class ShortConvolution(nn.Module):
         """(B, t, c) → (B, t, c).
 
         Args:
-            documents: (B, T) document numbers of the whole sequence. None: one document.
+            documents: (B, T) document numbers of the whole sequence; with a cache of all positions so far. None: one document.
             cache: has the positions before these; extended in place.
             shard: set if ranks share the sequence.
         """
@@ -71,6 +71,8 @@ class ShortConvolution(nn.Module):
         for i in range(1, self.positions):
             earlier = all_x[:, past - i : past - i + x.size(1)]
             same = _in_same_document(documents, i)  # (B, T, 1)
+            if cache is not None:
+                same = same[:, -x.size(1) :]
             if shard is not None:
                 same = shard.take(same)
             if self.stream is not None:

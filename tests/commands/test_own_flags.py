@@ -21,6 +21,8 @@ MISTAKES = {
     ("fit", "--config", "quickstart", "--print_config", "1"): "--print_config is '1', it must be true or false",
     ("generate", "--run", "x", "--stream"): "error: unknown flag --stream (python",
     ("clean", "--stream"): "error: unknown flag --stream (python",
+    ("chat", "--run", "x", "--sytem", "y"): "unknown flag --sytem; did you mean --system?",
+    ("generate", "--run", "x", "--out", "y"): "add --prompts FILE, or remove --out",
     ("generate", "--run", "x", "fast"): "unexpected argument 'fast'",
     ("export", "--run", "x"): "arguments are required: --out",
     ("export", "--run", "x", "--outt=y"): "unknown flag --outt; did you mean --out?",

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from recipe_runs import RECIPE, TEXT, run
 
 from lit_llm.callbacks import SpikeGuard
-from lit_llm.commands import find_batch, find_lr, generate, plan
+from lit_llm.commands import chat, find_batch, find_lr, generate, plan
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import read
 from lit_llm.config.class_defaults import all_arguments
@@ -298,11 +298,11 @@ def test_a_size_far_above_any_real_one_is_refused_by_a_limit_that_is_stated(fold
     assert err == f"error: {key} is {SIZES[key]}, but must be {DOMAINS[key].rule(SIZES[key])} (--{key})\n"
 
 
-@pytest.mark.parametrize("command", [find_lr, find_batch, plan, generate], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("command", [find_lr, find_batch, plan, generate, chat], ids=lambda each: each.__name__)
 def test_the_own_flags_of_commands_have_ranges_too(command):
     flags: OwnFlags = getattr(command, "_own_flags", None) or command.own_flags
     flags = flags()
-    required = ["--run", "x"] if command is generate else []
+    required = ["--run", "x"] if command in (generate, chat) else []
     numbers = [each for each in flags._actions if each.type in (int, float)]
     assert numbers and {each.dest for each in numbers} == flags._ranges.keys()
     for name, domain in flags._ranges.items():

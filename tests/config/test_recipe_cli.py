@@ -11,7 +11,7 @@ import pytest
 import yaml
 from recipe_runs import curve, run, table
 
-from lit_llm.models.generation import generate
+from lit_llm.models.generation import generate, generate_all
 
 
 def test_fit_then_validate_then_generate(folder, capsys, monkeypatch):
@@ -21,8 +21,12 @@ def test_fit_then_validate_then_generate(folder, capsys, monkeypatch):
         prompts.append(prompt)
         return generate(model, prompt, **options)
 
-    for module in ("commands.generate", "training.text_generation"):
-        monkeypatch.setattr(f"lit_llm.{module}.generate", observed)
+    def observed_all(texts, prompts_of_batch, **options):
+        prompts.extend(prompts_of_batch)
+        return generate_all(texts, prompts_of_batch, **options)
+
+    monkeypatch.setattr("lit_llm.training.text_generation.generate", observed)
+    monkeypatch.setattr("lit_llm.commands.text_model.generate_all", observed_all)
     samples = ["--samples", "TextSamples", "--samples.prompts", "[line]", "--samples.every_n_steps", "8"]
     code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--model.mask_documents", "true", *samples)
     assert code == 0

@@ -157,6 +157,13 @@ def doctor(words: list[str]) -> None:
 ONE_CHECK = ["--only", "attention/blocks/all"]
 
 
+def talk(words: list[str]) -> None:
+    """Send one message through a pipe."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO("What is 2 + 1?\n"))
+        run([*words, "--max_new_tokens", "4"])
+
+
 def certify(words: list[str]) -> None:
     """Run a quick check; for the page whose `plan` reads the certificate's speeds also the one that measures them."""
     speed = ["speed/plain loop"] if "--out" in words else []
@@ -290,6 +297,7 @@ RULES = [  # the first that matches
         r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export) ",
         lit_llm(run),
     ),
+    Rule("`chat`", "run with one message through a pipe", r"python -m lit_llm chat ", lit_llm(talk)),
     Rule("`certify`", "run with one check or two", r"python -m lit_llm certify ", lit_llm(certify)),
     Rule("`doctor`", "run as written; it may have findings", r"python -m lit_llm doctor ", lit_llm(doctor)),
     Rule(

@@ -178,12 +178,15 @@ def test_what_begins_and_ends_an_answer_in_generation(tokenizer_of):
     tokenizer = TokenizerJSON(str(folder))
     encoder = ChatEncoder(tokenizer, ChatTemplate("it.jinja", chat_templates.unmarked("llama3"), tokens))
     assert encoder.end_of_turn_id() == tokenizer.backend.token_to_id("<|eot_id|>")
-    assert tokenizer.decode(encoder.prompt_ids("Hi")) == (
+    assert tokenizer.decode(encoder.prompt_ids([{"role": "user", "content": "Hi"}], where="it")) == (
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     )
 
     encoder = ChatEncoder(tokenizer, ChatTemplate("it.jinja", R1.replace("im_start", "eot_id"), {}))
-    assert tokenizer.decode(encoder.prompt_ids("Hi")) == "<|eot_id|>user\nHi<|im_end|><|eot_id|>assistant\n<think>\n"
+    assert (
+        tokenizer.decode(encoder.prompt_ids([{"role": "user", "content": "Hi"}], where="it"))
+        == "<|eot_id|>user\nHi<|im_end|><|eot_id|>assistant\n<think>\n"
+    )
 
 
 COUNTS = chat_templates.unmarked("chatml").replace("{% for", "{{ 'many' if messages | length > 2 }}{% for", 1)

@@ -136,7 +136,7 @@ def test_several_new_positions_and_the_size_of_the_cache():
     cache = KVCache(model.config, 30)
     parts = [model(part, cache=cache) for part in ids.split([11, 1, 18], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), rtol=0, atol=1e-5)  # logits are in fp32
-    held = sum(tensor.numel() for layer in cache.layers for tensor in layer.held)
+    held = sum(tensor.numel() for layer in cache.layers for part in layer.parts.values() for tensor in [part.held])
     assert held == 2 * 2 * 30 * (LATENT["kv_rank"] + LATENT["rope_head_dim"])
 
 

@@ -25,6 +25,7 @@ ARGUMENTS = {
     "validate": RUN,
     "test": [*RUN, "--data.test", "held-out.txt"],
     "generate": [*RUN, "--max_new_tokens", "3"],
+    "chat": [*RUN, "--max_new_tokens", "3"],
     "curve": [*RUN, "--out", "mine.csv"],
     "report": [*RUN, "--out", "report.html"],
     "doctor": [*RUN],

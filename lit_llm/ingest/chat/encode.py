@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 
 from lit_llm.core.errors import UserError, library_errors
-from lit_llm.ingest.chat.render import SENTINEL, Chat, Renderer
+from lit_llm.ingest.chat.render import SENTINEL, Chat, Message, Renderer
 from lit_llm.ingest.chat.template import ChatTemplate
 from lit_llm.tokenizers import Tokenizer
 
@@ -51,12 +51,18 @@ class ChatEncoder:
         """
         self._renderer.check()
 
-    def prompt_ids(self, message: str) -> list[int]:
-        """Ids of a user's message and of what comes before the answer."""
-        write = functools.partial(self._renderer.text, where="the prompt (--prompt)", prompt=True)
-        chat = {"messages": [{"role": "user", "content": message}]}
+    def prompt_ids(self, messages: list[Message], *, where: str) -> list[int]:
+        """Ids of messages, the last of which is not the assistant's, and of what comes before the answer.
+
+        Args:
+            where: names them in messages, like "the prompt (--prompt)".
+
+        Raises:
+            UserError: The template refuses them.
+        """
+        write, chat = functools.partial(self._renderer.text, where=where, prompt=True), {"messages": messages}
         text = write(chat)
-        ids, _ = self._encode(text, self._names(chat, text, write, "the prompt (--prompt)"))
+        ids, _ = self._encode(text, self._names(chat, text, write, where))
         return [int(i) for i in ids]
 
     def end_of_turn_id(self) -> int | None:

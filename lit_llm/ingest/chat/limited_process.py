@@ -50,10 +50,12 @@ class LimitedProcess:
         try:
             self._pipe.send_bytes(json.dumps(arguments).encode())
             reply = json.loads(self._pipe.recv_bytes(_REPLY_BYTES))
-        except (OSError, EOFError):
+        except BaseException as error:  # also Ctrl-C: the reply that is still to come would be taken for the next one's
             assert self._end is not None
             self._end()
             self._end = None
+            if not isinstance(error, OSError | EOFError):
+                raise
             raise Refused(f"it takes more than {SECONDS} s, or writes more than {_REPLY_BYTES // 2**20} MB") from None
         if "error" in reply:
             raise Refused(**reply["error"])
@@ -86,8 +88,9 @@ def _stop(parent: int, child: int, pipe: Connection) -> None:
 def _serve(function: Callable[..., Any], pipe: Connection) -> None:
     """Answer requests until the parent closes the pipe or has ended: a fork of it may hold a copy of its end."""
     parent = os.getppid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both: the parent may only end an answer
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:  # not everywhere
         _limit(resource.RLIMIT_AS, int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES)
     while os.getppid() == parent:

@@ -27,6 +27,10 @@ _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _GENERATION = "generation_config.json"
 
 
+class NoChatTemplate(UserError):
+    """A tokenizer's files have none."""
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """A Jinja template and the special tokens that it can name. Small, so that it can be sent to other processes."""
@@ -54,7 +58,7 @@ class ChatTemplate:
             mend: what a user does about a tokenizer without a template.
 
         Raises:
-            UserError: There is no template, or its file cannot be read.
+            UserError: A file cannot be read; `NoChatTemplate`: there is no template.
         """
         tokens = _special_tokens(folder, tokenizer)
         if setting != AUTO:
@@ -73,7 +77,7 @@ class ChatTemplate:
                     found = f"{{% if tools +%}}{bodies[0]}{{%+ else +%}}{bodies[1]}{{%+ endif %}}"
             if isinstance(found, str):
                 return cls(str(file), found, tokens)
-        raise UserError(f"The tokenizer in {folder} has no chat template: {mend}.")
+        raise NoChatTemplate(f"The tokenizer in {folder} has no chat template: {mend}.")
 
     @property
     def marks_answers(self) -> bool:

@@ -1,0 +1,234 @@
+"""`python -m lit_llm chat`: talk to the model of a run folder, in a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from lit_llm.commands.own_flags import OwnFlags
+from lit_llm.commands.text_model import TextModel, add_flags
+from lit_llm.core.disk import naming, open_ordinary
+from lit_llm.core.errors import UserError, report
+from lit_llm.ingest.chat import NoChatTemplate
+
+Message = dict[str, str]
+
+HELP = """\
+/system TEXT   another system message from now on; without a text none
+/edit TEXT     replace your last message, and answer it
+/retry         another answer to your last message
+/undo          take back your last message and its answer
+/clear         begin anew; the system message stays
+/save FILE     append the conversation to a file, as a line of JSONL
+/help          this list
+/quit          end, as Ctrl-D does; Ctrl-C stops an answer
+A message that begins with / has a space before it."""
+_CONTINUED = 200  # ids of a text that a base model continues: it has no end of turn
+
+
+def own_flags() -> OwnFlags:
+    flags = OwnFlags("chat", alone=True, description="Talk to a trained model. /help lists what you can do.")
+    most = f"maximum number of new tokens of an answer (default: to its end; {_CONTINUED} without a chat template)"
+    add_flags(flags, max_new_tokens=None, most_help=most)
+    flags.add_argument("--system", help="system message of the conversation")
+    flags.add_argument(
+        "--transcript",
+        type=Path,
+        help="file to which each conversation is appended as a line of JSONL, which prepare --chat_template reads",
+    )
+    return flags
+
+
+def main(arguments: list[str]) -> int:
+    """Answer the lines of standard input. Answers go to standard output, all else to standard error.
+
+    Ctrl-C stops an answer, and at the prompt ends with 130. On a pipe the exit code is 2 if a line was refused.
+    """
+    options = own_flags().parse(arguments)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # of bytes that are no text
+    model = _model(options)
+    block = model.config.block_size
+    if (options.max_new_tokens or 0) > block:
+        raise UserError(f"max_new_tokens is {options.max_new_tokens:,}, but the model reads {block:,} (--max_new_tokens)")
+    talk = Conversation(model, options.system)
+    if options.system is not None:
+        talk.prompt_ids([{"role": "user", "content": "?"}])  # a template may know no system message, and it may be too long
+    talk.transcript = None if options.transcript is None else Transcript(options.transcript, "--transcript")
+    model.load()
+    return talk.hold()
+
+
+def _model(options: argparse.Namespace) -> TextModel:
+    try:
+        return TextModel.of(options, chat=True)
+    except NoChatTemplate as error:
+        if options.system is not None:
+            raise UserError(f"{error} A system message needs one (--system)") from None
+        report(f"{options.run} has no chat template: what you type is continued as text", kind="note")
+        return TextModel.of(options, chat=False)
+
+
+class Transcript:
+    """A file of conversations, one a line. The last line grows with its conversation.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        try:
+            self._file = open(open_ordinary(path, os.O_RDWR | os.O_CREAT), "r+b")  # noqa: SIM115  # for the whole program
+            self._start = self._file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror} ({name})") from None
+        if self._start and (self._file.seek(-1, os.SEEK_END), self._file.read())[1] != b"\n":
+            self._start = self._file.write(b"\n") + self._start
+
+    def write(self, record: dict[str, Any] | None) -> None:
+        """Replace the line of this conversation."""
+        line = "" if record is None else json.dumps(record, ensure_ascii=False) + "\n"
+        with naming(self._path):
+            self._file.seek(self._start)
+            self._file.write(line.encode("utf-8", "backslashreplace"))
+            self._file.truncate()
+            self._file.flush()
+
+    def begin(self) -> None:
+        """A new conversation, with a line of its own."""
+        self._start = self._file.seek(0, os.SEEK_END)
+
+
+class Conversation:
+    """Messages and answers. With a chat template they are turns, without one parts of one text."""
+
+    def __init__(self, model: TextModel, system: str | None) -> None:
+        self._model, self._system = model, system
+        self._messages: list[Message] = []
+        self._answers = 0
+        self._in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self.transcript: Transcript | None = None
+
+    def hold(self) -> int:
+        """Read lines until they end; returns the exit code."""
+        code = 0
+        if self._in_terminal:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  # `input` then edits lines, and remembers them
+            print("/help lists what you can do.", file=sys.stderr)
+        while True:
+            try:
+                line = input("> ") if self._in_terminal else sys.stdin.readline()
+            except EOFError:
+                print()
+                return code
+            if not line and not self._in_terminal:
+                return code
+            try:
+                if self._took(line.removesuffix("\n")):
+                    return code
+            except UserError as error:
+                report(str(error))
+                code = 0 if self._in_terminal else 2
+
+    def _took(self, line: str) -> bool:
+        """Do what a line says; whether it ends the conversation."""
+        command, _, words = line.partition(" ")
+        if line[:1] != "/":
+            if self._model.chat is None or line.strip():
+                self._answer([*self._messages, {"role": "user", "content": line if self._model.chat is None else line.strip()}])
+        elif command == "/quit":
+            return True
+        elif command == "/help":
+            print(HELP, file=sys.stderr)
+        elif command == "/system":
+            if self._model.chat is None:
+                raise UserError("a system message needs a chat template")
+            self._system = words.strip() or None
+        elif command == "/clear":
+            self._messages = []
+            if self.transcript is not None:
+                self.transcript.begin()
+        elif command == "/save":
+            Transcript(Path(words.strip()).expanduser(), "/save FILE").write(self._record())
+        elif command not in ("/edit", "/retry", "/undo"):
+            raise UserError(
+                f"there is no {command}: /help lists what there is; a message that begins with / has a space before it"
+            )
+        elif not self._messages:
+            raise UserError(f"there is no message for {command}")
+        elif command == "/undo":
+            self._become(self._messages[:-2])
+        else:
+            asked = {"role": "user", "content": words} if command == "/edit" else self._messages[-2]
+            self._answer([*self._messages[:-2], asked])
+        return False
+
+    def prompt_ids(self, messages: list[Message]) -> list[int]:
+        """Ids of a conversation up to an answer.
+
+        Raises:
+            UserError: The template refuses it, or the model cannot read so much.
+        """
+        chat, block = self._model.chat, self._model.config.block_size
+        if chat is None:
+            return self._model.prompt_ids(_text(messages))[-block:]
+        ids = chat.prompt_ids([*self._first, *messages], where="the conversation")
+        if len(ids) >= block:
+            raise UserError(
+                f"the conversation has {len(ids):,} tokens with this message, and the model reads {block:,}: the message is "
+                "left out; /undo takes back what was said last, /clear all of it"
+            )
+        return ids
+
+    def _answer(self, messages: list[Message]) -> None:
+        """Write an answer to messages, token by token; they and what was said of it become the conversation."""
+        ids, block = self.prompt_ids(messages), self._model.config.block_size
+        most = self._model.options.max_new_tokens or (_CONTINUED if self._model.chat is None else block)
+        if self._model.chat is not None:
+            most = min(most, block - len(ids))  # what would be left out first is the system message
+        said, made, is_stopped = "", 0, False
+        try:
+            for made, piece in enumerate(self._model.pieces(ids, most=min(most, block), number=self._answers)):  # noqa: B007
+                said += piece
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            is_stopped = True
+        print(flush=True)
+        self._answers += 1  # each has a seed of its own
+        if said or not is_stopped:
+            self._become([*messages, {"role": "assistant", "content": said}])
+        if self._model.chat is not None and made == most:
+            report(f"the answer ends here: it has {most:,} tokens, and the model reads {block:,} in all", kind="note")
+        if is_stopped and not self._in_terminal:
+            raise KeyboardInterrupt
+
+    def _become(self, messages: list[Message]) -> None:
+        self._messages = messages
+        if self.transcript is not None:
+            self.transcript.write(self._record())
+
+    @property
+    def _first(self) -> list[Message]:
+        return [] if self._system is None else [{"role": "system", "content": self._system}]
+
+    def _record(self) -> dict[str, Any] | None:
+        """The conversation as a line of JSONL has it; None before an answer."""
+        if not self._messages:
+            return None
+        return {"text": _text(self._messages)} if self._model.chat is None else {"messages": [*self._first, *self._messages]}
+
+
+def _text(messages: list[Message]) -> str:
+    """What was typed and what continued it. A line that was typed later begins on a new line; an empty one adds nothing."""
+    text = ""
+    for one in messages:
+        text += ("\n" if text and one["role"] == "user" and one["content"] else "") + one["content"]
+    return text

@@ -1,0 +1,131 @@
+"""What the commands that write text share: flags, the model of a run with its tokenizer, and the form of its prompts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lit_llm.checkpoint.adapters import EMA_HELP
+from lit_llm.checkpoint.compatibility import saved_model_config
+from lit_llm.checkpoint.load_weights import load_model
+from lit_llm.commands.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import INT64, Domain, whole
+from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.generation import Sampling, Texts, generate_all, prompt_ids, text_pieces
+from lit_llm.runs.initial_weights import BASE_HELP, named_base
+from lit_llm.runs.run_folder import expanded
+from lit_llm.runs.saved_run import SavedRun, named_checkpoint
+from lit_llm.tokenizers import Tokenizer, load_tokenizer
+
+
+def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) -> None:
+    """Add the flags of model and sampling."""
+    flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
+    flags.add_argument(
+        "--prefix_token_ids",
+        type=bool,
+        help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>; a BOS token "
+        "of the training data is always there",
+    )
+    flags.add_argument("--max_new_tokens", range=whole(1, 10**9), default=max_new_tokens, help=most_help)
+    flags.add_argument(
+        "--temperature", range=Domain(0.001, 1000, also=(0,)), default=0.8, help="0: greedy; 1: the model's own distribution"
+    )
+    flags.add_argument("--top_k", range=whole(0, 10**9), default=50, help="keep the k most likely tokens; 0 keeps all")
+    flags.add_argument(
+        "--top_p", range=Domain(0, 1, above_low=True), help="keep the smallest set of tokens with this total probability"
+    )
+    flags.add_argument("--seed", range=whole(-INT64, INT64), default=0, help="seed of the sampling")
+    flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
+    flags.add_argument("--init_from", default=None, help=BASE_HELP)
+    flags.add_argument("--ema", type=bool, help=EMA_HELP)
+    flags.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
+
+
+@dataclass
+class TextModel:
+    """A run that continues prompts. Its weights are loaded by `load`, after all that may be refused without them.
+
+    Attributes:
+        chat: writes prompts in the form of the run's chat template. None: prompts are text to continue.
+        stop_id: the id that ends a text.
+    """
+
+    options: argparse.Namespace
+    checkpoint: Path
+    saved: SavedRun
+    tokenizer: Tokenizer
+    config: GPTConfig
+    sampling: Sampling
+    chat: ChatEncoder | None
+    stop_id: int | None
+    texts: Texts | None = None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, *, chat: bool) -> TextModel:
+        """The run that flags name.
+
+        Raises:
+            UserError: There is no such device or run, or its files do not fit together; `NoChatTemplate` with `chat`.
+        """
+        try:
+            torch.zeros(1, device=options.device).item()
+        except (RuntimeError, AssertionError):
+            raise UserError(f"device {options.device} is not available on this machine (--device cpu)") from None
+        sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
+        run = expanded(options.run)
+        checkpoint = named_checkpoint(run, options.ckpt_path)
+        saved = SavedRun.read(checkpoint)
+        config = saved_model_config(saved.values, checkpoint, "--ckpt_path")
+        saved.require_tokenizer(run)
+        tokenizer = load_tokenizer(run)
+        stop_id, encoder = tokenizer.eos_id if config.eos_id is None else config.eos_id, None
+        if chat:
+            mend = f"train on chats, prepared with --chat_template, or write one to {run / CHAT_TEMPLATE_FILE}"
+            mend += ", or remove --chat" if "chat" in options else ""
+            encoder = ChatEncoder(tokenizer, ChatTemplate.find(AUTO, run, tokenizer, mend=mend))
+            if options.prefix_token_ids:
+                raise UserError("the chat template writes what comes before the prompt: remove --prefix_token_ids")
+            end_of_turn = encoder.end_of_turn_id()
+            stop_id = stop_id if end_of_turn is None else end_of_turn
+        return cls(options, checkpoint, saved, tokenizer, config, sampling, encoder, stop_id)
+
+    def load(self) -> None:
+        """Raises:
+        UserError: The checkpoint is damaged, or its base weights are missing.
+        """
+        options = self.options
+        model = load_model(self.checkpoint, options.device, base=named_base(options.init_from), average=options.ema)
+        self.texts = Texts(model)
+
+    def prompt_ids(self, prompt: str, *, where: str = "the prompt (--prompt)") -> list[int]:
+        """Ids of a user's message, or of a text to continue.
+
+        Raises:
+            UserError: The template refuses it, or there is no id to start from.
+        """
+        if self.chat is not None:
+            return self.chat.prompt_ids([{"role": "user", "content": prompt}], where=where)
+        prefix = self.tokenizer.prefix_token_ids if self.options.prefix_token_ids else self.saved.prompt_start
+        return prompt_ids(self.tokenizer, prompt, prefix=prefix)
+
+    def continued(self, prompts: list[list[int]], *, most: int, first: int = 0) -> Iterator[tuple[int, int]]:
+        """`generate_all` of prompts, each with a seed of its own.
+
+        Args:
+            first: number of the first prompt, of all that have this run's seed.
+        """
+        assert self.texts is not None
+        samplings = [self.sampling.numbered(first + i) for i in range(len(prompts))]
+        size, stop_id = self.tokenizer.vocab_size, self.stop_id
+        return generate_all(self.texts, prompts, max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=size)
+
+    def pieces(self, prompt: list[int], *, most: int, number: int = 0) -> Iterator[str]:
+        """The text that continues one prompt, piece by piece."""
+        return text_pieces(self.tokenizer, (token for _, token in self.continued([prompt], most=most, first=number)))
