@@ -55,7 +55,7 @@ def share_parsers() -> None:
 def remember_arguments() -> None:
     """jsonargparse searches the list of all arguments for each key anew, which is a fifth of parsing."""
     name = "find_action_and_subcommand"
-    modules = [m for path, m in sys.modules.items() if path.startswith("jsonargparse.") and hasattr(m, name)]
+    modules = [m for path, m in sys.modules.items() if path.startswith("jsonargparse.") and name in vars(m)]
     for find in {getattr(module, name) for module in modules}:  # one, unless this has been called already
 
         def found(parser, dest, exclude=None, find=find):
