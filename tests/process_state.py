@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,3 +49,21 @@ def share_parsers() -> None:
     once = functools.cache(make)
     lit_llm.config.parse.make_parser = lambda command, defaults: make(command, defaults) if defaults else once(command)
     once("fit")
+    remember_arguments()
+
+
+def remember_arguments() -> None:
+    """jsonargparse searches the list of all arguments for each key anew, which is a fifth of parsing."""
+    name = "find_action_and_subcommand"
+    modules = [m for path, m in sys.modules.items() if path.startswith("jsonargparse.") and name in vars(m)]
+    for find in {getattr(module, name) for module in modules}:  # one, unless this has been called already
+
+        def found(parser, dest, exclude=None, find=find):
+            known = vars(parser).setdefault("_known", {})
+            key = id(parser), id(parser._actions), len(parser._actions), dest, exclude
+            if key not in known:
+                known[key] = find(parser, dest, exclude)
+            return known[key]
+
+        for module in modules:
+            setattr(module, name, found)

@@ -101,15 +101,18 @@ def written(files: dict[str, str], kind: str) -> dict[str, str]:
     return {re.sub(r"tfevents.*", "tfevents", name): "" if DIFFERS.search(name) else content for name, content in mine.items()}
 
 
-READ_ONLY_AGAIN = ("events", "tokenizer", "plan", "pack")
-"""Files of `fit` that a read-only disk meets as it meets metrics, config, lock, cache and checkpoints."""
+AGAIN = {
+    "read-only": ("events", "metrics", "lock", "tokenizer", "plan", "pack"),
+    "deleted": ("lock", "tokenizer", "pack"),
+    "slow": tuple(kind for kind in COMMANDS if kind not in ("checkpoint", "prepare")),
+}
+"""Files that a fault meets as it meets others: of `fit` the config, cache and checkpoints, for example."""
 
 
 def mark(kind: str, fault: str) -> Any:
     if (kind, fault) == ("checkpoint", "full"):
         return ()
-    is_again = kind in READ_ONLY_AGAIN if fault == "read-only" else fault == "slow" and kind not in ("checkpoint", "prepare")
-    return pytest.mark.soak if is_again else pytest.mark.slow
+    return pytest.mark.soak if kind in AGAIN.get(fault, ()) else pytest.mark.slow
 
 
 CELLS = [

@@ -40,6 +40,7 @@ CASES = (  # key/value heads, window, documents, soft cap, sinks
     (4, None, True, None, True),
     (HEADS, 64, False, 2.0, True),
 )
+COMPILED = {"gather": ("documents", "latent"), "heads": ("dropout", "latent")}
 LENGTHS = (40, 13, 1)  # of block_size 40; 13 and 1 are padded
 
 
@@ -154,7 +155,7 @@ def main() -> None:
         for name, settings in MODELS.items():
             for length in LENGTHS:
                 found["models"][f"{kind}, {name}, {length}"] = of_model(shard, settings, length)
-        for name in ("dropout", "documents", "latent"):
+        for name in COMPILED[kind] if ranks == 2 else ():  # what is traced does not depend on their number
             found["compiled"][f"{kind}, {name}"] = of_compiled(shard, MODELS[name])
         for dtype in (torch.float32, torch.bfloat16):
             found["traffic"][f"{kind}, {dtype}"] = traffic(shard, 39, dtype, {})

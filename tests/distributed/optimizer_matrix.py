@@ -70,7 +70,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name in docs/evidence/support-matrix.md → class path, as `fit` uses it, and init_args."""
 
-STEPS, SAVE = 3, 2
+STEPS, SAVE = 2, 1
 WIDTH = 64  # so that a rank's part of a matrix has the 4,096 values from which torchao compresses
 MICRO_BATCH = {"single": 8, "tp": 8, "hsdp": 2}
 """Rows; 4 on other layouts. Few micro-batches a step: what is tested is the optimizer."""

@@ -46,7 +46,7 @@ INSTEAD = {"fsdp2, dropout": "fsdp2, dropout, no context"}
 
 def jobs_of(cells: dict) -> dict:
     return {
-        name: {"micro_batch_size": 4, "steps": 4, **job, "strategy": {"shard": 1, "context": 2, **job["strategy"]}}
+        name: {"micro_batch_size": 4, "steps": 2, **job, "strategy": {"shard": 1, "context": 2, **job["strategy"]}}
         for name, job in cells.items()
     }
 

@@ -10,7 +10,7 @@ from lit_llm.checkpoint import disk_format
 
 pytestmark = pytest.mark.slow  # `make test` has one change of layout: tests/resume/test_elastic.py
 
-SAVED_AT, STEPS = 3, 6
+SAVED_AT, STEPS = 2, 4
 
 
 @pytest.fixture(scope="module")

@@ -8,30 +8,33 @@ import pytest
 import torch
 from launch import run_ranks
 
-JOB = {"model": "deepseek", "steps": 20, "ignoring": True, "balance": 0.02, "parameters": True, "optimizer": "AdamW-fused"}
+JOB = {"model": "deepseek", "steps": 4, "ignoring": True, "balance": 0.02, "parameters": True, "optimizer": "AdamW-fused"}
 EXACT = {"precision": "64-true"}
 MUON = {"optimizer": "MuonAdamW"}  # its iteration is in fp32
-DROPS = {**EXACT, "steps": 4, "settings": {"dropout": 0.2}}
+DROPS = {**EXACT, "steps": 2, "settings": {"dropout": 0.2}}
 TWO = {
     "tp, cheap": {"strategy": {"tensor_parallel": 2}, "compute": {"activation_checkpointing": "cheap"}, **DROPS},
     "cp, full": {"strategy": {"context": 2}, "compute": {"activation_checkpointing": "full"}, **DROPS},
     "cp, attention": {
-        **{"strategy": {"context": 2}, "compute": {"activation_checkpointing": "attention"}, "packed": True, "steps": 4},
+        **{"strategy": {"context": 2}, "compute": {"activation_checkpointing": "attention"}, "packed": True, "steps": 2},
         **{"precision": "64-true", "settings": {"window": 9}},
     },
     "cp, heads": {"strategy": {"context": 2, "context_attention": "heads"}, **DROPS},
-    "Muon": {"strategy": {"shard": 2}, **MUON, "steps": 4},
+    "tp, Muon": {"strategy": {"tensor_parallel": 2}, **MUON, "steps": 2},
 }
-ADAPTED = {**EXACT, "steps": 4, "balance": None, "lora": {"rank": 2, "dropout": 0.2}, "init_from": "base.ckpt"}
+ADAPTED = {**EXACT, "balance": None, "lora": {"rank": 2, "dropout": 0.2}, "init_from": "base.ckpt"}
 LORA = {
     "lora, tp": {"strategy": {"tensor_parallel": 2}, **ADAPTED},
     "lora, cp": {"strategy": {"context": 2}, **ADAPTED},
 }
 FOUR = {
     "ep × tp × pp": {"strategy": {"pipeline": 2, "tensor_parallel": 2, "expert": 2}, **EXACT},
-    "fsdp2 × cp": {"strategy": {"shard": 2, "context": 2}, **EXACT},
-    "ep × tp × pp, Muon": {"strategy": {"pipeline": 2, "tensor_parallel": 2, "expert": 2}, **MUON},
     "fsdp2 × cp, Muon": {"strategy": {"shard": 2, "context": 2}, **MUON},
+}
+LONG = {
+    **{name: {**job, "steps": 20} for name, job in FOUR.items()},
+    "ep × tp × pp, Muon": {**FOUR["ep × tp × pp"], "precision": "32-true", **MUON, "steps": 20},
+    "fsdp2 × cp": {"strategy": {"shard": 2, "context": 2}, **EXACT, "steps": 20},
 }
 
 
@@ -76,5 +79,6 @@ def test_adapters_on_two_ranks(folder):
 
 
 @pytest.mark.slow
-def test_four_ranks_and_twenty_steps(folder):
-    check(folder, 4, FOUR)
+@pytest.mark.parametrize("jobs", [FOUR, pytest.param(LONG, marks=pytest.mark.soak)], ids=["pairs", "20 steps"])
+def test_four_ranks(folder, jobs):
+    check(folder, 4, jobs)

@@ -5,6 +5,7 @@ import pytest
 from test_strategies import make, run
 
 MODERN = {"settings": {"n_layer": 4}}
+EPOCH = {"limit_train_batches": 19, "steps": 3}  # a step has 8 micro-batches: the third has the 3 last of the epoch
 TWO = {
     "gpipe": {"strategy": {"schedule": "gpipe"}, "model": "gpt2", "loss": {"chunk_size": 24, "z_loss": 1e-3}},
     "1f1b": {"strategy": {"schedule": "1f1b"}, "model": "olmo", "settings": {"dropout": 0.2}},
@@ -26,8 +27,8 @@ TWO = {
         "settings": {"dropout": 0.2},
         "model": "gpt2",
     },
-    "an epoch ends within a step": {"strategy": {}, "ignoring": True, "limit_train_batches": 19},
-    "an epoch ends within a step, no target ignored": {"strategy": {}, "limit_train_batches": 19},
+    "an epoch ends within a step": {"strategy": {}, "ignoring": True, **EPOCH},
+    "an epoch ends within a step, no target ignored": {"strategy": {}, **EPOCH},
     "zbv, recomputed": {
         "strategy": {"schedule": "zbv"},
         **MODERN,
@@ -62,7 +63,7 @@ EIGHT = {
 
 def jobs_of(cells: dict) -> dict:
     return {
-        name: {"steps": 3, **job, "strategy": {"shard": 1, "pipeline": 2, **job["strategy"]}, "micro_batch_size": 1}
+        name: {"steps": 2, **job, "strategy": {"shard": 1, "pipeline": 2, **job["strategy"]}, "micro_batch_size": 1}
         for name, job in cells.items()
     }
 

@@ -45,7 +45,7 @@ FOUR = {
 @pytest.mark.parametrize(("ranks", "cells"), [(2, TWO), (4, FOUR)], ids=["2", "4"])
 def test_losses_norms_and_weights_equal_one_process(tmp_path, ranks, cells):
     jobs = {
-        name: {"steps": 3, "settings": AHEAD, "parameters": True, "micro_batch_size": 1 if "stages" in name else 4, **job}
+        name: {"steps": 2, "settings": AHEAD, "parameters": True, "micro_batch_size": 1 if "stages" in name else 4, **job}
         for name, job in cells.items()
     }
     for job in jobs.values():

@@ -41,7 +41,7 @@ KINDS = {
 SWIGLU = {"mlp": "swiglu", "qk_norm": False}
 OTHER_OPTIMIZERS = ("Lion", "SGD")
 BF16_ITERATION = "MuonAdamW-bfloat16"
-STEPS = 4
+STEPS = 3
 NARROW = ("bf16-mixed", "bf16-true", "16-mixed")
 
 

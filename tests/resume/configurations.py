@@ -126,8 +126,8 @@ CONFIGURATIONS = [
     Configuration("two stages, packed", f"{SHARDS} {PACKED} --spike_guard.sigma 0.5 --spike_guard.min_steps 4"
                   " --spike_guard.max_consecutive 50", 2, SHARDED, "pp"),
     Configuration("experts", EXPERTS, other="--async_checkpoints true"),
-    Configuration("two shards, experts", f"{EXPERTS} --optimizer.normuon_beta2 0.95 --data.micro_batch_size 1", 2, SHARDED,
-                  "fsdp2"),
+    Configuration("two shards, experts, ema", f"{EXPERTS} --optimizer.normuon_beta2 0.95 --data.micro_batch_size 1"
+                  " --ema.decay 0.9 --ema.start_step 2", 2, SHARDED, "fsdp2"),
     Configuration("two ranks, shared experts", f"{EXPERTS} --model.moe.experts 6 --data.micro_batch_size 1", 2, SHARDED, "ep"),
     Configuration("two halves, shared experts", f"{EXPERTS} --model.moe.experts 6 --optimizer AdamW", 2, SHARDED, "ep-tp"),
     Configuration("two ranks, latents", "--model.latent.kv_rank 8 --model.latent.query_rank 12 --model.latent.nope_head_dim 6"

@@ -1,4 +1,4 @@
-"""Runs of other configurations than the matrix's, killed and continued: two of them, or all with `make soak`."""
+"""Runs of other configurations than the matrix's, killed and continued: four of them, or all with `make soak`."""
 
 import random
 
@@ -7,7 +7,7 @@ import matrix
 import pytest
 from configurations import CONFIGURATIONS
 
-QUICK = ("adamw cosine", "two shards, lora", "two shards, ema", "two ranks, health", "two shards, experts")
+QUICK = ("adamw cosine", "two shards, lora", "two ranks, health", "two shards, experts, ema")
 
 
 @pytest.fixture(scope="module")
