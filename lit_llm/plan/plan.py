@@ -278,8 +278,8 @@ def _sharded(layout: Layout) -> Layout:
 
 def _meshes(layout: Layout, hardware: Hardware) -> Iterator[tuple[str, Layout]]:
     """Meshes of the same devices with smaller parts of the model, with the flags that choose them."""
-    is_mesh, flag = layout.owners[0] != (), "--trainer.strategy."
-    mesh, words = (layout, "") if is_mesh else (_sharded(layout), f"--config {_FSDP2} ")
+    flag = "--trainer.strategy."
+    mesh, words = (layout, "") if layout.is_mesh else (_sharded(layout), f"--config {_FSDP2} ")
     for name, size in (("tensor_parallel", mesh.tensor_parallel), ("pipeline", mesh.pipeline.ranks), ("context", mesh.context)):
         times = 2
         while mesh.shard % times == 0 and (name == "pipeline" or size * times <= hardware.devices_per_node):
