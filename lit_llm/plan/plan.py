@@ -167,8 +167,9 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     """
     options = options or Options()
     problems = settings.problems()
-    if problem := _attention_problem(settings, hardware):
-        problems.append(problem)
+    if not isinstance(settings.model, OwnModel):  # as far as it does not depend on what is installed there
+        kernel, device, of = settings.compute.attention, "cuda" if hardware.is_gpu else "cpu", hardware.compute_capability
+        problems += filter(None, [unsupported_attention(settings.model, kernel, device, capability=of, name=hardware.name)])
     refuse(problems)
     asked, settings = settings, resolved(settings, hardware)
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
@@ -190,16 +191,6 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         dense_peak(settings, hardware),
         parameters(settings.model, settings.lora),
         [] if schedule.rate is None else phases(schedule.rate, settings.steps, settings.tokens_before),
-    )
-
-
-def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
-    """Why `compute.attention` cannot work on this hardware, as far as that does not depend on what is installed there."""
-    if isinstance(settings.model, OwnModel):
-        return None
-    device_type = "cuda" if hardware.is_gpu else "cpu"
-    return unsupported_attention(
-        settings.model, settings.compute.attention, device_type, capability=hardware.compute_capability, name=hardware.name
     )
 
 
