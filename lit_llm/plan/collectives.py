@@ -113,11 +113,13 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
     apart = tuple(weight for weight in weights if weight.experts and settings.experts_apart)
     local = tuple(weight for weight in weights if weight not in apart)
     found: list[Collective] = []
-    if isinstance(settings.model, GPTConfig):
-        found += _of_split_blocks(settings, rank)
+    if layout.expert > 1:
+        found += _of_experts(settings, rank)
     if apart and (holders := settings.holders(sharing)) > 1:
         sizes = (*gathered_bytes(apart, *settings.sizes), reduced_bytes(apart))
         found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
+    if tp > 1 or layout.context > 1:
+        found += _of_split_blocks(settings, rank)
     if tp > 1:  # FSDP2 sums the gradients of replicated matrices when it scatters them; else their norm and the update both do
         replicated = (".ahead.weight", ".query_latent.weight", ".rotary_key.weight")
         size = reduced_bytes(tuple(weight for weight in local if weight.name.endswith(replicated)))
@@ -192,11 +194,27 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
     return found
 
 
-def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
-    """What the blocks of a rank send in each micro-batch, because ranks share their experts, matrices or positions.
+def _of_experts(settings: RunSettings, rank: int) -> list[Collective]:
+    """The rows that ranks send to each other's experts and get back, if all experts have equally many.
 
-    Experts: each layer sends inputs and results, and backward their gradients: that of the inputs in the dtype of the residual
-    stream. A rank keeps 1 / ranks of its rows, if all experts have equally many.
+    Each layer sends inputs and results, and backward their gradients: that of the inputs in the dtype of the residual stream. A
+    recomputed block sends once more forward. A rank keeps 1 / ranks of its rows.
+    """
+    from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
+
+    model, layout, (wide, narrow) = settings.gpt, settings.layout, settings.sizes
+    assert model.moe is not None
+    layers = [i for stage in stages_of_rank(settings, rank) for i in stage.layers if model.layer(i).experts]
+    mode = settings.compute.activation_checkpointing
+    again = sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0
+    rows = settings.sequences * settings.local_length // layout.tensor_parallel * model.moe.top_k
+    moved = rows * model.n_embd * (len(layers) * (3 * narrow + wide) + again * 2 * narrow)
+    numbers = 4 * model.moe.experts * (len(layers) + again)
+    return [Collective("rows to experts and back", "all_to_all", size, layout.expert, each=True) for size in (moved, numbers)]
+
+
+def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
+    """What the blocks of a rank send in each micro-batch, because ranks share their matrices or positions.
 
     Tensor parallelism: each layer gathers the outputs of two norms, in the parameters' dtype, and scatters two results of
     matrix products; the backward pass does the reverse. The embedding scatters, the last norm gathers, and the loss gathers
@@ -207,21 +225,11 @@ def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
 
     A recomputed block sends forward once more; with tensor parallelism up to the last product.
     """
-    from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
-
     model, layout, mode = settings.gpt, settings.layout, settings.compute.activation_checkpointing
     stages, (wide, narrow), found = stages_of_rank(settings, rank), settings.sizes, list[Collective]()
     layers = [i for stage in stages for i in stage.layers]
     tokens, tp, context = settings.sequences * settings.local_length, layout.tensor_parallel, layout.context
     gathers_keys = layout.context_attention == "gather"
-    if layout.expert > 1:
-        assert model.moe is not None
-        with_experts = [i for i in layers if model.layer(i).experts]
-        again = sum(recomputes(mode, i) for i in with_experts) if mode not in ("cheap", "attention") else 0
-        moved = tokens // tp * model.moe.top_k * model.n_embd
-        moved *= len(with_experts) * (3 * narrow + wide) + again * 2 * narrow
-        for size in (moved, 4 * model.moe.experts * (len(with_experts) + again)):  # rows, and how many
-            found.append(Collective("rows to experts and back", "all_to_all", size, layout.expert, each=True))
     if tp > 1:
         first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
         stream, product = (float(tokens * model.n_embd * size) for size in (wide, narrow))
