@@ -25,6 +25,7 @@ from lit_llm.core._torch import box_at
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.optim import MuonAdamW
 from lit_llm.plan.collectives import muon_collectives
+from lit_llm.plan.optimizer import MuonWork
 
 ITERATE_BYTES = 4  # float32, the default on CPUs; 2 on accelerators
 MESHES: dict[str, tuple[tuple[int, ...], list[Placement]]] = {
@@ -88,7 +89,8 @@ def main() -> None:
     for name, (sizes, placements) in MESHES.items():
         splits = [n for n, p in zip(sizes, placements, strict=True) if isinstance(p, Shard)]
         rows = math.prod(sizes) // math.prod(splits)
-        planned = sum(each.sent(1) for each in muon_collectives(shapes, ITERATE_BYTES, dimensions=splits, rows=rows))
+        work = MuonWork(tuple(shapes), dimensions=tuple(splits), rows=rows)
+        planned = sum(each.sent(1) for each in muon_collectives(work, 4, ITERATE_BYTES))
         ranks = range(given.ranks or math.prod(sizes))
         sent = [counted(shapes, sizes, placements, rank, name) for rank in ranks]
         old = before(shapes, sizes, placements, ITERATE_BYTES)

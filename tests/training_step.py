@@ -22,7 +22,7 @@ from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cro
 from lit_llm.optim import optimizer_of
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.micro_batch import one_micro_batch
-from lit_llm.plan.optimizer import expert_shapes, matrix_shapes, muon_flops
+from lit_llm.plan.optimizer import MuonWork
 from lit_llm.plan.recorder import FLOPS
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import OwnModel, PlannedModel, total_parameters, weights_of
@@ -149,7 +149,5 @@ def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
     memory = peak_memory(settings, cuda=cuda)
     flops = float(one_micro_batch(settings, cuda=cuda).flops * settings.accumulation)
     if settings.optimizer.is_muon:
-        weights = weights_of(settings.model, settings.lora)
-        flops += muon_flops(matrix_shapes(weights))
-        flops += muon_flops(tuple(shape[1:] for shape in expert_shapes(weights) for _ in range(shape[0])))
+        flops += MuonWork.of(weights_of(settings.model, settings.lora)).flops()
     return total_parameters(settings.model, settings.lora), memory.total, flops

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -12,7 +11,7 @@ from typing import Literal, NamedTuple
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.optimizer import are_divided, expert_shapes, matrix_shapes
+from lit_llm.plan.optimizer import MuonWork
 from lit_llm.plan.pipeline_order import stages_of_rank, weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import Weights, average_bytes, gathered_bytes, reduced_bytes, stored_bytes
@@ -100,8 +99,7 @@ class Collective(NamedTuple):
 
 def fullest_stage(settings: RunSettings) -> Weights:
     """A tensor-parallel rank's part of the weights of the rank of the pipeline that has most."""
-    ranks = range(settings.layout.pipeline.ranks)
-    held = (weights_of_rank(settings, rank) for rank in ranks)
+    held = (weights_of_rank(settings, rank) for rank in range(settings.layout.pipeline.ranks))
     return max(held, key=lambda each: sum(weight.split for weight in each))
 
 
@@ -111,19 +109,18 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
     Numbers are left out: sums of the loss and of gradient norms, gradients of norms between tensor-parallel ranks.
     """
     layout, optimizer = settings.layout, settings.optimizer
-    local = weights_of_rank(settings, rank)
-    apart = tuple(weight for weight in local if weight.experts and settings.experts_apart)
-    local = tuple(weight for weight in local if weight not in apart)
-    sharing, tp = layout.divisor("parameters"), layout.tensor_parallel
+    weights, sharing, tp = weights_of_rank(settings, rank), layout.divisor("parameters"), layout.tensor_parallel
+    apart = tuple(weight for weight in weights if weight.experts and settings.experts_apart)
+    local = tuple(weight for weight in weights if weight not in apart)
     found: list[Collective] = []
     if layout.expert > 1:
         found += _of_experts(settings, rank)
     if apart and (holders := settings.holders(sharing)) > 1:
         sizes = (*gathered_bytes(apart, *settings.sizes), reduced_bytes(apart))
         found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
-    if tp > 1:
-        found += _of_tensor_parallel(settings, rank)
-        # FSDP2 sums the gradients of replicated weights when it scatters them; else their norm and the update both do.
+    if tp > 1 or layout.context > 1:
+        found += _of_split_blocks(settings, rank) + _of_convolutions(settings, rank)
+    if tp > 1:  # FSDP2 sums the gradients of replicated weights when it scatters them; else their norm and the update both do
         replicated = (
             *(".ahead.weight", ".query_latent.weight", ".rotary_key.weight"),
             *(".attention_convolution.weight", ".mlp_convolution.weight"),
@@ -131,20 +128,14 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         size = reduced_bytes(tuple(weight for weight in local if weight.name.endswith(replicated)))
         each = sharing > 1 and not layout.kept.gradients
         found += [Collective("tensor parallel", "all_reduce", size, tp, each=each)] * (1 if sharing > 1 else 2)
-    if layout.context > 1:
-        found.append(_of_sequences(settings, rank))
-    if isinstance(settings.model, GPTConfig):
-        found += _of_convolutions(settings, rank)
     if layout.pipeline.ranks > 1:
         found += _of_stages(settings, rank, local)
     if sharing > 1:
         blocks, others = gathered_bytes(local, *settings.sizes)
         if isinstance(settings.model, GPTConfig) and not (settings.model.tie_embeddings or layout.kept.weights):
-            embedding = tuple(weight for weight in local if weight.part == "token embedding")
             looked_up = sum(stage.first + stage.ahead for stage in stages_of_rank(settings, rank))
-            others += gathered_bytes(embedding, *settings.sizes)[1] * max(0, looked_up - 1)
-        sizes = (blocks, others, reduced_bytes(local))
-        found += fsdp_collectives(*sizes, sharing, stride=tp, kept=layout.kept)
+            others += gathered_bytes(_embedding(local), *settings.sizes)[1] * max(0, looked_up - 1)
+        found += fsdp_collectives(blocks, others, reduced_bytes(local), sharing, stride=tp, kept=layout.kept)
     if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
         purpose, ranks = "gradients scattered, weights gathered", layout.shard
         if layout.replicate > 1:
@@ -154,14 +145,13 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         stride = layout.data_parallel * layout.context // ranks * tp
         found.append(Collective(purpose, "all_reduce", whole / sharing, ranks, stride, overlap=2 / 3))
     if optimizer.is_muon:
-        dimensions, rows = layout.owners
-        shapes, iterate = matrix_shapes(weights_of_rank(settings, rank, whole=True)), optimizer.newton_schulz_bytes(cuda=cuda)
-        found += muon_collectives(shapes, iterate, dimensions=dimensions, rows=rows, normuon=optimizer.normuon)
-        shards, expert = math.prod(dimensions), layout.expert
-        stacks = [s for s in expert_shapes(weights_of_rank(settings, rank, whole=True)) if are_divided(s, shards, expert)]
-        size = sum(map(math.prod, stacks)) // expert * settings.weight_bytes
-        found += [Collective("Muon's updates", "all_gather", size, shards // expert, expert, overlap=0.0)] * bool(stacks)
+        muon = MuonWork.of(weights_of_rank(settings, rank, whole=True), layout, normuon=optimizer.normuon)
+        found += muon_collectives(muon, settings.weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda))
     return found
+
+
+def _embedding(weights: Weights) -> Weights:
+    return tuple(weight for weight in weights if weight.part == "token embedding")
 
 
 def fsdp_collectives(
@@ -184,29 +174,26 @@ def fsdp_collectives(
     return [Collective(purpose, "all_gather", size, ranks, stride, each, overlap=1.0) for size, each in sizes]
 
 
-def muon_collectives(
-    shapes: Sequence[tuple[int, ...]], iterate_bytes: int, *, dimensions: Sequence[int], rows: int, normuon: bool = False
-) -> list[Collective]:
+def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -> list[Collective]:
     """Muon's exchange: the mean of the ranks, which differ by the work that they own.
 
-    Each rank's parts travel to the owners, along one dimension after the other, and back; then to the other replicas.
-
-    Args:
-        dimensions: sizes of the mesh dimensions that split matrices, the innermost first.
-        rows: number of replicas.
-        normuon: each row of a matrix has a number (fp32), which all ranks get.
+    Each rank's parts travel to the owners, along one dimension after the other, and back; then to the other replicas. Divided
+    experts are gathered instead.
     """
-    size, shards = sum(map(math.prod, shapes)) * iterate_bytes, math.prod(dimensions)
-    heights = 4 * sum(shape[0] for shape in shapes)
-    owner = partial(Collective, "Muon's updates", overlap=0.0)
+    size = sum(map(math.prod, work.matrices)) * iterate_bytes
+    heights = 4 * sum(shape[0] for shape in work.matrices)  # NorMuon's numbers
+    muon = partial(Collective, "Muon's updates", overlap=0.0)
     found, stride = [], 1
-    for n in dimensions:
-        found += 2 * [owner("all_to_all", size / (shards * rows), n, stride)]
-        found += [owner("all_reduce", heights, n, stride)] * normuon
+    for n in work.dimensions:
+        found += 2 * [muon("all_to_all", size / (work.shards * work.rows), n, stride)]
+        found += [muon("all_reduce", heights, n, stride)] * work.normuon
         stride *= n
-    if rows > 1:
-        found.append(owner("broadcast", size / shards, rows, stride))
-        found += [owner("all_reduce", heights, rows, stride)] * normuon
+    if work.rows > 1:
+        found.append(muon("broadcast", size / work.shards, work.rows, stride))
+        found += [muon("all_reduce", heights, work.rows, stride)] * work.normuon
+    if divided := [stack for stack in work.stacks if work.divides(stack)]:
+        size = sum(map(math.prod, divided)) // work.expert * parameter_bytes
+        found.append(muon("all_gather", size, work.shards // work.expert, work.expert))
     return found
 
 
@@ -218,65 +205,64 @@ def _of_experts(settings: RunSettings, rank: int) -> list[Collective]:
     """
     from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
 
-    model, layout = settings.gpt, settings.layout
-    moe = model.moe
-    assert moe is not None
-    wide, narrow = settings.sizes
-    rows = settings.sequences * settings.local_length // layout.tensor_parallel * moe.top_k
+    model, layout, (wide, narrow) = settings.gpt, settings.layout, settings.sizes
+    assert model.moe is not None
     layers = [i for stage in stages_of_rank(settings, rank) for i in stage.layers if model.layer(i).experts]
     mode = settings.compute.activation_checkpointing
     again = sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0
-    numbers = 4 * moe.experts * (len(layers) + again)
+    rows = settings.sequences * settings.local_length // layout.tensor_parallel * model.moe.top_k
     moved = rows * model.n_embd * (len(layers) * (3 * narrow + wide) + again * 2 * narrow)
+    numbers = 4 * model.moe.experts * (len(layers) + again)
     return [Collective("rows to experts and back", "all_to_all", size, layout.expert, each=True) for size in (moved, numbers)]
 
 
-def _of_tensor_parallel(settings: RunSettings, rank: int) -> list[Collective]:
-    """What tensor-parallel ranks gather or scatter in a micro-batch.
+def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
+    """What the blocks of a rank send in each micro-batch, because ranks share their matrices or positions.
 
-    Each layer gathers the outputs of two norms, in the parameters' dtype, and scatters two results of matrix products; the
-    backward pass does the reverse. The embedding scatters, the last norm gathers, and the loss gathers three fp32 numbers a
-    token from each rank, once more for each token ahead. Recomputed blocks run forward once more, up to the last product. Every
-    rank has the latents of keys and values, and sums their gradients, once from each of the two projections.
+    Tensor parallelism: each layer gathers the outputs of two norms, in the parameters' dtype, and scatters two results of
+    matrix products; the backward pass does the reverse. The embedding scatters, the last norm gathers, and the loss gathers
+    three fp32 numbers a token from each rank, once more for each token ahead. Every rank has the latents of keys and values,
+    and sums their gradients, once from each of the two projections.
+
+    Positions: attention exchanges keys and values, forward and backward as much.
+
+    A recomputed block sends forward once more; with tensor parallelism up to the last product.
     """
-    model, stages, ranks = settings.gpt, stages_of_rank(settings, rank), settings.layout.tensor_parallel
-    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-    tokens = settings.sequences * settings.local_length
-    stream, product = (float(tokens * model.n_embd * size) for size in settings.sizes)
-    ahead = sum(stage.ahead for stage in stages)
-    sizes = [stream] * 2 * (first + last + 2 * ahead)
-    for i in (i for stage in stages for i in stage.layers):
-        # Experts compute the rank's own positions. Shared ones are split as an MLP is.
-        has_mlp = not model.layer(i).experts or (model.moe is not None and model.moe.shared_experts > 0)
-        sizes += [stream, product] * (4 if has_mlp else 2)
-        if settings.compute.activation_checkpointing == "full":
-            sizes += [stream, product, stream] if has_mlp else [stream, product]
-    if first and model.position == "learned":  # gradients of the positions that a batch uses
-        sizes.append(settings.local_length * model.n_embd * settings.weight_bytes)
-    sizes += [12 * tokens * ranks] * (last + ahead)
-    found = [Collective("tensor parallel", "all_gather", size, ranks, each=True) for size in sizes]
-    if (latent := model.latent) is not None:
-        seen = settings.layout.context if settings.layout.context_attention == "gather" else 1
-        size = 2 * tokens * seen * latent.kv_rank * settings.sizes[1] * sum(len(stage.layers) for stage in stages)
-        found.append(Collective("tensor parallel", "all_reduce", size, ranks, each=True))
+    model, layout, mode = settings.gpt, settings.layout, settings.compute.activation_checkpointing
+    stages, (wide, narrow), found = stages_of_rank(settings, rank), settings.sizes, list[Collective]()
+    layers = [i for stage in stages for i in stage.layers]
+    tokens, tp, context = settings.sequences * settings.local_length, layout.tensor_parallel, layout.context
+    gathers_keys = layout.context_attention == "gather"
+    if tp > 1:
+        first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
+        stream, product = (float(tokens * model.n_embd * size) for size in (wide, narrow))
+        ahead = sum(stage.ahead for stage in stages)
+        sizes = [stream] * 2 * (first + last + 2 * ahead)
+        for i in layers:
+            # Experts compute the rank's own positions. Shared ones are split as an MLP is.
+            has_mlp = not model.layer(i).experts or (model.moe is not None and model.moe.shared_experts > 0)
+            sizes += [stream, product] * (4 if has_mlp else 2)
+            if mode == "full":
+                sizes += [stream, product, stream] if has_mlp else [stream, product]
+        if first and model.position == "learned":  # gradients of the positions that a batch uses
+            sizes.append(settings.local_length * model.n_embd * wide)
+        sizes += [12 * tokens * tp] * (last + ahead)
+        found += [Collective("tensor parallel", "all_gather", size, tp, each=True) for size in sizes]
+        if model.latent is not None:
+            size = 2 * tokens * (context if gathers_keys else 1) * model.latent.kv_rank * narrow * len(layers)
+            found.append(Collective("tensor parallel", "all_reduce", size, tp, each=True))
+    if context > 1:
+        head = model.widest_head / tp
+        if not gathers_keys:
+            values = tokens * 2 * (model.n_head + model.kv_heads) * head  # queries, keys and values there, the result back
+        elif model.latent is not None:
+            values = tokens * context * (model.latent.kv_rank + model.latent.rope_head_dim)
+        else:
+            values = 2 * tokens * context * model.kv_heads * head  # keys and values of the whole sequence
+        passes = 3 if mode in ("full", "attention") else 2
+        sent = passes * (context - 1) / context * (values * narrow) * len(layers)
+        found.append(Collective("keys and values between ranks of a sequence", "exchange", sent, each=True))
     return found
-
-
-def _of_sequences(settings: RunSettings, rank: int) -> Collective:
-    """What ranks that share sequences exchange in attention: forward, backward as much, and forward again if recomputed."""
-    model, layout, n = settings.gpt, settings.layout, settings.layout.context
-    positions = settings.sequences * settings.local_length
-    each = model.widest_head / layout.tensor_parallel  # of a head
-    if layout.context_attention == "heads":
-        values = positions * 2 * (model.n_head + model.kv_heads) * each  # queries, keys and values there, the result back
-    elif model.latent is not None:
-        values = positions * n * (model.latent.kv_rank + model.latent.rope_head_dim)
-    else:
-        values = 2 * positions * n * model.kv_heads * each  # keys and values of the whole sequence
-    size = values * settings.sizes[1]
-    passes = 3 if settings.compute.activation_checkpointing in ("full", "attention") else 2
-    sent = passes * (n - 1) / n * size * sum(len(stage.layers) for stage in stages_of_rank(settings, rank))
-    return Collective("keys and values between ranks of a sequence", "exchange", sent, each=True)
 
 
 def _of_convolutions(settings: RunSettings, rank: int) -> list[Collective]:
@@ -294,19 +280,19 @@ def _of_convolutions(settings: RunSettings, rank: int) -> list[Collective]:
     attentions = len(layers) if mode == "attention" else blocks
     heads = (model.n_head + 2 * model.kv_heads) * model.resolved_head_dim // tp
     chunks = 2 if layout.context_attention == "gather" and layout.context > 1 else 1
-    found = []
+    found = list[Collective]()
     for positions, bytes_each, ranks, passes in (
         (model.input_convolution, 2 * model.n_embd * wide, tp, 2 * len(layers) + blocks),
         (model.qkv_convolution, heads * narrow, 1, 2 * len(layers) + attentions),
     ):
-        piece = settings.local_length // chunks // ranks
-        before = min((positions or 1) - 1, piece)
-        of_chunk = min((positions or 1) - 1, ranks * before)
+        if positions is None:
+            continue
+        before = min(positions - 1, settings.local_length // chunks // ranks)
+        of_chunk = min(positions - 1, ranks * before)
         for sharing, stride, rows in ((ranks, 1, ranks * before), (layout.context, tp, layout.context * of_chunk)):
             size = float(settings.sequences * chunks * rows * bytes_each * passes)
-            found += [Collective("earlier positions for convolutions", "all_gather", size, sharing, stride, each=True)] * (
-                sharing > 1
-            )
+            if sharing > 1:
+                found.append(Collective("earlier positions for convolutions", "all_gather", size, sharing, stride, each=True))
     return found
 
 
@@ -319,8 +305,7 @@ def _of_stages(settings: RunSettings, rank: int, local: Weights) -> list[Collect
     back = sum(stage > 0 and layout.rank_of(stage - 1) != rank for stage in stages)
     ends, tied = {layout.rank_of(0), layout.rank_of(last)}, 0
     if (model.tie_embeddings or model.predict_ahead) and len(ends) == 2 and rank in ends:
-        embedding = tuple(weight for weight in local if weight.part == "token embedding")
-        tied = stored_bytes(embedding, weight_bytes, trainable=True) // settings.layout.divisor("parameters")
+        tied = stored_bytes(_embedding(local), weight_bytes, trainable=True) // settings.layout.divisor("parameters")
     moved, purpose = tokens * model.n_embd * weight_bytes * (onward + back), "activations between stages"
     return [Collective(purpose, "pass_on", moved, each=True), Collective(purpose, "pass_on", tied)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import platform
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Any
 
 from lit_llm.core.device_peaks import KINDS, peak_of, peaks_of
 from lit_llm.core.errors import UserError
+from lit_llm.core.measured_speed import copy_gbps, matmul_tflops
 from lit_llm.core.memory import memory_bytes
 from lit_llm.core.yaml_reading import read_yaml_file
 
@@ -78,36 +78,14 @@ def device_of(name: str, entry: dict[str, Any]) -> Hardware:
     return Hardware(**{"name": name, **entry, "price_usd_hour": None if price is None else (price[0], price[1])})
 
 
-def from_file(path: Path) -> Hardware:
-    """A user's own device: a YAML file with the keys of an entry of hardware.yaml and its peaks. It is called as the file.
-
-    Raises:
-        UserError: the file cannot be read, a key is unknown or missing, or a value is not of its kind.
-    """
-    flag = "(--hardware)"
-    try:
-        entry = read_yaml_file(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error} {flag}.") from None
-    wanted = [field.name for field in fields(Hardware) if field.name != "name"]
-    if not isinstance(entry, dict):
-        raise UserError(f"{path} must have the keys {', '.join(wanted)} {flag}.")
-    lists = {"unknown": [key for key in entry if key not in wanted], "missing": [key for key in wanted if key not in entry]}
-    if any(lists.values()):
-        said = " and ".join(f"{what} {', '.join(map(str, keys))}" for what, keys in lists.items() if keys)
-        raise UserError(f"{path} has {said}; its keys are {', '.join(wanted)} {flag}.")
-    for key, value in entry.items():
-        rule, is_valid = _RULES.get(key, ("a number above 0, or null", lambda x: x is None or _is_number(x)))
-        if not is_valid(value):
-            raise UserError(f"{path}: {key} is {value!r}, but must be {rule} {flag}.")
-    return device_of(path.stem, entry)
-
-
 def _is_number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
 
 
-_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_NUMBER: tuple[str, Callable[[Any], bool]] = ("a number above 0, or null", lambda x: x is None or _is_number(x))
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = dict.fromkeys(
+    [field.name for field in fields(Hardware)][1:], _NUMBER
+) | {
     "source": ("a text", lambda x: isinstance(x, str) and bool(x)),
     "device_name": ("a text, cpu for processors", lambda x: isinstance(x, str) and bool(x)),
     "compute_capability": ("a whole number above 0, or null", lambda x: x is None or (isinstance(x, int) and _is_number(x))),
@@ -121,6 +99,29 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda x: x is None or (isinstance(x, list) and len(x) == 2 and all(map(_is_number, x)) and x[0] <= x[1]),
     ),
 }
+"""The keys of a file: what each must be."""
+
+
+def from_file(path: Path) -> Hardware:
+    """A user's own device: a YAML file with the keys of an entry of hardware.yaml and its peaks. It is called as the file.
+
+    Raises:
+        UserError: the file cannot be read, a key is unknown or missing, or a value is not of its kind.
+    """
+    try:
+        entry = read_yaml_file(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error} (--hardware).") from None
+    keys = ", ".join(_RULES)
+    if not isinstance(entry, dict):
+        raise UserError(f"{path} must have the keys {keys} (--hardware).")
+    lists = {"unknown": [key for key in entry if key not in _RULES], "missing": [key for key in _RULES if key not in entry]}
+    if said := " and ".join(f"{what} {', '.join(map(str, found))}" for what, found in lists.items() if found):
+        raise UserError(f"{path} has {said}; its keys are {keys} (--hardware).")
+    for key, (rule, is_valid) in _RULES.items():
+        if not is_valid(entry[key]):
+            raise UserError(f"{path}: {key} is {entry[key]!r}, but must be {rule} (--hardware).")
+    return device_of(path.stem, entry)
 
 
 def find(name: str) -> Hardware:
@@ -143,8 +144,6 @@ def find(name: str) -> Hardware:
 
 
 # -- this machine -----------------------------------------------------------------------------------------------------
-
-_SIZES = {"cpu": 2048, "cuda": 8192}
 
 
 def this_machine(*, measure: bool, device: Any = None) -> Hardware:
@@ -178,41 +177,3 @@ def this_machine(*, measure: bool, device: Any = None) -> Hardware:
         },
         memory_gbps=copy_gbps(device),
     )
-
-
-def matmul_tflops(device: Any, dtype: Any, *, precision: str = "highest") -> float:
-    """Best of five products of square matrices, TFLOP/s."""
-    import torch
-
-    size = _SIZES[device.type]
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        out = torch.empty(size, size, device=device, dtype=dtype)
-        return 2 * size**3 / fastest(lambda: torch.mm(a, b, out=out), device) / 1e12
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def copy_gbps(device: Any) -> float:
-    """Best of five copies of 256 MB, GB/s: bytes read and written."""
-    import torch
-
-    source = torch.ones(64_000_000, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.numel() * 4 / fastest(lambda: target.copy_(source), device) / 1e9
-
-
-def fastest(work: Callable[[], Any], device: Any, times: int = 5) -> float:
-    """Seconds of the fastest of `times` runs, after one to warm up."""
-    import torch
-
-    seconds = []
-    for _ in range(times + 1):
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])

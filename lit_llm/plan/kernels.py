@@ -54,41 +54,17 @@ def _fp32(x: Tensor) -> Tensor:
     return x.float() if torch.is_autocast_enabled("cpu") and x.is_floating_point() else x
 
 
-def _pow(function: Any, x: Tensor, *args: Any) -> Tensor:
-    return function(_fp32(x), *args)
-
-
-def _rms_norm(function: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: Any = None) -> Tensor:
-    return _Norm.apply(_fp32(x), weight, None, len(shape), 1)
-
-
-def _layer_norm(
-    function: Any,
-    x: Tensor,
-    shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    return _Norm.apply(_fp32(x), weight, bias, len(shape), 2)
-
-
-def _attention(function: Any, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-    return FLASH_ATTENTION(q, k, v)[0]
-
-
-_REPLACED: dict[Any, Any] = {
-    F.rms_norm: _rms_norm,
-    F.layer_norm: _layer_norm,
-    F.scaled_dot_product_attention: _attention,
-    torch.square: _pow,
-    Tensor.square: _pow,
-    torch.pow: _pow,
-    Tensor.pow: _pow,
+_REPLACED: dict[Any, Any] = {  # functions of the replaced function and its arguments
+    F.rms_norm: lambda _, x, shape, weight=None, eps=None: _Norm.apply(_fp32(x), weight, None, len(shape), 1),
+    F.layer_norm: lambda _, x, shape, weight=None, bias=None, eps=1e-5: _Norm.apply(_fp32(x), weight, bias, len(shape), 2),
+    F.scaled_dot_product_attention: lambda _, q, k, v, **options: FLASH_ATTENTION(q, k, v)[0],
+    **dict.fromkeys((torch.square, Tensor.square, torch.pow, Tensor.pow), lambda function, x, *args: function(_fp32(x), *args)),
 }
 
 
 class _Norm(Function):
+    """Keeps its input and so many statistics of each row."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, ndim: int, statistics: int) -> Tensor:
         y = torch.empty_like(x)

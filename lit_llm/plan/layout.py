@@ -28,7 +28,8 @@ _MESHES: dict[str, Callable[[int, int], dict[str, int]]] = {  # of so many devic
     "ep-tp": lambda n, node: {"tensor_parallel": 2, "expert": 2},
     "ep-pp": lambda n, node: {"pipeline": 2, "expert": 2},
 }
-STRATEGIES = ("single", "ddp", "zero1", "zero2", *_MESHES)
+_WITHOUT_MESH = ("single", "ddp", "zero1", "zero2")
+STRATEGIES = (*_WITHOUT_MESH, *_MESHES)
 NO_PIPELINE = PipelineLayout(1)
 NOTHING_KEPT = KeptWhole(weights=False, gradients=False)
 
@@ -79,10 +80,13 @@ class Layout:
         return self.sizes.data_parallel
 
     @property
+    def is_mesh(self) -> bool:
+        return self.strategy not in _WITHOUT_MESH
+
+    @property
     def fsdp2(self) -> bool:
         """Whether FSDP2 gathers the weights, or only adds the gradients of replicas."""
-        is_mesh = self.strategy not in ("single", "ddp", "zero1", "zero2")
-        return self.shards == "parameters" or (is_mesh and self.data_parallel * self.context > 1)
+        return self.shards == "parameters" or (self.is_mesh and self.data_parallel * self.context > 1)
 
     @property
     def splits_model(self) -> bool:
@@ -93,9 +97,7 @@ class Layout:
     @property
     def owners(self) -> tuple[tuple[int, ...], int]:
         """Of the ranks that share Muon's work: (sizes of the dimensions that split a matrix, replicas); no mesh: ((), 1)."""
-        if self.strategy in ("single", "ddp", "zero1", "zero2"):
-            return (), 1
-        return (self.tensor_parallel, self.divisor("parameters")), self.replicate
+        return ((self.tensor_parallel, self.divisor("parameters")), self.replicate) if self.is_mesh else ((), 1)
 
     def divisor(self, what: str) -> int:
         """Number of ranks that share `what`: "parameters", "gradients" or "optimizer" (state)."""

@@ -7,22 +7,13 @@ and so do the sharded gradients, which are parts of what was reduced.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
 from lit_llm.distributed.keep_rule import KeptWhole, keep
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.micro_batch import micro_batch
-from lit_llm.plan.optimizer import (
-    expert_shapes,
-    expert_work_bytes,
-    matrix_shapes,
-    muon_work_bytes,
-    row_state_bytes,
-    state_bytes,
-    work_bytes,
-)
+from lit_llm.plan.optimizer import MuonWork, row_state_bytes, state_bytes, work_bytes
 from lit_llm.plan.pipeline_order import weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import Step
@@ -139,7 +130,7 @@ def _resident(settings: RunSettings, weights: Weights, whole: Weights) -> dict[s
     if not layout.cpu_offload:
         found["weights"] = stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
         found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
-        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, math.prod(layout.owners[0]), layout.expert)
+        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout)
         if settings.ema:
             found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
     if isinstance(settings.model, OwnModel):
@@ -152,13 +143,8 @@ def _optimizer_work(settings: RunSettings, weights: Weights, whole: Weights, *, 
     layout, optimizer, weight_bytes = settings.layout, settings.optimizer, settings.weight_bytes
     if not optimizer.is_muon:
         return work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
-    dimensions, rows = layout.owners
-    iterate, shards = optimizer.newton_schulz_bytes(cuda=cuda), math.prod(dimensions)
-    shapes, normuon = matrix_shapes(whole), optimizer.normuon
-    return max(
-        muon_work_bytes(shapes, weight_bytes, iterate, shards=shards, rows=rows, cuda=cuda, normuon=normuon),
-        expert_work_bytes(expert_shapes(whole), weight_bytes, iterate, shards=shards, expert=layout.expert, cuda=cuda),
-    )
+    muon = MuonWork.of(whole, layout, normuon=optimizer.normuon)
+    return muon.work_bytes(weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda), cuda=cuda)
 
 
 @dataclass(frozen=True)

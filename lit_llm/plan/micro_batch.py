@@ -43,7 +43,6 @@ from lit_llm.plan.segments import (
 )
 from lit_llm.plan.weights import (
     OwnModel,
-    Weights,
     average_bytes,
     cached_by_text,
     gathered_groups,
@@ -180,12 +179,15 @@ class Passes:
     """What the passes of stages do. `step.gradients_exist`: of an earlier micro-batch."""
 
     def __init__(self, step: Step) -> None:
-        traced, kinds = representatives(_kinds_of_blocks(step))
-        body = _body(step, traced)
         self.step, settings, context = step, step.settings, step.settings.layout.context
-
+        model, every = settings.gpt, settings.compute.activation_checkpointing
+        recomputed = [isinstance(every, int) and i % every == 0 for i in range(model.n_layer)]
+        traced, kinds = representatives([(repr(model.layer(i)), again) for i, again in enumerate(recomputed)])
+        body = _body(step, traced)
         self.weights = settings.weights
-        share_in_experts = _gradient_share(self.weights)
+        largest = gathered_groups(self.weights, tied=True)[0]  # block: with experts, if there are any
+        # Of its gradients: what ranks keep, before it is divided, over what each computes.
+        share_in_experts = average_bytes(largest) / reduced_bytes(largest) if reduced_bytes(largest) else 1.0
 
         def split_gradient(share: float, gradient: int) -> tuple[int, int]:
             kept = 0 if step.gradients_exist else int(gradient * share) // step.shard_gradients
@@ -202,7 +204,7 @@ class Passes:
             return [_with_keys(found[i], more, context) for i in kinds]
 
         other_keys = _gathered_keys(step)
-        model, norm = settings.gpt, len(traced) + 1
+        norm = len(traced) + 1
         with_experts = [False, *(model.layer(i).experts for i in traced), False]
         for i in range(model.n_layer, model.n_blocks):
             with_experts += [model.layer(i).experts, False]
@@ -275,13 +277,6 @@ class Passes:
         run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, gathered.forward(0))
 
 
-def _gradient_share(weights: Weights) -> float:
-    """Of the gradients of a block with experts: what ranks keep, before it is divided, over what each computes."""
-    block = gathered_groups(weights, tied=True)[0]  # the largest: with experts, if there are any
-    computed = reduced_bytes(block)
-    return average_bytes(block) / computed if computed else 1.0
-
-
 def _gathered_keys(step: Step) -> int:
     """Bytes of the keys and values of other ranks, and of their latents, that a block keeps for its backward pass."""
     settings, layout = step.settings, step.settings.layout
@@ -311,14 +306,6 @@ def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
     between = {kind: i for i, kind in reversed(list(enumerate(kinds))) if 0 < i < last}
     traced = sorted({0, last, *between.values()})
     return traced, [traced.index(i if i in (0, last) else between[kind]) for i, kind in enumerate(kinds)]
-
-
-def _kinds_of_blocks(step: Step) -> list[Any]:
-    every, model = step.settings.compute.activation_checkpointing, step.settings.gpt
-    return [
-        (repr(model.layer(i)), isinstance(every, int) and i % every == 0)  # its settings, and whether it is recomputed
-        for i in range(model.n_layer)
-    ]
 
 
 def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:

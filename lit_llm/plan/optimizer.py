@@ -1,7 +1,7 @@
 """Optimizer state, and the work of an optimizer step: temporary memory and Muon's FLOPs. Sizes in bytes.
 
-With a mesh, each of Muon's matrices is whole on one rank of its pipeline stage (`lit_llm.optim.exchange`). The assignment is
-computed with the optimizer's own functions.
+With a mesh, each of Muon's matrices is whole on one rank of its pipeline stage (`lit_llm.optim.exchange`), and ranks share the
+experts of each layer. Who has what is computed with the optimizer's own functions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.distributed.keep_rule import sharded_dimension
+from lit_llm.plan.layout import Layout
 from lit_llm.plan.weights import Weight, Weights
 
 STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
@@ -61,32 +62,18 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
     return int(sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies * w.held for w in trainable))
 
 
-def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, shards: int = 1, expert: int = 1) -> int:
+def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, layout: Layout | None = None) -> int:
     """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split.
 
-    Of experts it has those that it orthogonalises. Arguments as in `are_divided`.
+    Of experts it has those that it orthogonalises.
     """
     if not optimizer.normuon:
         return 0
-    matrices = [weight for weight in whole if _takes_muon(weight)]
-    rows = [own_experts(w.shape, shards, expert) * w.shape[1] if w.group == "experts" else w.shape[0] for w in matrices]
-    return sum(w.itemsize(parameter_bytes) * number * w.copies for w, number in zip(matrices, rows, strict=True))
-
-
-def are_divided(shape: tuple[int, ...], shards: int, expert: int) -> bool:
-    """Whether ranks have parts of each expert, because they cannot share whole ones.
-
-    Args:
-        shape: (E, rows, columns).
-        shards: ranks that share them.
-        expert: of these, groups of ranks that have other experts.
-    """
-    return sharded_dimension((shape[0] // expert, *shape[1:]), shards // expert) > 0
-
-
-def own_experts(shape: tuple[int, ...], shards: int, expert: int) -> int:
-    """The experts of a layer that a rank orthogonalises: its own, or all of which it has a part (`MuonAdamW`)."""
-    return shape[0] // expert if are_divided(shape, shards, expert) else -(-shape[0] // shards)
+    shared, found = MuonWork.of((), layout), 0
+    for weight in filter(_takes_muon, whole):
+        rows = shared.experts_of_rank(weight.shape) * weight.shape[1] if weight.group == "experts" else weight.shape[0]
+        found += weight.itemsize(parameter_bytes) * rows * weight.copies
+    return found
 
 
 def _takes_muon(weight: Weight) -> bool:
@@ -107,25 +94,8 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
     return copies * elements
 
 
-def matrix_shapes(weights: Weights) -> tuple[tuple[int, int], ...]:
-    """The trainable hidden matrices without those of experts, block by block."""
-    matrices = [weight for weight in weights if _takes_muon(weight) and len(weight.shape) == 2]
-    blocks = max((weight.times for weight in matrices), default=0)
-    return tuple(
-        (rows, columns)
-        for block in range(max(1, blocks))
-        for rows, columns in (weight.shape for weight in matrices if block < weight.times or not block)
-    )
-
-
-def expert_shapes(weights: Weights) -> tuple[tuple[int, int, int], ...]:
-    """(experts, rows, columns) of each trainable parameter of experts, block by block. Ranks share the experts of each."""
-    stacked = [weight for weight in weights if _takes_muon(weight) and len(weight.shape) == 3]
-    return tuple((w.shape[0], w.shape[1], w.shape[2]) for w in stacked for _ in range(w.copies))
-
-
 def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, cuda: bool) -> int:
-    """Peak temporary memory of an optimizer step, without parameters, gradients and state. Muon's: `muon_work_bytes`.
+    """Peak temporary memory of an optimizer step, without parameters, gradients and state. Muon's: `MuonWork`.
 
     Args:
         cuda: on a GPU, torch's unfused optimizers process all tensors at once, and Lion keeps copies until `found_inf` is
@@ -159,64 +129,103 @@ def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, 
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def muon_flops(shapes: Shapes) -> float:
-    """FLOPs of the iterations of one update of Muon."""
-    from lit_llm.optim.owners import newton_schulz_flops  # the package imports torch
+@dataclass(frozen=True)
+class MuonWork:
+    """The hidden matrices that Muon orthogonalises in a stage of a pipeline, and the ranks that share this work.
 
-    return float(sum(newton_schulz_flops(rows, columns) for rows, columns in shapes))
-
-
-def muon_work_bytes(
-    shapes: Shapes, parameter_bytes: int, iterate_bytes: int, *, shards: int, rows: int, cuda: bool, normuon: bool = False
-) -> int:
-    """Peak temporary memory of a step of MuonAdamW on the rank that needs most.
-
-    Args:
-        shapes: of all hidden matrices, whole.
-        iterate_bytes: of an element in the iteration, and in transit.
-        shards: ranks that share a matrix. 1 with `rows` 1: no mesh.
-        rows: replicas of these.
-        cuda: copies are kept until `found_inf` is applied.
+    Attributes:
+        matrices: shapes of the trainable ones, whole, block by block.
+        stacks: (experts, rows, columns) of each trainable parameter of experts, block by block.
+        dimensions: sizes of the mesh dimensions that split a matrix, the innermost first. (): no mesh.
+        rows: replicas of the ranks that share a matrix.
+        expert: of the ranks that share a matrix, groups that have other experts.
         normuon: on a mesh, all ranks have a number (fp32) for each row of the matrices of a turn, before they get their parts.
     """
-    p, w = parameter_bytes, iterate_bytes
-    peak = 0
-    for own, of_row, heights in _turns(shapes, shards, rows):
-        squares = 4 * heights if normuon else 0
-        part = sum(of_row) / shards  # elements of this rank's parts
-        whole, largest = sum(math.prod(each) for each in own), max(own, key=math.prod)
-        moments = [part * p * (2 if cuda else 1)]  # the momentum, and its copy
-        if shards * rows == 1:
-            sizes = [math.prod(shape) for shape in own]
-            moments += [  # updates before a matrix, directions from it on
-                sum(sizes[:i]) * w + sum(sizes[i:]) * p + _iterating(shape, w, cuda=cuda) for i, shape in enumerate(own)
-            ]
-        else:
-            moments.append(part * (p + w if p != w else p))  # the directions, and as they are sent
-            moments += [2 * part * w, (part + whole) * w, 2 * whole * w + squares]  # sending and receiving, there and back
-            moments.append(whole * w + _iterating(largest, w, cuda=cuda))
-            moments.append(part * w * (2 if rows > 1 else 1) + (part * p if cuda else 0) + squares)
-        peak = max(peak, int(max(moments)))
-    return peak
 
+    matrices: Shapes
+    stacks: Shapes = ()
+    dimensions: tuple[int, ...] = ()
+    rows: int = 1
+    expert: int = 1
+    normuon: bool = False
 
-def expert_work_bytes(
-    shapes: tuple[tuple[int, int, int], ...], parameter_bytes: int, iterate_bytes: int, *, shards: int, expert: int, cuda: bool
-) -> int:
-    """Peak temporary memory of a step of MuonAdamW for experts. Arguments as above and in `are_divided`."""
-    from lit_llm.optim.owners import turns
+    @classmethod
+    def of(cls, whole: Weights, layout: Layout | None = None, *, normuon: bool = False) -> MuonWork:
+        """That of weights which are not split. `layout` None: one device."""
+        layout = layout or Layout()
+        taken = [weight for weight in whole if _takes_muon(weight)]
+        flat = [weight for weight in taken if len(weight.shape) == 2]
+        blocks = range(max((weight.copies for weight in flat), default=0))
+        matrices = tuple(weight.shape for block in blocks for weight in flat if block < weight.copies)
+        stacks = tuple(weight.shape for weight in taken if len(weight.shape) == 3 for _ in range(weight.copies))
+        return cls(matrices, stacks, *layout.owners, layout.expert, normuon)
 
-    p, w, peak = parameter_bytes, iterate_bytes, 0
-    whole = [own_experts(shape, shards, expert) * math.prod(shape[1:]) for shape in shapes]
-    divided = [are_divided(shape, shards, expert) for shape in shapes]
-    parts = [math.prod(s) // shards if d else each for each, s, d in zip(whole, shapes, divided, strict=True)]
-    for numbers in turns(parts, [0] * len(parts), MUON_BATCH_NUMEL):
-        held = sum(parts[i] for i in numbers) * p
-        largest, i = max((whole[i], i) for i in numbers)
-        gathered = largest * p if divided[i] else 0
-        iterating = gathered + (largest * w if w != p else 0) + _iterating(shapes[i][1:], w, cuda=cuda)
-        peak = max(peak, held * (2 if cuda else 1), held + 2 * gathered, held + iterating)
-    return peak
+    @property
+    def shards(self) -> int:
+        """Ranks that share a matrix."""
+        return math.prod(self.dimensions)
+
+    def divides(self, stack: tuple[int, ...]) -> bool:
+        """Whether ranks have parts of each expert, because they cannot share whole ones."""
+        return sharded_dimension((stack[0] // self.expert, *stack[1:]), self.shards // self.expert) > 0
+
+    def experts_of_rank(self, stack: tuple[int, ...]) -> int:
+        """The experts of a layer that a rank orthogonalises: its own, or all of which it has a part (`MuonAdamW`)."""
+        return stack[0] // self.expert if self.divides(stack) else -(-stack[0] // self.shards)
+
+    def flops(self) -> float:
+        """FLOPs of the iterations of one update, of the mean rank."""
+        from lit_llm.optim.owners import newton_schulz_flops  # the package imports torch
+
+        matrices = float(sum(newton_schulz_flops(*shape) for shape in self.matrices))
+        stacks = float(sum(self.experts_of_rank(stack) * newton_schulz_flops(*stack[1:]) for stack in self.stacks))
+        return matrices / (self.shards * self.rows) + stacks
+
+    def work_bytes(self, parameter_bytes: int, iterate_bytes: int, *, cuda: bool) -> int:
+        """Peak temporary memory of a step on the rank that needs most.
+
+        Args:
+            iterate_bytes: of an element in the iteration, and in transit.
+            cuda: copies are kept until `found_inf` is applied.
+        """
+        return max(
+            self._bytes_of_matrices(parameter_bytes, iterate_bytes, cuda=cuda),
+            self._bytes_of_experts(parameter_bytes, iterate_bytes, cuda=cuda),
+        )
+
+    def _bytes_of_matrices(self, p: int, w: int, *, cuda: bool) -> int:
+        peak, shards, rows = 0, self.shards, self.rows
+        for own, of_row, heights in _turns(self.matrices, shards, rows):
+            squares = 4 * heights if self.normuon else 0
+            part = sum(of_row) / shards  # elements of this rank's parts
+            whole, largest = sum(math.prod(each) for each in own), max(own, key=math.prod)
+            moments = [part * p * (2 if cuda else 1)]  # the momentum, and its copy
+            if shards * rows == 1:
+                sizes = [math.prod(shape) for shape in own]
+                moments += [  # updates before a matrix, directions from it on
+                    sum(sizes[:i]) * w + sum(sizes[i:]) * p + _iterating(shape, w, cuda=cuda) for i, shape in enumerate(own)
+                ]
+            else:
+                moments.append(part * (p + w if p != w else p))  # the directions, and as they are sent
+                moments += [2 * part * w, (part + whole) * w, 2 * whole * w + squares]  # sending, receiving, there and back
+                moments.append(whole * w + _iterating(largest, w, cuda=cuda))
+                moments.append(part * w * (2 if rows > 1 else 1) + (part * p if cuda else 0) + squares)
+            peak = max(peak, int(max(moments)))
+        return peak
+
+    def _bytes_of_experts(self, p: int, w: int, *, cuda: bool) -> int:
+        from lit_llm.optim.owners import turns  # the package imports torch
+
+        peak, divided = 0, [self.divides(stack) for stack in self.stacks]
+        whole = [self.experts_of_rank(stack) * math.prod(stack[1:]) for stack in self.stacks]
+        parts = [math.prod(s) // self.shards if d else n for n, s, d in zip(whole, self.stacks, divided, strict=True)]
+        for numbers in turns(parts, [0] * len(parts), MUON_BATCH_NUMEL):
+            held = sum(parts[i] for i in numbers) * p
+            largest, i = max((whole[i], i) for i in numbers)
+            gathered = largest * p if divided[i] else 0
+            iterating = gathered + (largest * w if w != p else 0) + _iterating(self.stacks[i][1:], w, cuda=cuda)
+            peak = max(peak, held * (2 if cuda else 1), held + 2 * gathered, held + iterating)
+        return peak
 
 
 def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:

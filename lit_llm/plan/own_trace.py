@@ -23,7 +23,7 @@ from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 from lit_llm.plan.built_model import build_own, place, said
 from lit_llm.plan.kernels import CudaKernels
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.recorder import Recorder, TooManyOperations, Undetermined, sized
+from lit_llm.plan.recorder import Recorder, TooManyOperations, Undetermined
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import (
     ACTIVATIONS,
@@ -40,7 +40,7 @@ from lit_llm.plan.segments import (
     Step,
     extended,
 )
-from lit_llm.plan.trace import Numerics, without_data
+from lit_llm.plan.trace import Numerics, batch_without_data, without_data
 from lit_llm.plan.weights import OwnModel, cached_by_text, reduced_bytes, stored_bytes, weights_of
 
 PHASES = ("forward", "loss head", "loss head", "backward")
@@ -78,19 +78,23 @@ def flops_per_token(model: OwnModel, length: int | None) -> tuple[float, float]:
     return made.matmul_flops / step.tokens, made.attention_flops / step.tokens
 
 
-def _unknown(step: Step, reason: str) -> MicroBatch:
-    model, settings = _own(step), step.settings
-    gradients = stored_bytes(weights_of(model), settings.weight_bytes, trainable=True) // step.shard_gradients
-    note = (
-        f"the memory of activations is unknown, and six FLOPs per parameter and token are assumed: "
-        f"{model.architecture.class_path} cannot be traced, because {reason}"
-    )
-    return MicroBatch({"backward": {"gradients": gradients}}, notes=(note,), is_known=False)
-
-
 def _own(step: Step) -> OwnModel:
     assert isinstance(step.settings.model, OwnModel)
     return step.settings.model
+
+
+def _held_gradients(step: Step) -> int:
+    """Bytes of the gradients that a rank keeps between two micro-batches, or steps."""
+    weights = weights_of(step.settings.model)
+    return stored_bytes(weights, step.settings.weight_bytes, trainable=True) // step.shard_gradients
+
+
+def _unknown(step: Step, reason: str) -> MicroBatch:
+    note = (
+        f"the memory of activations is unknown, and six FLOPs per parameter and token are assumed: "
+        f"{_own(step).architecture.class_path} cannot be traced, because {reason}"
+    )
+    return MicroBatch({"backward": {"gradients": _held_gradients(step)}}, notes=(note,), is_known=False)
 
 
 # -- one trace --------------------------------------------------------------------------------------------------------
@@ -109,7 +113,7 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
 
     FSDP2 has the largest block whole all the time, and its gradients all the time of the backward pass.
     """
-    settings, weights, exist = step.settings, weights_of(step.settings.model), step.gradients_exist
+    weights, exist, held = weights_of(step.settings.model), step.gradients_exist, _held_gradients(step)
     gathered = GatheredWeights(step, weights, already_gathered=exist, last=exist)
     gradients = gathered.gradients + gathered.root_gradients + gathered.sent
     beside = {
@@ -117,7 +121,6 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
         "loss head": gathered.forward(gathered.blocks),
         "backward": Bytes(gathered.forward(0).own + gradients, gathered.forward(0).sent),
     }
-    held = stored_bytes(weights, settings.weight_bytes, trainable=True) // step.shard_gradients
     made = MicroBatch(notes=tuple(note for operator, note in _ON_GPU.items() if step.cuda and operator in operators))
     made.live[ACTIVATIONS] = step.ids_bytes
     made.live[GRADIENTS] = held
@@ -158,9 +161,9 @@ def trace(step: Step, sequences: int) -> Trace:
         TooManyOperations: a trace would take long.
         UserError: the module breaks the contract.
     """
-    settings = step.settings
+    settings, numerics = step.settings, Numerics(*step.settings.sizes, step.cuda)
     mode, length = settings.compute.activation_checkpointing, settings.sequence_length
-    found = cached_trace(_own(step), Numerics(*settings.sizes, step.cuda), mode, sequences, length, z_loss=settings.z_loss)
+    found = cached_trace(_own(step), numerics, mode, sequences, length, z_loss=settings.z_loss)
     if isinstance(found, Exception):
         raise found
     return found
@@ -171,23 +174,20 @@ def cached_trace(
     model: OwnModel, numerics: Numerics, mode: str | int, sequences: int, length: int, *, z_loss: bool
 ) -> Trace | Exception:
     """A trace, or why there is none."""
-    module = build_own(model.architecture, model.vocab_size)
-    recorder = Recorder(cuda=numerics.cuda, most=MOST_OPERATIONS)
+    module, recorder = build_own(model.architecture, model.vocab_size), Recorder(cuda=numerics.cuda, most=MOST_OPERATIONS)
     for i, block in enumerate(module.blocks):
         if recomputes(mode, i):
             if numerics.cuda:
                 CudaKernels.around(block)
             recompute_block(block, mode, preserve_rng_state=False)
     without_data(module, numerics.weights, recorder)
-    ids, targets = (sized(sequences, length, dtype=torch.int64) for _ in range(2))
-    recorder.exclude((ids, targets))
+    ids, targets = batch_without_data(sequences, length, recorder)
 
     def loss(z: Tensor, targets: Tensor) -> LossSums:
         if not z.requires_grad:
             raise Undetermined("its logits depend on no parameter that is trained")
-        recorder.begin()
-        recorder.kind = LOSS_HEAD
-        z.register_hook(lambda gradient: _begin_backward(recorder))
+        recorder.begin(LOSS_HEAD)
+        z.register_hook(lambda gradient: recorder.begin(ACTIVATIONS))
         return cross_entropy_of_logits(z, targets, z_loss=1.0 if z_loss else 0.0)
 
     default = torch.get_default_dtype()
@@ -206,12 +206,7 @@ def cached_trace(
         return Undetermined(f"it fails on tensors without data: {said(error)}")
     finally:
         torch.set_default_dtype(default)
-    return Trace([[*segment] for segment in recorder.segments], frozenset(recorder.operators), recorder.operations)
-
-
-def _begin_backward(recorder: Recorder) -> None:
-    recorder.begin()
-    recorder.kind = ACTIVATIONS
+    return Trace(recorder.copied(), frozenset(recorder.operators), recorder.operations)
 
 
 # -- short sequences --------------------------------------------------------------------------------------------------

@@ -21,19 +21,17 @@ _OF_TORCH = {
 
 
 class StageShare(NamedTuple):
-    """A stage of a rank."""
+    """A stage of a rank: layers from `start` up to `stop`, without it; with `first` the embedding, with `last` norm and head.
+
+    `ahead`: the number of its blocks that predict ahead, behind the last layer.
+    """
 
     start: int
-    """First layer."""
     stop: int
-    """The layer behind the last one."""
     first: bool
-    """Whether it has the embedding."""
     last: bool
-    """Whether it has the norm and the head."""
     number: int = 0
     ahead: int = 0
-    """Number of its blocks that predict ahead, behind the last layer."""
 
     @property
     def layers(self) -> range:
@@ -42,10 +40,9 @@ class StageShare(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Work of one stage on one micro-batch."""
+    """Work of one stage on one micro-batch; `kind`: "forward", "backward", "gradients of inputs" or "gradients of weights"."""
 
     kind: str
-    """ "forward", "backward", "gradients of inputs" or "gradients of weights"."""
     stage: int
     micro_batch: int
 

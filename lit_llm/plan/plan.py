@@ -167,8 +167,9 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     """
     options = options or Options()
     problems = settings.problems()
-    if problem := _attention_problem(settings, hardware):
-        problems.append(problem)
+    if not isinstance(settings.model, OwnModel):  # as far as it does not depend on what is installed there
+        kernel, device, of = settings.compute.attention, "cuda" if hardware.is_gpu else "cpu", hardware.compute_capability
+        problems += filter(None, [unsupported_attention(settings.model, kernel, device, capability=of, name=hardware.name)])
     refuse(problems)
     asked, settings = settings, resolved(settings, hardware)
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
@@ -190,16 +191,6 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         dense_peak(settings, hardware),
         parameters(settings.model, settings.lora),
         [] if schedule.rate is None else phases(schedule.rate, settings.steps, settings.tokens_before),
-    )
-
-
-def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
-    """Why `compute.attention` cannot work on this hardware, as far as that does not depend on what is installed there."""
-    if isinstance(settings.model, OwnModel):
-        return None
-    device_type = "cuda" if hardware.is_gpu else "cpu"
-    return unsupported_attention(
-        settings.model, settings.compute.attention, device_type, capability=hardware.compute_capability, name=hardware.name
     )
 
 
@@ -278,8 +269,8 @@ def _sharded(layout: Layout) -> Layout:
 
 def _meshes(layout: Layout, hardware: Hardware) -> Iterator[tuple[str, Layout]]:
     """Meshes of the same devices with smaller parts of the model, with the flags that choose them."""
-    is_mesh, flag = layout.owners[0] != (), "--trainer.strategy."
-    mesh, words = (layout, "") if is_mesh else (_sharded(layout), f"--config {_FSDP2} ")
+    flag = "--trainer.strategy."
+    mesh, words = (layout, "") if layout.is_mesh else (_sharded(layout), f"--config {_FSDP2} ")
     for name, size in (("tensor_parallel", mesh.tensor_parallel), ("pipeline", mesh.pipeline.ranks), ("context", mesh.context)):
         times = 2
         while mesh.shard % times == 0 and (name == "pipeline" or size * times <= hardware.devices_per_node):

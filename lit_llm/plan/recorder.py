@@ -193,7 +193,7 @@ class Recorder(DispatchMode):
     """While it is active, each allocation, release and FLOP becomes an event of the current segment.
 
     Attributes:
-        segments: a list of events for each part of the program; `begin` starts the next one.
+        segments: a list of events for each part of the program; `begin` starts the next one, and may set `kind`.
         kind: of storages that are allocated from now on.
         weights: casts of these storages are copies of weights.
         operators: names of those that have run. Only with `most`.
@@ -219,8 +219,13 @@ class Recorder(DispatchMode):
         self._counts = True
         self._watched: dict[int, Any] = {}  # address of a storage -> a weak reference, or the storage if it is not counted
 
-    def begin(self) -> None:
+    def begin(self, kind: int | None = None) -> None:
         self.segments.append([])
+        self.kind = self.kind if kind is None else kind
+
+    def copied(self) -> list[list[Event]]:
+        """The segments up to now."""
+        return [[*segment] for segment in self.segments]
 
     def add(self, kind: int, amount: int) -> None:
         self.segments[-1].append((kind, amount))

@@ -39,26 +39,28 @@ Stages = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class PlannedSource:
-    """A source in a phase."""
+    """A source in a phase; `epochs`: passes over it from the start of the run to the end of the phase."""
 
     name: str
     sequences: int
     epochs: float
-    """Passes over the source from the start of the run to the end of the phase."""
     max_epochs: float | None
 
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """A phase with constant weights."""
+    """A phase with constant weights.
+
+    Attributes:
+        end: sequences of the run at its end.
+        period: sequences after which the shares are exact, again and again.
+        largest_deviation: sequences that a source can be away from its share in between.
+    """
 
     end: int
-    """Sequences of the run at its end."""
     sources: tuple[PlannedSource, ...]
     period: int
-    """Sequences after which the shares are exact, again and again."""
     largest_deviation: float
-    """Sequences that a source can be away from its share in between."""
 
 
 Phases = tuple[PlannedPhase, ...]
@@ -250,7 +252,7 @@ class RunSettings:
 
     @property
     def sequences(self) -> int:
-        """Sequences per micro-batch on one rank."""
+        """Sequences of a micro-batch on one rank."""
         return self.sequences_of(self.global_batch)
 
     @property
@@ -258,7 +260,7 @@ class RunSettings:
         return self.global_batch // (self.sequences * self.layout.data_parallel)
 
     def sequences_of(self, batch: int) -> int:
-        """Sequences per micro-batch on one rank in a step of `batch` sequences; 0 if the ranks cannot share it."""
+        """The same in a step of `batch` sequences; 0 if the ranks cannot share it."""
         return micro_batch(batch, self.micro_batch, self.layout.data_parallel, self.layout.pipeline)
 
     @property
@@ -293,46 +295,42 @@ class RunSettings:
         return sequences_before(self.stages, step) * self.sequence_length
 
     def problems(self) -> list[str]:
-        """One sentence for each size that does not divide. Batch sizes get the message that `fit` prints.
+        """One sentence for each size that does not divide, as `fit` says it.
 
         Raises:
             UserError: a custom model cannot be built.
         """
-        model, layout, pipeline = self.model, self.layout, self.layout.pipeline
-        if isinstance(model, OwnModel):
-            found, gpt, architecture = self._problems_of_own(model), None, model.architecture
-        else:
-            found, gpt, architecture = _split_problems(model, layout), model, None
+        layout, pipeline, length = self.layout, self.layout.pipeline, self.sequence_length
+        found = _problems_of_own(self, self.model) if isinstance(self.model, OwnModel) else _split_problems(self.model, layout)
         if pipeline.ranks > 1:
+            gpt, own = (None, self.model.architecture) if isinstance(self.model, OwnModel) else (self.model, None)
             reshards = not layout.kept.weights and layout.sizes.data_parallel * layout.context > 1
-            of_loss = self.precision, self.chunk_size
             found += pipeline.problems()
-            found += pipeline_problems(pipeline, layout.sizes, gpt, architecture, None, *of_loss, reshards)
-        length = self.sequence_length
-        ramp: dict[int, int | None] = {size * length: length for _, size in self.ramp}
+            found += pipeline_problems(pipeline, layout.sizes, gpt, own, None, self.precision, self.chunk_size, reshards)
+        batches: dict[int, int | None] = {size * length: length for _, size in self.ramp} or {self.global_batch: None}
         shared = (
-            batch_problem(size, self.micro_batch, layout.data_parallel, pipeline, length=unit)
-            for size, unit in (ramp or {self.global_batch: None}).items()
+            batch_problem(size, self.micro_batch, layout.data_parallel, pipeline, length=unit) for size, unit in batches.items()
         )
         return [*found, *filter(None, shared)]
 
-    def _problems_of_own(self, model: OwnModel) -> list[str]:
-        """Why a run cannot train a user's module, as `fit` says it."""
-        from lit_llm.models import custom  # imports torch
 
-        path, layout, checkpointing = model.architecture.class_path, self.layout, self.compute.activation_checkpointing
-        found = custom.architecture_layout_problems(path, layout.tensor_parallel, layout.context)
-        if self.chunk_size is not None:
-            found.append(custom.chunk_problem(path, self.chunk_size))
-        if checkpointing != "none" and not any(weight.times for weight in weights_of(model)):
-            found.append(custom.blocks_problem(path, ["compute.activation_checkpointing"]))
-        elif checkpointing == "attention":
-            found.append(custom.attention_checkpointing_problem(path))
-        return found
+def _problems_of_own(run: RunSettings, model: OwnModel) -> list[str]:
+    """Why a run cannot train a user's module."""
+    from lit_llm.models import custom  # imports torch
+
+    path, checkpointing = model.architecture.class_path, run.compute.activation_checkpointing
+    found = custom.architecture_layout_problems(path, run.layout.tensor_parallel, run.layout.context)
+    if run.chunk_size is not None:
+        found.append(custom.chunk_problem(path, run.chunk_size))
+    if checkpointing != "none" and not any(weight.times for weight in weights_of(model)):
+        found.append(custom.blocks_problem(path, ["compute.activation_checkpointing"]))
+    elif checkpointing == "attention":
+        found.append(custom.attention_checkpointing_problem(path))
+    return found
 
 
 def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
-    """What the ranks of the dimensions that split a model cannot split."""
+    """What ranks cannot split of a model."""
     found = expert_problems(model, layout.sizes, layout.expert, compiled=False)
     if layout.tensor_parallel > 1:
         from lit_llm.distributed.tensor_parallel import tensor_parallel_problem  # imports torch

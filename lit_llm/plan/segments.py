@@ -12,12 +12,12 @@ from lit_llm.plan.pipeline_order import StageShare, stages_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import (
     Weights,
+    computed_gradient_bytes,
     gathered_bytes,
     gathered_groups,
     is_tied,
     reduced_bytes,
     stored_bytes,
-    whole_gradient_bytes,
 )
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
@@ -261,7 +261,7 @@ class GatheredWeights:
         self.frees, reduces = last or not self.keeps, last or not keeps_gradients
         weights = () if layout is None else weights
         block, root, embedding, self.blocks = gathered_groups(weights, tied=is_tied(weights))
-        self.gradients = whole_gradient_bytes(block, sizes[0])
+        self.gradients = computed_gradient_bytes(block, sizes[0])
         self.shared_gradients = stored_bytes(block, sizes[0], trainable=True)
         self.root_gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
         self.sent = reduced_bytes(block) if reduces else 0

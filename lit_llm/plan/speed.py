@@ -23,7 +23,7 @@ from lit_llm.plan.collectives import exchange_of, fullest_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.micro_batch import one_micro_batch
-from lit_llm.plan.optimizer import expert_shapes, matrix_shapes, muon_flops, own_experts, state_bytes
+from lit_llm.plan.optimizer import MuonWork, state_bytes
 from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import OwnModel, Weights, is_tied, stored_bytes, weights_of
@@ -86,12 +86,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     head_flops = min(6.0 * tokens * in_head * heads, made.matmul_flops)
     iterations = 0.0
     if settings.optimizer.is_muon:
-        owners = math.prod(layout.owners[0]) * layout.owners[1]
-        whole = weights_of(model, settings.lora)
-        iterations = muon_flops(matrix_shapes(whole)) / owners / layout.pipeline.ranks
-        shards, expert = math.prod(layout.owners[0]), layout.expert
-        own = ((shape, own_experts(shape, shards, expert)) for shape in expert_shapes(whole))
-        iterations += muon_flops(tuple(shape[1:] for shape, count in own for _ in range(count))) / layout.pipeline.ranks
+        iterations = MuonWork.of(weights_of(model, settings.lora), layout).flops() / layout.pipeline.ranks
     blocks = 0 if isinstance(model, OwnModel) else model.n_blocks
     kernels = made.kernels or blocks * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
     return Work(

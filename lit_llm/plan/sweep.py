@@ -19,7 +19,35 @@ LayoutOf = Callable[[int, int], Layout]
 """The layout of a number of devices, so many of them in a node."""
 MOST = 10_000_000
 """Of devices, sequences and tokens."""
-KEYS = ("devices", "strategy", "precision", "hardware", "micro_batch_size", "activation_checkpointing", "chunk_size")
+
+
+def _number(key: str, word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word[:20]) <= MOST:
+        raise UserError(f"{key}={word[:60]} must be a whole number of at least 1 and at most {MOST:,} (--sweep).")
+    return int(word)
+
+
+def _strategy(key: str, word: str) -> str:
+    if word not in STRATEGIES:
+        raise UserError(f"Cannot sweep strategy={word}: use {', '.join(STRATEGIES)} (--sweep).")
+    return word
+
+
+def _checkpointing(key: str, word: str) -> str | int:
+    if word not in CHECKPOINTING and not word.isdecimal():
+        raise UserError(f"activation_checkpointing={word} must be {', '.join(CHECKPOINTING)} or a number (--sweep).")
+    return int(word) if word.isdecimal() else word
+
+
+KEYS: dict[str, Callable[[str, str], Any]] = {  # what can be swept: the value that a word stands for
+    "devices": _number,
+    "strategy": _strategy,
+    "precision": lambda key, word: canonical_precision(word),
+    "hardware": lambda key, word: hardware_table.find(word),
+    "micro_batch_size": _number,
+    "activation_checkpointing": _checkpointing,
+    "chunk_size": _number,
+}
 DEFAULT = {
     "devices": ["1", "2", "4", "8", "16", "32", "64"],
     "strategy": ["ddp", "fsdp2"],
@@ -66,26 +94,18 @@ def variants(
     Raises:
         UserError: a value is invalid in every combination (unknown hardware, precision or strategy, or not a number).
     """
-    checked = {"hardware": hardware_table.find, "precision": canonical_precision, "strategy": _strategy}
-    for key, check in checked.items():
-        for value in axes.get(key, []):
-            check(value)
-    for key in ("devices", "micro_batch_size", "chunk_size"):
-        for value in axes.get(key, []):
-            if not value.isdecimal() or not 1 <= int(value[:20]) <= MOST:
-                raise UserError(f"{key}={value[:60]} must be a whole number of at least 1 and at most {MOST:,} (--sweep).")
-    for value in axes.get("activation_checkpointing", []):
-        if value not in CHECKPOINTING and not value.isdecimal():
-            raise UserError(f"activation_checkpointing={value} must be {', '.join(CHECKPOINTING)} or a number (--sweep).")
+    read = {key: {word: KEYS[key](key, word) for word in words} for key, words in axes.items()}
     for combination in itertools.product(*axes.values()):
-        values = dict(zip(axes, combination, strict=True))
-        device = hardware_table.find(values["hardware"]) if "hardware" in values else hardware
+        words = dict(zip(axes, combination, strict=True))
+        values = {key: read[key][word] for key, word in words.items()}
+        device = values.get("hardware", hardware)
         try:
             plan = make_plan(_changed(base, values, layout, device), device, options)
-            other = f"{plan.settings.sequences}" != values.get("micro_batch_size", f"{plan.settings.sequences}")
-            yield Variant(values, None if other else plan, f"is micro_batch_size={plan.settings.sequences}" if other else "")
+            sequences = plan.settings.sequences
+            is_other = values.get("micro_batch_size", sequences) != sequences
+            yield Variant(words, None if is_other else plan, f"is micro_batch_size={sequences}" if is_other else "")
         except UserError as error:
-            yield Variant(values, None, str(error).splitlines()[0])
+            yield Variant(words, None, str(error).splitlines()[0])
 
 
 def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hours: float | None) -> Variant | None:
@@ -108,24 +128,11 @@ def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hour
     return min(fitting, key=lambda item: item[0])[1] if fitting else None
 
 
-def _strategy(name: str) -> str:
-    if name not in STRATEGIES:
-        raise UserError(f"Cannot sweep strategy={name}: use {', '.join(STRATEGIES)} (--sweep).")
-    return name
-
-
-def _changed(base: RunSettings, values: dict[str, str], layout: LayoutOf, hardware: Hardware) -> RunSettings:
-    devices = int(values.get("devices", base.layout.devices))
+def _changed(base: RunSettings, values: dict[str, Any], layout: LayoutOf, hardware: Hardware) -> RunSettings:
     if "strategy" in values:
         layout = partial(layout_of_name, values["strategy"])
-    changes: dict[str, Any] = {"layout": layout(devices, hardware.devices_per_node)}
-    fields: dict[str, tuple[str, Callable[[str], Any]]] = {
-        "precision": ("precision", canonical_precision),
-        "micro_batch_size": ("micro_batch", int),
-        "chunk_size": ("chunk_size", int),
-    }
-    changes |= {name: convert(values[key]) for key, (name, convert) in fields.items() if key in values}
-    changed = replace(base, **changes)
-    if (mode := values.get("activation_checkpointing")) is not None:
-        changed = changed.with_checkpointing(int(mode) if mode.isdecimal() else mode)
-    return changed
+    changes: dict[str, Any] = {"layout": layout(values.get("devices", base.layout.devices), hardware.devices_per_node)}
+    fields = {"precision": "precision", "micro_batch_size": "micro_batch", "chunk_size": "chunk_size"}
+    changed = replace(base, **changes | {name: values[key] for key, name in fields.items() if key in values})
+    mode = values.get("activation_checkpointing")
+    return changed if mode is None else changed.with_checkpointing(mode)

@@ -122,9 +122,7 @@ def trace_body(
     if tensor_parallel > 1:
         split_positions(model, tensor_parallel)
     without_data(model, numerics.weights, recorder)
-    shape = (sequences, length)
-    ids, targets = (sized(*shape, dtype=torch.int64) for _ in range(2))
-    recorder.exclude((ids, targets))
+    ids, targets = batch_without_data(sequences, length, recorder)
     received: list[Tensor] = []
 
     def receive(module: nn.Module, inputs: Any) -> None:
@@ -154,7 +152,7 @@ def trace_body(
             kept = gradients_of_inputs([loss], received, model.parameters())
         else:
             torch.autograd.backward(loss)
-        segments = [[*segment] for segment in recorder.segments]  # before `kept` is released
+        segments = recorder.copied()  # before `kept` is released
         received.clear()
         if split:
             del kept
@@ -187,15 +185,15 @@ def trace_head(
     recorder.exclude((hidden_leaf, weight_leaf, targets))
     recorder.weights.add(id(weight_leaf.meta.untyped_storage()))
     assert config.vocab_size is not None
-    loss: Callable[..., LossSums] = partial(cross_entropy, z_loss=1.0 if z_loss else 0.0)
-    if chunk_size is not None:
-        loss = partial(chunked_cross_entropy, z_loss=1.0 if z_loss else 0.0, chunk_size=chunk_size)
+    whole: Callable[..., LossSums] = cross_entropy
+    loss = whole if chunk_size is None else partial(chunked_cross_entropy, chunk_size=chunk_size)
+    options = {"vocab_size": config.vocab_size, "softcap": config.logit_softcap, "z_loss": 1.0 if z_loss else 0.0}
     with numerics.record(recorder):
         if split:
             hidden, weight = recorder.receive((rows, d), hidden_dtype, ACTIVATIONS).requires_grad_(), weight_leaf
         else:
             hidden, weight = _Received.apply(hidden_leaf, weight_leaf, recorder)
-        total = loss(hidden, weight, targets, vocab_size=config.vocab_size, softcap=config.logit_softcap).loss
+        total = loss(hidden, weight, targets, **options).loss
         received, graph = [hidden] if split else [], total.grad_fn if split else None
         del hidden, weight
         recorder.begin()
@@ -206,11 +204,18 @@ def trace_head(
         else:
             torch.autograd.backward(total)
         del total
-        segments = [[*segment] for segment in recorder.segments]
+        segments = recorder.copied()
         received.clear()
         if split:
             del kept
     return segments
+
+
+def batch_without_data(sequences: int, length: int, recorder: Recorder) -> tuple[Tensor, Tensor]:
+    """Ids and targets of a micro-batch, which are not counted."""
+    ids, targets = (sized(sequences, length, dtype=torch.int64) for _ in range(2))
+    recorder.exclude((ids, targets))
+    return ids, targets
 
 
 def without_data(model: nn.Module, dtype: torch.dtype, recorder: Recorder) -> None:
@@ -219,14 +224,13 @@ def without_data(model: nn.Module, dtype: torch.dtype, recorder: Recorder) -> No
         model.to(dtype)
     made: dict[int, Sized] = {}
     for module in model.modules():
-        own = dict.fromkeys(dict(module.named_parameters(recurse=False, remove_duplicate=False)), True)
-        own |= dict.fromkeys(dict(module.named_buffers(recurse=False, remove_duplicate=False)), False)
-        for name, is_weight in own.items():
-            tensor = getattr(module, name)
+        own: list[tuple[str, Tensor]] = [*module.named_parameters(recurse=False, remove_duplicate=False)]
+        own += module.named_buffers(recurse=False, remove_duplicate=False)
+        for name, tensor in own:
             if id(tensor) not in made:
                 made[id(tensor)] = sized(*tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
             put_tensor(module, name, made[id(tensor)])
-            if is_weight:
+            if isinstance(tensor, nn.Parameter):
                 recorder.weights.add(id(made[id(tensor)].meta.untyped_storage()))
     recorder.exclude(made.values())
     for tensor in made.values():

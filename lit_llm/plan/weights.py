@@ -133,72 +133,56 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
 
     if isinstance(model, OwnModel):
         built: GPT | CustomModel = build_own(model.architecture, model.vocab_size)
-        part_of, blocks, ahead = _child, list[int](), 0
+        times, first_ahead = Counter[int](), math.inf
     else:
-        part_of = _part
         have_experts = [model.layer(i).experts for i in range(model.n_layer)]
-        kinds, ahead = list(dict.fromkeys(have_experts)), model.predict_ahead
-        blocks = [have_experts.count(kind) for kind in kinds] + [1] * ahead
+        kinds = list(dict.fromkeys(have_experts))
+        times, first_ahead = Counter({i: have_experts.count(kind) for i, kind in enumerate(kinds)}), len(kinds)
         built = build_gpt(with_layers(local_config(model, ranks), [have_experts.index(kind) for kind in kinds]), lora)
     alike = {"projection": "matrix", "head": "embedding"}  # they differ in their rates only
     groups = {id(p): alike.get(name := str(group["name"]), name) for group in parameter_groups(built) for p in group["params"]}
-
     stacked = {p for m in built.modules() if getattr(m, "is_stacked", False) for p in m.parameters(recurse=False)}
 
-    def shape(p: Tensor) -> tuple[int, ...]:
-        return (p.shape[0] // expert, *p.shape[1:]) if p in stacked else tuple(p.shape)
-
-    def times(name: str) -> int:
-        if _block(name) is None:
-            return 0
-        return blocks[int(name.split(".")[1])] if blocks else 1
-
-    def is_ahead(name: str) -> bool:
-        return bool(ahead) and _block(name) is not None and int(name.split(".")[1]) >= len(blocks) - ahead
-
-    return tuple(
-        Weight(
+    def weight(name: str, p: Tensor) -> Weight:
+        block = _block(name)
+        return Weight(
             name,
-            shape(p),
-            part_of(name, p.ndim),
+            (len(p) // expert, *p.shape[1:]) if p in stacked else tuple(p.shape),
+            ".".join(name.split(".")[:2]) if isinstance(model, OwnModel) else _part(name, p.ndim),
             groups.get(id(p)),
-            times(name),
+            0 if block is None else times[block] or 1,
             p.element_size(),
             len(p) if p in stacked else 0,
-            ahead=is_ahead(name),
+            ahead=block is not None and block >= first_ahead,
         )
-        for name, p in built.named_parameters()
-    )
+
+    return tuple(weight(name, p) for name, p in built.named_parameters())
 
 
-def _block(name: str) -> str | None:
-    """The block that a parameter belongs to."""
-    found = re.match(r"(network\.)?blocks\.\d+", name)
-    return found and found[0]
+def _block(name: str) -> int | None:
+    """The number of the block, of those that were built, that a parameter belongs to."""
+    found = re.match(r"(?:network\.)?blocks\.(\d+)", name)
+    return None if found is None else int(found[1])
 
 
-def _child(name: str, dimensions: int) -> str:
-    return ".".join(name.split(".")[:2])
+_PARTS = (  # (what a parameter's name matches, its part); the first match counts
+    (r"lora\w*$", "adapters"),
+    (r"norm", "norms"),
+    (r"convolution", "convolutions"),
+    (r"\.bias$", "biases"),
+    (r"\.mlp\.router\.", "router"),
+    (r"\.ahead\.", "input ahead"),
+    (r"^embedding\.", "token embedding"),
+    (r"^positions\.", "position embedding"),
+    (r"^head\.", "output head"),
+    (r"\.attention\.", "attention"),
+    (r"", "mlp"),
+)
 
 
 def _part(name: str, dimensions: int) -> str:
-    first, *_, last = name.split(".")
-    if "lora" in last:
-        return "adapters"
-    if "norm" in name:
-        return "norms"
-    if "convolution" in name:
-        return "convolutions"
-    if last == "bias":
-        return "biases"
-    if ".mlp.router." in name:
-        return "router"
-    if dimensions == 3:  # E matrices
-        return "experts"
-    if ".ahead." in name:
-        return "input ahead"
-    outside = {"embedding": "token embedding", "positions": "position embedding", "head": "output head"}
-    return outside.get(first, "attention" if ".attention." in name else "mlp")
+    found = next(part for pattern, part in _PARTS if re.search(pattern, name))
+    return "experts" if dimensions == 3 and found == "mlp" else found  # E matrices
 
 
 @cached_by_text
@@ -212,11 +196,7 @@ def buffer_bytes(model: OwnModel, parameter_bytes: int) -> int:
 
 
 def parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> dict[str, int]:
-    """Parameters by part, exactly as in the built model. A tied head is counted with the embedding.
-
-    A Llama-like block with multi-head attention, no biases, a 2-matrix MLP and f = 4d has 12d² + 2d parameters. The whole
-    model with a tied head has 12Ld² + 2Ld + Vd + d (Kaplan et al. 2020, table 1, plus norms).
-    """
+    """Parameters by part, exactly as in the built model. A tied head is counted with the embedding."""
     found = Counter[str]()
     for weight in weights_of(model, lora):
         found[weight.part] += weight.total
@@ -250,7 +230,7 @@ def reduced_bytes(weights: Weights) -> int:
     return sum(4 * w.total for w in weights if w.group is not None)
 
 
-def whole_gradient_bytes(weights: Weights, parameter_bytes: int) -> int:
+def computed_gradient_bytes(weights: Weights, parameter_bytes: int) -> int:
     """Bytes of the gradients that a rank computes, before they are reduced."""
     return sum(w.total * w.itemsize(parameter_bytes) for w in weights if w.group is not None)
 
@@ -285,11 +265,11 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
 
     `tied`: the embedding belongs to the root.
     """
-    blocks: dict[str, list[Weight]] = {}
+    blocks: dict[int, list[Weight]] = {}
     for weight in weights:
-        if block := _block(weight.name):
+        if (block := _block(weight.name)) is not None:
             blocks.setdefault(block, []).append(replace(weight, times=1))
-    outside = [weight for weight in weights if not _block(weight.name)]
+    outside = [weight for weight in weights if _block(weight.name) is None]
     largest = max(map(tuple, blocks.values()), key=lambda each: stored_bytes(each, 4), default=())
     embedding = () if tied else tuple(weight for weight in outside if weight.part == "token embedding")
     root = tuple(weight for weight in outside if weight not in embedding)

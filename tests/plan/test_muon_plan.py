@@ -18,7 +18,7 @@ from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import MuonAdamW, parameter_groups
 from lit_llm.plan.collectives import Links, muon_collectives
-from lit_llm.plan.optimizer import Optimizer, muon_work_bytes, row_state_bytes, state_bytes
+from lit_llm.plan.optimizer import MuonWork, Optimizer, row_state_bytes, state_bytes
 from lit_llm.plan.weights import weights_of
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=32)
@@ -72,11 +72,10 @@ def test_memory_and_bytes_are_those_of_a_step(name, options, width):
                 dist.destroy_process_group()
         peaks.append(peak)
         sent.append(bytes_of)
-    normuon = "normuon_beta2" in options
-    planned = muon_work_bytes(shapes, 4, width, shards=ranks // rows, rows=rows, cuda=False, normuon=normuon)
-    assert planned / max(peaks) == pytest.approx(1, abs=0.01 if width == 4 else 0.05)
+    work = MuonWork(tuple(shapes), dimensions=dimensions, rows=rows, normuon="normuon_beta2" in options)
+    assert work.work_bytes(4, width, cuda=False) / max(peaks) == pytest.approx(1, abs=0.01 if width == 4 else 0.05)
     traffic = Counter[str]()
-    for each in muon_collectives(shapes, width, dimensions=dimensions, rows=rows, normuon=normuon):
+    for each in muon_collectives(work, 4, width):
         traffic[each.kind] += each.sent(1)
     counted = {kind: pytest.approx(mean(each[kind] for each in sent)) for kind in sent[0]}
     assert {kind: size for kind, size in traffic.items() if size} == counted
@@ -86,7 +85,7 @@ def test_the_row_numbers_of_normuon_take_an_all_reduce_of_time():
     """On four ranks of a node and two nodes: a ring of 4 over the matrix's shards, one of 2 over its replicas."""
     links = Links(node_gbps=100, network_gbps=10, devices_per_node=4)
     plain, rows = (
-        sum(each.seconds(links) for each in muon_collectives(BLOCK, 2, dimensions=(4,), rows=2, normuon=normuon))
+        sum(each.seconds(links) for each in muon_collectives(MuonWork(tuple(BLOCK), (), (4,), 2, normuon=normuon), 4, 2))
         for normuon in (False, True)
     )
     size = 4 * (5 * 128 + 512)  # fp32 numbers of the rows of a block's matrices
