@@ -158,7 +158,7 @@ class _SplitEmbedding(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         distribute_module(module, device_mesh, partial(distribute_parameters, Shard(0)))
-        module.forward = partial(self._look_up, module, device_mesh)  # type: ignore[method-assign]
+        module.forward = partial(self._look_up, module, device_mesh)
         return module
 
     @staticmethod
