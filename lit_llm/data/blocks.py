@@ -179,8 +179,8 @@ class PackedBlocks(StreamBlocks):
 class PairBlocks(PackedBlocks):
     """The blocks of a plan whose pieces are pairs: a chosen document, and the rejected one after it.
 
-    In ``documents`` those of pair i of a row are 2 i and 2 i + 1. A batch has ``pairs`` too, (B, P): where the pairs of each row
-    begin, or -1, in all streams of a corpus. P is the most pairs that a row of the batch has. No two blocks share a pair.
+    In ``documents`` those of pair i of a row are 2 i and 2 i + 1. A batch has ``pairs`` too, (B, P): where the pairs of each
+    row begin, or -1, in all streams of a corpus. P is the most pairs that a row of the batch has. No two blocks share a pair.
 
     Args:
         first: the tokens of the streams before this one.

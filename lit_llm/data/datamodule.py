@@ -566,9 +566,9 @@ class TokenDataModule(LightningDataModule, ABC):
         """The blocks of the training stream of that name in ``corpus.streams``."""
         if self.packing == "concatenate":
             return TrainBlocks(self.corpus.streams[name], **self._block_settings(name))
-        return self._packed_blocks(name)
+        return self._blocks_of_plan(name)
 
-    def _packed_blocks(self, name: str) -> PackedBlocks:
+    def _blocks_of_plan(self, name: str) -> PackedBlocks:
         stream, settings = self.corpus.streams[name], self._block_settings(name)
         if self.pairs:
             return PairBlocks(stream, self._plans[name], first=self._tokens_before(name), **settings)
@@ -577,7 +577,7 @@ class TokenDataModule(LightningDataModule, ABC):
     def _held_out_blocks_of(self, name: str) -> Blocks:
         """The blocks of the held-out stream of that name in ``corpus.streams``."""
         return (
-            self._packed_blocks(name) if self.pairs else HeldOutBlocks(self.corpus.streams[name], **self._block_settings(name))
+            self._blocks_of_plan(name) if self.pairs else HeldOutBlocks(self.corpus.streams[name], **self._block_settings(name))
         )
 
     def _block_settings(self, name: str) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def ingest(
     pairs = sum(part.pairs or 0 for part in summaries)
     if pairs and 2 * pairs != (documents := sum(c.documents for part in summaries for c in part.splits.values())):
         raise UserError(
-            f"The data have {pairs:,} pairs of a chosen and a rejected answer, and {documents - 2 * pairs:,} other conversations: "
+            f"The data have {pairs:,} pairs of a chosen and a rejected answer, and {documents - 2 * pairs:,} conversations: "
             "prepare each kind in a folder of its own (--data.paths)."
         )
     splits = {}

@@ -155,7 +155,10 @@ def _read(path: Path, key: str) -> Any:
         UserError: it is damaged, or of another reference.
     """
     try:
-        content = open_ordinary(path).read_bytes() if path.exists() else None
+        content = None
+        if path.exists():
+            with open(open_ordinary(path), "rb") as file:
+                content = file.read()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     if content is None:
