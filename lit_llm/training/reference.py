@@ -93,7 +93,7 @@ class Reference:
     def _key(self, module: LanguageModel) -> str:
         data, template = module.data, module.data.chat_form
         precision = str(module.trainer.precision_plugin.precision)
-        content = [self.weights, data.fingerprint, data.tokenizer.identity(), template and template.template, precision]
+        content = [self.weights, data.fingerprint, data.tokenizer and data.tokenizer.identity(), template and template.template, precision]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def _compute(self, module: LanguageModel) -> np.ndarray:
