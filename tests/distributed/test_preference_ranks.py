@@ -51,9 +51,9 @@ def write_pairs(folder: Path) -> None:
     Bytes().save(folder)
 
 
-def recipe(loss: str, **more) -> dict:
+def recipe(kind: str, **more) -> dict:
     base = {"init_from": "base/step-00000002.ckpt", "precision": "64-true", "parameters": True, "steps": 4}
-    return base | {"pairs": LOSSES[loss]} | more
+    return base | {"pairs": LOSSES[kind]} | more
 
 
 @pytest.fixture(scope="module")
