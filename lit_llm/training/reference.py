@@ -91,9 +91,10 @@ class Reference:
         return {**batch, "reference": torch.where((pairs < 0)[..., None], 0, values).flatten(1)}
 
     def _key(self, module: LanguageModel) -> str:
-        data, template = module.data, module.data.chat_form
+        data, form = module.data, module.data.chat_form
+        tokenizer = data.tokenizer and data.tokenizer.identity()
         precision = str(module.trainer.precision_plugin.precision)
-        content = [self.weights, data.fingerprint, data.tokenizer and data.tokenizer.identity(), template and template.template, precision]
+        content = [self.weights, data.fingerprint, tokenizer, form and form.template, precision]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def _compute(self, module: LanguageModel) -> np.ndarray:
