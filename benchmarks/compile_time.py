@@ -53,7 +53,7 @@ class Steps:
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.narrow):
-            sums = self.model(batch["input_ids"], batch["targets"], loss=self.built.model.loss_function)
+            sums = self.model(batch["input_ids"], batch["targets"], loss=self.built.model.loss_function(batch))
         return sums.loss / batch["targets"].numel()
 
     def train(self) -> float:

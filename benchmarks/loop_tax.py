@@ -65,7 +65,7 @@ class ByHand(Callback):
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = wsd(self.step, peak=peak, final=0.0, warmup_steps=2, total_steps=trainer.max_steps, shape="cosine")
         with trainer.precision_plugin.forward_context():
-            sums = self.model(batch["input_ids"], batch["targets"], loss=module.loss_function)
+            sums = self.model(batch["input_ids"], batch["targets"], loss=module.loss_function({}))
             loss = sums.loss / batch["targets"].numel()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -145,7 +145,7 @@ class InTurn(Callback):
             for group in optimizer.param_groups:
                 group["lr"] = 1e-3 * min(1.0, clock[0] / 100)
             ids, targets = slices()
-            sums = ours(ids, targets, loss=module.loss_function)
+            sums = ours(ids, targets, loss=module.loss_function({}))
             (sums.loss / targets.numel()).backward()
             gradients = [p.grad for p in ours.parameters() if p.grad is not None]
             scale_(gradients, torch.clamp(1.0 / (total_norm(gradients) + 1e-6), max=1.0))

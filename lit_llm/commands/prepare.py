@@ -51,13 +51,15 @@ def _run(arguments: Arguments) -> int:
     manifest = summary.manifest
     for name, split in manifest.splits.items():
         learned = "" if split.targets is None else f", of which {split.targets:,} are learned"
-        print(f"{name}: {split.documents:,} documents, {split.bytes:,} bytes, {split.tokens:,} tokens{learned}")
+        kind = f"{split.documents // 2:,} pairs" if manifest.pairs else f"{split.documents:,} documents"
+        print(f"{name}: {kind}, {split.bytes:,} bytes, {split.tokens:,} tokens{learned}")
     if summary.near_duplicates:
         print(f"left out of training: {summary.near_duplicates:,} documents that nearly repeat held-out ones")
     if summary.skipped:
         print(f"skipped: {summary.skipped:,} documents without {'messages' if summary.masked else 'text'}")
     print(f"documents: {'as the chat template writes them' if summary.masked else _ids(manifest)}")
-    recipe = "sft --init_from RUN" if summary.masked else "RECIPE --data TokenShards"
+    chats = f"{'dpo' if manifest.pairs else 'sft'} --init_from RUN"
+    recipe = chats if summary.masked else "RECIPE --data TokenShards"
     print(f"train on it: python -m lit_llm fit --config {recipe} --data.path {out}")
     return 0
 

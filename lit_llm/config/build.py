@@ -120,5 +120,6 @@ def build(
             made.architecture,
             parts.get("lora"),
             use_ema=run.uses_average,
+            objective=parts.get("objective"),
         )
     return Built(run, made, missing, model)

@@ -20,6 +20,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.saved_run import SavedRun
+from lit_llm.training.objective import Objective
 from lit_llm.training.planned_settings import layout_of
 from lit_llm.training.saved_state import class_name
 
@@ -38,7 +39,21 @@ def model_problems(run: Run, made: Objects) -> list[str]:
         found += parts[group].problems() if group in parts else []
     if made.architecture is not None and {"model", "loss", "compute"} <= parts.keys():
         found += made.architecture.problems(parts["model"], parts["loss"].chunk_size, parts["compute"])
-    return found + _lora_problems(run, made)
+    return found + _objective_problems(run, made) + _lora_problems(run, made)
+
+
+def _objective_problems(run: Run, made: Objects) -> list[str]:
+    objective: Objective | None = made.parts.get("objective")
+    if objective is None:
+        return []
+    name, found = type(objective).__name__, objective.problems(made.parts)
+    if objective.uses_pairs and made.architecture is not None:
+        found.append(
+            f"objective {name} trains lit_llm's GPT only, not {made.architecture.class_path} (--objective CrossEntropy)"
+        )
+    if objective.uses_reference and run.fits and run.initial is None and run.start.checkpoint is None:
+        found.append(f"objective {name} compares with the model that training starts from: name its run (--init_from RUN)")
+    return found
 
 
 def _lora_problems(run: Run, made: Objects) -> list[str]:

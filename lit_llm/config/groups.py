@@ -82,6 +82,9 @@ OFF = ("lora",)
 """Those of them that are null, and so off, unless a recipe sets one of their keys."""
 
 CLASSES: dict[str, ClassGroup] = {
+    "objective": ClassGroup(
+        "lit_llm.training.objective.Objective", "lit_llm.training.objective.CrossEntropy", None, "lit_llm.training"
+    ),
     "optimizer": ClassGroup("torch.optim.Optimizer", "lit_llm.optim.MuonAdamW", None, "lit_llm.optim"),
     "data": ClassGroup("lightning.pytorch.LightningDataModule", "lit_llm.data.PythonStdlib", None, "lit_llm.data"),
     **CALLBACKS,
@@ -97,7 +100,18 @@ def default_class(key: str) -> str | None:
 ARCHITECTURE = "architecture"
 """The group that names any torch.nn.Module to train instead of lit_llm's GPT."""
 
-GROUPS: tuple[str, ...] = ("model", ARCHITECTURE, "lora", "loss", "compute", "optimizer", "data", *CALLBACKS, "trainer")
+GROUPS: tuple[str, ...] = (
+    "model",
+    ARCHITECTURE,
+    "lora",
+    "objective",
+    "loss",
+    "compute",
+    "optimizer",
+    "data",
+    *CALLBACKS,
+    "trainer",
+)
 
 TRAINER: dict[str, Any] = {
     "max_epochs": -1,

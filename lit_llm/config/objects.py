@@ -107,7 +107,7 @@ def _parts(run: Run) -> tuple[dict[str, Any], list[str]]:
     """
     parts: dict[str, Any] = {}
     problems: list[str] = []
-    for group in ("model", "lora", "loss", "compute", "data", *CALLBACKS):
+    for group in ("model", "lora", "objective", "loss", "compute", "data", *CALLBACKS):
         if group in run.refused - {"model"}:
             continue
         try:

@@ -15,9 +15,11 @@ from torch.optim import Optimizer
 
 import lit_llm.data
 import lit_llm.optim
+import lit_llm.training.preference  # another objective than the default
 from lit_llm.config.groups import ARCHITECTURE, CALLBACKS, CLASSES, OFF, PLAIN, TRAINER, Command, options_of
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml, read_yaml
+from lit_llm.training.objective import Objective
 
 
 def _load(text: str) -> Any:
@@ -61,6 +63,7 @@ def make_parser(command: Command, defaults: dict[str, Any] | None = None) -> Rec
             _add_architecture(parser)
     for group in OFF:
         parser.add_argument(f"--{group}", type=class_at(PLAIN[group]) | None, default=None)
+    parser.add_subclass_arguments((Objective,), "objective", required=True)
     parser.add_subclass_arguments(
         (Optimizer,), "optimizer", instantiate=False, fail_untyped=False, skip={"params"}, required=True
     )

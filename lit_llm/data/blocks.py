@@ -5,6 +5,7 @@ A batch is a dict of tensors:
 - ``input_ids``, ``targets``: (B, T) int64. ``targets[b, t]`` is the token after ``input_ids[b, t]``, or -100 where there is
   nothing to predict, or the data say that the token is no target.
 - ``documents``: (B, T) int32, if the model needs them: a number for each document of a row. They never decrease along a row.
+- ``pairs``: (B, P) int64, of data of preferences only (``PairBlocks``).
 
 A sampler yields the block numbers of a whole micro-batch, and the dataset reads it at once (``DataLoader(batch_size=None)``).
 There are no per-sample Python objects and no collation.
@@ -38,6 +39,8 @@ class Rows(NamedTuple):
     """(B, T) int64."""
     documents: np.ndarray | None = None
     """(B, T) int32."""
+    pairs: np.ndarray | None = None
+    """(B, P) int64."""
 
     def batch(self) -> dict[str, Tensor]:
         return {name: torch.from_numpy(array) for name, array in self._asdict().items() if array is not None}
@@ -149,19 +152,56 @@ class PackedBlocks(StreamBlocks):
 
     def rows(self, blocks: np.ndarray) -> Rows:
         rows = self._padding(len(blocks))
+        starts: list[list[int]] = []  # of the pieces of each row
         for row, block in enumerate(blocks.tolist()):
-            at = 0
-            for number, (start, pairs) in enumerate(self.plan.block(block).tolist()):
+            at, pieces = 0, self.plan.block(block).tolist() if block < len(self.plan) else []  # held-out ones end in padding
+            for number, (start, pairs) in enumerate(pieces):
                 if start + pairs >= len(self.stream):
                     raise UserError(f"{self.plan.path} is damaged: delete it, and the next run makes it again.")
                 place = row, slice(at, at + pairs)
                 self._read_pairs(start, rows.input_ids[place], rows.targets[place])
                 if rows.documents is not None:
-                    rows.documents[place] = number
+                    rows.documents[place] = self._numbers(number, start, rows.targets[place])
                 at += pairs
             if rows.documents is not None:
                 rows.documents[row, at:] = self.block_size
+            starts.append([start for start, _ in pieces])
+        return self._completed(rows, starts)
+
+    def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray | int:
+        """The documents of the piece ``number`` of a row, whose first input is ``start``."""
+        return number
+
+    def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
         return rows
+
+
+class PairBlocks(PackedBlocks):
+    """The blocks of a plan whose pieces are pairs: a chosen document, and the rejected one after it.
+
+    In ``documents`` those of pair i of a row are 2 i and 2 i + 1. A batch has ``pairs`` too, (B, P): where the pairs of each
+    row begin, or -1, in all streams of a corpus. P is the most pairs that a row of the batch has. No two blocks share a pair.
+
+    Args:
+        first: the tokens of the streams before this one.
+        kwargs: the arguments of ``PackedBlocks``, with ``documents``.
+    """
+
+    def __init__(self, *args: Any, first: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.first = first
+
+    def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray:
+        assert self.documents is not None
+        documents = self.documents.numbers(start, len(targets))  # 0 of the chosen and 1 of the rejected one
+        targets[:-1][np.diff(documents) > 0] = IGNORE  # the first token of the other document
+        return 2 * number + documents
+
+    def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
+        pairs = np.full((len(starts), max(1, *map(len, starts))), -1, dtype=np.int64)
+        for row, of_row in zip(pairs, starts, strict=True):
+            row[: len(of_row)] = np.array(of_row, dtype=np.int64) + self.first
+        return rows._replace(pairs=pairs)
 
 
 class MixtureBlocks(Blocks):

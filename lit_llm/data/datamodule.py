@@ -25,7 +25,7 @@ from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import GlobalOrder, HeldOutOrder, ResumableLoader
-from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, TrainBlocks
+from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, PairBlocks, TrainBlocks
 from lit_llm.data.corpus import Corpus, OpenedCorpus, describe_files
 from lit_llm.data.document_ends import Documents
 from lit_llm.data.order import sample_index
@@ -179,7 +179,13 @@ class TokenDataModule(LightningDataModule, ABC):
                 f"The training text has {self.train_tokens} tokens, but a block needs {self.block_size + 1} "
                 f"({self.block_size} and the next one): give more text, or lower --model.block_size."
             )
-        if self.packing == "best_fit" and stage in ("fit", None):
+        if self.pairs and "train" not in self.corpus.streams:
+            raise UserError(
+                "A mixture has no pairs of answers: train on one folder with them (--data TokenShards --data.path DIR)."
+            )
+        if self.pairs and self.packing != "best_fit":
+            raise UserError("Both answers of a pair must be in one block (--data.packing best_fit).")
+        if self.pairs or (self.packing == "best_fit" and stage in ("fit", None)):
             self._open_plans()
         if stage == "fit" and self.trainer is not None:
             set_accumulation(self.trainer, self)
@@ -230,7 +236,7 @@ class TokenDataModule(LightningDataModule, ABC):
         streams, hashes = self.corpus.streams, self._open_data.hashes
         return {
             name: open_plan(self._documents(streams[name]), size=self._block_size, tokens_hash=hashes[name])
-            for name in self._train_streams()
+            for name in (streams if self.pairs else self._train_streams())
         }
 
     def raise_problems(self) -> None:
@@ -250,6 +256,35 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def corpus(self) -> Corpus:
         return self._open_data.corpus
+
+    @property
+    def pairs(self) -> bool:
+        """Whether documents are pairs of a chosen and a rejected answer. A batch has "pairs" then (``PairBlocks``)."""
+        return any(stream.pairs for stream in self.corpus.streams.values())
+
+    @property
+    def pair_folder(self) -> Path:
+        """Where the shards of pairs are."""
+        folder = self.corpus.streams["train"].folder_of_manifest
+        assert folder is not None, "a manifest says that there are pairs"
+        return folder
+
+    def pair_positions(self) -> np.ndarray:
+        """(n,) int64, ascending: where each pair of all splits begins, as "pairs" of a batch says it."""
+        streams = self.corpus.streams
+        starts = (
+            pool + self._tokens_before(name) for name in streams for pool, _ in self._documents(streams[name]).pools(2**18)
+        )
+        return np.concatenate([*starts, np.empty(0, dtype=np.int64)])
+
+    def pair_loaders(self) -> list[DataLoader]:
+        """All pairs of all splits that blocks have, each once, in batches of equal number on all ranks."""
+        return [self._held_out_loader(name) for name in self.corpus.streams]
+
+    def _tokens_before(self, name: str) -> int:
+        """Of the streams before that of this name."""
+        sizes = {other: len(stream) for other, stream in self.corpus.streams.items()}
+        return sum(list(sizes.values())[: list(sizes).index(name)])
 
     @property
     def vocab_size(self) -> int:
@@ -529,19 +564,26 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _train_blocks_of(self, name: str) -> Blocks:
         """The blocks of the training stream of that name in ``corpus.streams``."""
-        stream, settings = self.corpus.streams[name], self._block_settings(name)
         if self.packing == "concatenate":
-            return TrainBlocks(stream, **settings)
+            return TrainBlocks(self.corpus.streams[name], **self._block_settings(name))
+        return self._blocks_of_plan(name)
+
+    def _blocks_of_plan(self, name: str) -> PackedBlocks:
+        stream, settings = self.corpus.streams[name], self._block_settings(name)
+        if self.pairs:
+            return PairBlocks(stream, self._plans[name], first=self._tokens_before(name), **settings)
         return PackedBlocks(stream, self._plans[name], **settings)
 
     def _held_out_blocks_of(self, name: str) -> Blocks:
         """The blocks of the held-out stream of that name in ``corpus.streams``."""
-        return HeldOutBlocks(self.corpus.streams[name], **self._block_settings(name))
+        return (
+            self._blocks_of_plan(name) if self.pairs else HeldOutBlocks(self.corpus.streams[name], **self._block_settings(name))
+        )
 
     def _block_settings(self, name: str) -> dict[str, Any]:
         # Batches have rows of all streams of a split.
         alike = {other for other in self.corpus.streams if split_of(other) == split_of(name)}
-        known = self.gives_documents and self._open_data.with_documents.issuperset(alike)
+        known = (self.gives_documents or self.pairs) and self._open_data.with_documents.issuperset(alike)
         documents = self._documents(self.corpus.streams[name]) if known else None
         return {"block_size": self._block_size, "vocab_size": self.vocab_size, "documents": documents}
 

@@ -55,7 +55,8 @@ class Documents:
         return opens.cumsum(dtype=np.int32)
 
     def pools(self, documents: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All documents with at least one pair of an input and its target, so many at a time.
+        """All documents with at least one pair of an input and its target, so many at a time. A chosen and a rejected answer,
+        which follow each other, count as one.
 
         Yields:
             (n,) the position of each document's first input, and (n,) its pairs.
@@ -78,6 +79,8 @@ class Documents:
             yield self._pairs(begin, waiting)
 
     def _pairs(self, begin: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.stream.pairs:
+            ends = ends[1::2]
         starts = np.concatenate(([begin], ends[:-1]))
         if self.ends_open:
             starts = np.maximum(starts - 1, 0)

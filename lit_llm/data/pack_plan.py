@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -118,11 +119,13 @@ def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
     key = key_of(documents, tokens_hash)
     path = path_of(documents.stream, size, key)
     is_new = not path.exists()
-    if is_new:
-        write_plan(path, documents, size=size, key=key)
+    long = write_plan(path, documents, size=size, key=key) if is_new else 0
     plan = PackPlan(path, size=size, key=key)
     if is_new:
-        rank_zero_info(f"{path}: {report(plan.counts, plan.consecutive)}")
+        left_out = f". Left out: {long:,} pairs of more than {size:,} tokens (--data.block_size)" if long else ""
+        rank_zero_info(f"{path}: {report(plan.counts, plan.consecutive)}{left_out}")
+    if not len(plan) and documents.stream.pairs:
+        raise UserError(f"Every pair of {path.parent} has more than {size:,} tokens: raise --data.block_size.")
     if not len(plan):
         raise UserError(
             f"The training documents of {path.parent} have a single token each, so that nothing can be predicted: give longer "
@@ -145,7 +148,7 @@ def planned(stream: TokenStream, *, size: int) -> tuple[Counts, Counts] | None:
         return None
     documents = Documents(stream, ends_open=stream.ends_open)
     counts, other = Counts(), Counts()
-    for starts, lengths in documents.pools(POOL):
+    for starts, lengths, _ in _pools(documents, size):
         counts, other = counts + pack(starts, lengths, size)[2], other + consecutive(starts, lengths, size)
     return counts, other
 
@@ -182,20 +185,23 @@ def key_of(documents: Documents, tokens_hash: str) -> bytes:
         tokens_hash: of the stream (`TokenStream.scan`).
     """
     shards = [(layout.tokens, 0 if layout.megatron else os.path.getsize(layout.docs)) for layout in documents.stream.layouts]
-    content = repr((_VERSION, POOL, tokens_hash, shards, documents.ends_open))
+    content = repr((_VERSION, POOL, tokens_hash, shards, documents.ends_open, *(["pairs"] * documents.stream.pairs)))
     return hashlib.blake2b(content.encode(), digest_size=HASH_BYTES).digest()
 
 
-def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> None:
+def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> int:
     """Pack all documents and write the plan: complete, or not at all. Memory: a pool, 8 bytes a block, and the
     document ends of a shard.
+
+    Returns:
+        The number of pairs that are left out, because no block takes them whole.
 
     Raises:
         UserError: the folder cannot be written or is gone, or the document ends are damaged.
     """
     try:
         with complete_file(path, path.with_name(f".{path.name}.{os.getpid()}.partial")) as file:
-            _write(file, documents, size, key)
+            return _write(file, documents, size, key)
     except FileNotFoundError as error:
         raise UserError(
             f"The plan of packing {path} cannot be written: {error.strerror}. Its shards were deleted: repeat the command."
@@ -209,11 +215,19 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> No
         ) from error
 
 
-def _write(file: BinaryIO, documents: Documents, size: int, key: bytes) -> None:
-    counts, other, pieces = Counts(), Counts(), 0
+def _pools(documents: Documents, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """What is packed together: starts (n,), lengths (n,), and the number of pairs left out. Other documents are cut."""
+    for starts, lengths in documents.pools(POOL):
+        fits = lengths <= size if documents.stream.pairs else np.ones(len(lengths), dtype=bool)
+        yield starts[fits], lengths[fits], int(np.sum(~fits))
+
+
+def _write(file: BinaryIO, documents: Documents, size: int, key: bytes) -> int:
+    counts, other, pieces, left_out = Counts(), Counts(), 0, 0
     ends: list[np.ndarray] = []  # of each pool, the pieces up to the end of each of its blocks
     file.write(bytes(_HEADER_BYTES))  # written when the counts are known
-    for starts, lengths in documents.pools(POOL):
+    for starts, lengths, long in _pools(documents, size):
+        left_out += long
         packed, of_blocks, added = pack(starts, lengths, size)
         file.write(packed.tobytes())
         ends.append((pieces + np.cumsum(of_blocks)).astype(_INDEX))
@@ -223,3 +237,4 @@ def _write(file: BinaryIO, documents: Documents, size: int, key: bytes) -> None:
         file.write(of_pool.tobytes())
     file.seek(0)
     file.write(_HEADER.pack(_MAGIC, _VERSION, size, key, pieces, *counts[:5], other.cut, other.separated))
+    return left_out

@@ -56,6 +56,8 @@ class TokenStream:
         assert files, "a stream needs at least one file"
         known, whole = manifest.shards, manifest.split_with(files)
         shards = [known[file] for file in files]
+        if manifest.pairs and whole is None:
+            raise UserError(f"{folder} has pairs, which can lie in two shards: name all shards of a split, or the folder.")
         dtype = LAYOUTS[magic_for(manifest.vocab_size)][1]
         layouts = [
             ShardLayout(os.path.join(folder, s.file), dtype, HEADER_BYTES, s.tokens, masked=s.mask_blake2b is not None)
@@ -68,6 +70,7 @@ class TokenStream:
         stream._max_ids = [shard.max_id for shard in shards]
         stream._hash = None if whole is None else _with_mask(whole.tokens_blake2b, whole.mask_blake2b)
         stream.folder_of_manifest, stream.ends_open = folder, manifest.ends_open
+        stream.pairs = bool(manifest.pairs)
         return stream
 
     def _use(self, layouts: list[ShardLayout]) -> None:
@@ -79,6 +82,7 @@ class TokenStream:
         self._hash: str | None = None  # of all tokens, if a manifest says
         self.folder_of_manifest: Path | None = None
         self.ends_open: bool | None = None  # as a manifest says: see `Manifest.ends_open`
+        self.pairs = False  # likewise
 
     def __len__(self) -> int:
         return self.starts[-1]

@@ -67,6 +67,8 @@ class Manifest:
     eos_id: int | None
     """Ends every document; None: nothing does."""
     splits: dict[str, SplitInfo]
+    pairs: bool | None = None
+    """Whether documents are pairs of a chosen and a rejected answer, one after the other. None: they are not."""
 
     @property
     def ends_open(self) -> bool:
@@ -79,7 +81,7 @@ class Manifest:
         Raises:
             OSError: the disk refused.
         """
-        content = asdict(self)
+        content = {key: value for key, value in asdict(self).items() if key != "pairs" or value}
         for split in content["splits"].values():
             for part in (split, *split["shards"]):
                 for key in _OF_MASKS & part.keys():

@@ -115,6 +115,12 @@ def ingest(
         finished=lambda job, part: progress.note(f"finished {_named(job)}: {_counts(part)}"),
     )
     _refuse_empty(summaries, inputs)
+    pairs = sum(part.pairs or 0 for part in summaries)
+    if pairs and 2 * pairs != (documents := sum(c.documents for part in summaries for c in part.splits.values())):
+        raise UserError(
+            f"The data have {pairs:,} pairs of a chosen and a rejected answer, and {documents - 2 * pairs:,} conversations: "
+            "prepare each kind in a folder of its own (--data.paths)."
+        )
     splits = {}
     dtype = token_type(tokenizer.vocab_size)
     tokens = sum(counts.tokens for part in summaries for counts in part.splits.values())
@@ -144,7 +150,7 @@ def ingest(
     tokenizer.save(out)
     if chat_template is not None:
         ChatForm(chat_template.text, ChatEncoder(tokenizer, chat_template).end_of_turn_id()).write(out)
-    manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, *runner.document_ids, splits)
+    manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, *runner.document_ids, splits, pairs=bool(pairs) or None)
     manifest.write(out)
     return Summary(manifest, summaries)
 

@@ -75,6 +75,8 @@ class Part:
     """Sources with bytes that are not UTF-8."""
     masked: bool = False
     """Whether only some tokens are targets, which the masks tell."""
+    pairs: int | None = None
+    """How many times a chosen and a rejected answer are two documents; None: not known to be one."""
 
     @classmethod
     def read(cls, folder: Path, key: str) -> Part | None:

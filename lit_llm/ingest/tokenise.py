@@ -67,7 +67,10 @@ class JobRunner:
                         path = self.folder / f"{key}.{piece.split}"
                         writers[piece.split] = PartWriter(path, stack, dtype, self.document_ids, masked=self.masked)
                     where = f"conversation {documents} of {one.source.name}"
-                    writers[piece.split].append(piece, *self._encode(piece, where))
+                    encoded = self._encode(piece, where)
+                    part.pairs = (part.pairs or 0) + len(encoded) - 1
+                    for each in encoded:
+                        writers[piece.split].append(piece, *each)
             for writer in writers.values():
                 writer.flush()
         part.splits = {split: writer.counts for split, writer in writers.items()}
@@ -75,16 +78,19 @@ class JobRunner:
         part.write(self.folder, key)
         return part
 
-    def _encode(self, piece: SelectedPiece, where: str) -> tuple[np.ndarray, np.ndarray | None, PartCounts]:
-        """The ids (n,) of a piece of the document at ``where``, their mask (n,) uint8 if there is one, and its counts."""
+    def _encode(self, piece: SelectedPiece, where: str) -> list[tuple[np.ndarray, np.ndarray | None, PartCounts]]:
+        """The ids (n,) of a piece of the document at ``where``, their mask (n,) uint8 if there is one, and its counts.
+
+        Of a pair, those of two documents.
+        """
         encoder = self._encoder
         if isinstance(encoder, ChatEncoder):
-            chat = encoder.encode(piece.text, where=where)
-            return chat.ids, chat.mask, PartCounts(bytes=chat.bytes, token_bytes=chat.bytes)
+            chats = encoder.encode(piece.text, where=where)
+            return [(chat.ids, chat.mask, PartCounts(bytes=chat.bytes, token_bytes=chat.bytes)) for chat in chats]
         before = encoder.unknown_tokens, encoder.token_bytes
         ids = encoder.encode(piece.text, continues=not piece.first)
         unknown, known = encoder.unknown_tokens - before[0], encoder.token_bytes - before[1]
-        return ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known)
+        return [(ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known))]
 
     def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
         """The pieces of an input, reported and checked."""

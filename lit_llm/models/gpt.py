@@ -286,9 +286,10 @@ class GPT(nn.Module):
         """
         if self.config.moe is None:
             return view
-        counted = F.pad(targets != -100, (0, self._padding(view.length, view.shard)))
-        if view.shard is not None:
-            counted = view.shard.take(counted)
+        counted = targets != -100
+        counted = (
+            F.pad(counted, (0, self._padding(view.length, None))) if view.shard is None else self.own_positions(counted, 0)
+        )
         if (shards := self.vocabulary_shards) is not None:
             counted = counted.chunk(shards.group.size(), dim=1)[shards.group.rank()]
         return replace(view, counted=counted)
@@ -296,6 +297,15 @@ class GPT(nn.Module):
     def _padding(self, length: int, shard: SequenceShard | None) -> int:
         """Positions to add to a sequence, so that ranks have equal parts of it."""
         return -length % ((1 if shard is None else shard.multiple) * self._norm_ranks)
+
+    def own_positions(self, values: Tensor, fill: int) -> Tensor:
+        """Of (B, T) for whole sequences, those of the positions whose targets this rank has. Ranks may share a sequence.
+
+        Args:
+            fill: the value of positions that are added, so that ranks have equal parts.
+        """
+        shard = self.sequence_shard
+        return values if shard is None else shard.take(F.pad(values, (0, self._padding(values.size(1), shard)), value=fill))
 
     @property
     def _norm_ranks(self) -> int:
@@ -398,8 +408,7 @@ class GPT(nn.Module):
         x = self.norm(x)
         if view.shard is not None:
             assert targets is not None
-            padding = x.size(1) * view.shard.ranks - view.length
-            targets = view.shard.take(F.pad(targets, (0, padding), value=-100))  # (B, T), padding is not counted
+            targets = self.own_positions(targets, -100)  # (B, T), padding is not counted
         elif x.size(1) > view.length:
             x = x[:, : view.length]
         if config.logit_scale != 1.0:

@@ -7,7 +7,8 @@ token count of the global batch. Both compute the same value and gradient:
     nll  = logsumexp(z) − z[target]                  nats, summed over targets ≠ ignore_index
     loss = nll + z_loss · logsumexp(z)²              (z-loss: PaLM, arXiv 2204.02311, section 5)
 
-Of a model that predicts further tokens ahead, `with_ahead` adds their losses.
+Of a model that predicts further tokens ahead, `with_ahead` adds their losses. `token_nll` gives the NLL of each token, for
+losses that are no sum over tokens.
 
 Letters: N rows (B·T), d width, V vocabulary rows of W including padding (with `VocabularyShards`: of this rank's shard of
 W), C rows of one chunk, R rows of one block of its softmax.
@@ -80,8 +81,11 @@ class LossSums(NamedTuple):
     """Only ``by_row``: `count` of each sequence, shape (B,)."""
     router: RouterSums | None = None
     """Of a mixture of experts: detached, (L, …) of L blocks. `loss` includes its loss."""
-    ahead: Tensor | None = None
-    """Only with `predict_ahead`: (2,), the sums of `nll` and `count` over the tokens further ahead. `loss` includes theirs."""
+    means: Tensor | None = None
+    """(k, 2): sums for k further means, and what each is divided by. With `predict_ahead` the `nll` and `count` of the tokens
+    further ahead, whose losses `loss` includes. Otherwise those that the objective names."""
+    documents: Tensor | None = None
+    """Only of preferences: (B, D), the log-probability of each document."""
 
 
 def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> LossSums:
@@ -93,7 +97,7 @@ def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> Loss
     loss = torch.stack([each.loss for each in ahead]).sum() * (weight / len(ahead))
     nll = torch.stack([each.nll for each in ahead]).sum()
     count = torch.stack([each.count for each in ahead]).sum()
-    return sums._replace(loss=sums.loss + loss, ahead=torch.stack((nll, count.to(nll.dtype))))
+    return sums._replace(loss=sums.loss + loss, means=torch.stack((nll, count.to(nll.dtype)))[None])
 
 
 def with_routers(sums: LossSums, routers: Sequence[RouterSums]) -> LossSums:
@@ -247,20 +251,56 @@ def chunked_cross_entropy(
     """
     if chunk_size < 1:
         raise UserError(f"chunk_size is {chunk_size}, but must be at least 1 (--loss.chunk_size).")
-    _check(hidden, weight, targets, vocab_size, shards)
     shape = targets.shape
-    hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    counted = targets != ignore_index  # (N,) bool
+    rows = _rows(hidden, weight, targets, vocab_size, ignore_index, shards)
+    settings = _Settings(_columns(weight, vocab_size, shards), softcap, z_loss, chunk_size, shards)
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        loss, nll, each = _ChunkedCrossEntropy.apply(*rows, settings)
+    else:
+        loss, nll, each, _, _ = _forward(*rows, settings, need_hidden=False, need_weight=False)
+    counted = rows[-1]
+    return LossSums(loss, nll, counted.sum(), *(_by_row(each, counted, shape) if by_row else ()))
+
+
+def token_nll(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    vocab_size: int,
+    ignore_index: int = -100,
+    softcap: float | None = None,
+    chunk_size: int | None = None,
+    shards: VocabularyShards | None = None,
+) -> Tensor:
+    """The NLL of each target in nats, 0 where it is ignored: for losses that are no sum over tokens.
+
+    Shape of ``targets``, float32 (float64 for float64 inputs). The forward pass keeps no logits. The backward pass computes
+    them again, ``chunk_size`` rows at a time (None: all): it costs one product more than `chunked_cross_entropy`, and as much
+    memory. Arguments and errors are those of `cross_entropy`.
+    """
+    rows = _rows(hidden, weight, targets, vocab_size, ignore_index, shards)
+    chunk_size = max(1, targets.numel()) if chunk_size is None else chunk_size
+    settings = _Settings(_columns(weight, vocab_size, shards), softcap, 0.0, chunk_size, shards)
+    each: Tensor = _TokenNLL.apply(*rows, settings)
+    return each.view(targets.shape)
+
+
+def _rows(
+    hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, ignore_index: int, shards: VocabularyShards | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Checked: hidden (N, d), weight, targets (N,) and which of them count (N,) bool."""
+    _check(hidden, weight, targets, vocab_size, shards)
+    targets = targets.reshape(-1)
+    counted = targets != ignore_index
     # Ignored rows stay in the products, with id 0: dropping them would need their positions on the host.
     targets = torch.where(counted, targets, 0)
     _check_range(targets, vocab_size)
-    columns = vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
-    settings = _Settings(columns, softcap, z_loss, chunk_size, shards)
-    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        loss, nll, each = _ChunkedCrossEntropy.apply(hidden, weight, targets, counted, settings)
-    else:
-        loss, nll, each, _, _ = _forward(hidden, weight, targets, counted, settings, need_hidden=False, need_weight=False)
-    return LossSums(loss, nll, counted.sum(), *(_by_row(each, counted, shape) if by_row else ()))
+    return hidden.reshape(-1, hidden.shape[-1]), weight, targets, counted
+
+
+def _columns(weight: Tensor, vocab_size: int, shards: VocabularyShards | None) -> int:
+    return vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shards: VocabularyShards | None) -> None:
@@ -301,8 +341,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         loss, nll, each, *ctx.gradients = _forward(
             hidden, weight, targets, counted, settings, need_hidden=need_hidden, need_weight=need_weight
         )
-        # FSDP2 may give a narrow weight whose gradients are summed in fp32: then this one is not rounded either.
-        ctx.dtypes = (hidden.dtype, (weight.is_leaf and weight.grad_dtype) or weight.dtype)
+        ctx.dtypes = _gradient_dtypes(hidden, weight)
         ctx.mark_non_differentiable(nll, each)
         return loss, nll, each
 
@@ -319,11 +358,38 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None
 
 
+class _TokenNLL(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, settings: _Settings) -> Tensor:
+        ctx.save_for_backward(hidden, weight, targets, counted)
+        ctx.settings, ctx.dtypes = settings, _gradient_dtypes(hidden, weight)
+        device = hidden.device.type  # autocast is off in the backward pass
+        ctx.autocast = {"enabled": torch.is_autocast_enabled(device), "dtype": torch.get_autocast_dtype(device)}
+        return _forward(hidden, weight, targets, counted, settings, need_hidden=False, need_weight=False)[2]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, counted = ctx.saved_tensors
+        need_hidden, need_weight, *_ = ctx.needs_input_grad
+        with torch.autocast(hidden.device.type, **ctx.autocast):
+            *_, grad_hidden, grad_weight = _forward(
+                hidden, weight, targets, grad * counted, ctx.settings, need_hidden=need_hidden, need_weight=need_weight
+            )
+        gradients = zip((grad_hidden, grad_weight), ctx.dtypes, strict=True)
+        return *(None if g is None else g.to(dtype) for g, dtype in gradients), None, None, None
+
+
+def _gradient_dtypes(hidden: Tensor, weight: Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """FSDP2 may give a narrow weight whose gradients are summed in fp32: then this one is not rounded either."""
+    return hidden.dtype, (weight.is_leaf and weight.grad_dtype) or weight.dtype
+
+
 def _forward(
     hidden: Tensor,  # (N, d)
     weight: Tensor,  # (V, d)
     targets: Tensor,  # (N,) int64 in [0, vocab_size), also in ignored rows
-    counted: Tensor,  # (N,) bool
+    counted: Tensor,  # (N,) bool, or the weight of each row
     settings: _Settings,
     *,
     need_hidden: bool,
@@ -371,10 +437,11 @@ def _forward(
             keep = counted[chunk, None]  # (C, 1)
             if grad_hidden is not None:
                 torch.mm(product, weight, out=grad_hidden[chunk]).mul_(keep)
+            kept = (h * keep).to(h.dtype)  # (C, d)
             if grad_weight is not None and term is None:
-                grad_weight.addmm_(product.T, h * keep)
+                grad_weight.addmm_(product.T, kept)
             elif grad_weight is not None:
-                grad_weight += torch.mm(product.T, h * keep, out=term)
+                grad_weight += torch.mm(product.T, kept, out=term)
 
     each = nll[:, 0].mul_(counted)
     nll_sum = each.sum()

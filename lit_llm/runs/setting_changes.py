@@ -52,7 +52,7 @@ _RULES: dict[Change, str] = {
         trainer.limit_train_batches trainer.reload_dataloaders_every_n_epochs
     """,
     Change.REFUSED: """
-        seed_everything loss optimizer schedule gradient_norm spike_guard expert_balance
+        seed_everything objective loss optimizer schedule gradient_norm spike_guard expert_balance
         trainer.accumulate_grad_batches trainer.gradient_clip_val trainer.gradient_clip_algorithm trainer.overfit_batches
     """,
     Change.MODEL: "model architecture lora",

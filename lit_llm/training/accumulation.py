@@ -33,12 +33,22 @@ class Accumulation:
 
     Args:
         sources: names of the sources of a mixture.
+        means: names of further means, those of `LossSums.means`.
         block_size: the most targets of a row.
         equal: every micro-batch has equally many counted targets, on all ranks.
         loss_ranks: the number of ranks whose loss sums are added.
     """
 
-    def __init__(self, sources: Sequence[str] = (), *, block_size: int = 1, equal: bool = True, loss_ranks: int = 1) -> None:
+    def __init__(
+        self,
+        sources: Sequence[str] = (),
+        *,
+        means: Sequence[str] = (),
+        block_size: int = 1,
+        equal: bool = True,
+        loss_ranks: int = 1,
+    ) -> None:
+        self.means = Means(means)
         self.block_size, self.equal, self.loss_ranks = block_size, equal, loss_ranks
         self.sources = SourceLosses(sources)
         self.micro_batches = 0  # of the step so far
@@ -46,11 +56,10 @@ class Accumulation:
         self.latest_count: Tensor | int = 0
         self.routers: Tensor | None = None
         """(L, E + 2) float64, of the latest step, over all ranks: counts of experts, the sums of entropies and of z."""
-        self.ahead = torch.zeros(2)
-        """(2,) `wide`, of the latest step, over all ranks: nats and number of the targets of tokens further ahead."""
+        self.step_means = torch.zeros(0)
+        """(2 k,) `wide`, of the latest step, over all ranks: what `Means.row` takes."""
         self._nll: Tensor | float = 0.0
         self._count: Tensor | int = 0
-        self._ahead: Tensor | float = 0.0  # (2,)
         self._routers: Tensor | None = None  # (L, E + 2): counts, entropy and z of each block with experts
 
     def add(self, batch: dict[str, Tensor], sums: LossSums) -> None:
@@ -59,8 +68,7 @@ class Accumulation:
         self.latest_count = sums.count
         self._nll = self._nll + sums.nll
         self._count = self._count + sums.count
-        if sums.ahead is not None:
-            self._ahead = self._ahead + sums.ahead.to(wide(sums.ahead.device))
+        self.means.add(sums)
         if sums.router is not None:
             router = sums.router
             of_routers = torch.cat((router.counts, torch.stack((router.entropy, router.z), dim=1).double()), dim=1)
@@ -75,11 +83,6 @@ class Accumulation:
             return 1.0
         return (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)) / self.block_size
 
-    def ahead_row(self) -> dict[str, float]:
-        """The mean loss of the tokens further ahead, by its tag; empty without any."""
-        nll, targets = self.ahead.tolist()
-        return {"train/loss_ahead": nll / targets} if targets else {}
-
     def first_gradient_scale(self, accumulate: int) -> Tensor | float:
         """After the first micro-batch of a step: what makes its gradient that of the mean over its targets; inf without any."""
         return accumulate if self.equal else accumulate * self.block_size / torch.as_tensor(self._count)
@@ -87,7 +90,7 @@ class Accumulation:
     def end(self, strategy: Strategy, accumulate: int) -> tuple[Tensor, Tensor | None]:
         """(sums over all ranks, what the gradients are multiplied by; None: nothing). Starts over.
 
-        The sums, (2 + 2 S,) `wide`: nats, counted targets, and those of each source. Others become `ahead` and `routers`.
+        The sums, (2 + 2 S,) `wide`: nats, counted targets, and those of each source. Others become `step_means` and `routers`.
 
         Args:
             accumulate: micro-batches of a whole step, by which Lightning has divided the gradients.
@@ -95,7 +98,8 @@ class Accumulation:
         # Of a pipeline, ranks without the loss have plain zeros. Copying those to a GPU would wait for it.
         zero = torch.zeros((), dtype=wide(strategy.root_device), device=strategy.root_device)
         own = torch.stack([value + zero for value in (self._nll, self._count)])
-        parts = [own, self.sources.take(own.device).to(own.dtype), self._ahead + torch.stack((zero, zero))]
+        parts = [own, self.sources.take(own.device).to(own.dtype), self.means.take(own.device)]
+        size = sum(map(len, parts[:2]))
         of_routers, self._routers = self._routers, None
         if of_routers is not None:
             parts.append(of_routers.flatten())
@@ -103,12 +107,38 @@ class Accumulation:
         assert isinstance(sums, Tensor)
         if of_routers is not None:
             sums, self.routers = sums[: -of_routers.numel()], sums[-of_routers.numel() :].view_as(of_routers)
-        sums, self.ahead = sums[:-2], sums[-2:]
-        made, self.micro_batches, self._nll, self._count, self._ahead = self.micro_batches, 0, 0.0, 0, 0.0
+        sums, self.step_means = sums[:size], sums[size:]
+        made, self.micro_batches, self._nll, self._count = self.micro_batches, 0, 0.0, 0
         if not self.equal:
             targets = self.block_size * accumulate * self.loss_ranks  # the strategy has divided by the number of ranks
             return sums, (targets / sums[1].clamp(min=1)).float()  # a batch without any target has zero gradients, not NaN
         return sums, None if made == accumulate else torch.tensor(accumulate / made)  # the epoch ends within a step
+
+
+class Means:
+    """Further means beside the loss, such as those of an objective: their sums since the last `take`.
+
+    Args:
+        names: of the rows of `LossSums.means`.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self._sums: Tensor | None = None  # (k, 2): a sum, and what it is divided by
+
+    def add(self, sums: LossSums) -> None:
+        if sums.means is not None:
+            added = sums.means.to(wide(sums.means.device))
+            self._sums = added if self._sums is None else self._sums + added
+
+    def take(self, device: torch.device) -> Tensor:
+        """The sums, (2 k,); zeros on `device` without any. Starts over. Sum it over ranks before `row`."""
+        sums, self._sums = self._sums, None
+        return torch.zeros(2 * len(self.names), dtype=wide(device), device=device) if sums is None else sums.flatten()
+
+    def row(self, prefix: str, sums: Sequence[float]) -> dict[str, float]:
+        """Values to log, such as "train/loss_ahead", from what `take` gave. A mean of nothing is left out."""
+        return {f"{prefix}/{name}": a / b for name, a, b in zip(self.names, sums[::2], sums[1::2], strict=True) if b}
 
 
 class SourceLosses:
@@ -147,7 +177,7 @@ class SourceLosses:
         sums, self._sums = self._sums, None
         return torch.zeros(2 * len(self.names), dtype=wide(device), device=device) if sums is None else sums.flatten()
 
-    def losses(self, prefix: str, sums: Sequence[float]) -> dict[str, float]:
+    def row(self, prefix: str, sums: Sequence[float]) -> dict[str, float]:
         """Rows to log, such as "train/web/loss", from what `take` gave. A source without counted targets is left out."""
         nll, counts = sums[: len(self.names)], sums[len(self.names) :]
         return {f"{prefix}/{name}/loss": n / c for name, n, c in zip(self.names, nll, counts, strict=True) if c}

@@ -30,6 +30,7 @@ from lit_llm.optim import optimizer_of
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.objective import CrossEntropy
 from lit_llm.training.saved_state import saved_weights
 
 Say = Callable[[str], None]
@@ -335,7 +336,7 @@ def ignored_targets(run: CheckedRun) -> Line:
     masked[:, ::2] = other[:, 1::2] = -100
     module.eval()
     with torch.no_grad(), run.precision():
-        whole, even, odd = (module.sums({**rest, "targets": each}) for each in (targets, masked, other))
+        whole, even, odd = (module.sums_of({**rest, "targets": each}, CrossEntropy()) for each in (targets, masked, other))
     added = (even.nll + odd.nll).item()
     right = int(even.count + odd.count) == int(whole.count) and math.isclose(added, whole.nll.item(), rel_tol=1e-2)
     return Line("ignored targets", right, f"two halves add up to {added:.2f} nats, the whole batch has {whole.nll.item():.2f}")
@@ -414,7 +415,7 @@ def overfitting(run: CheckedRun) -> Line:
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * min(1.0, step / 10)
         with run.precision():
-            sums = module.sums(batch)
+            sums = module.sums_of(batch, CrossEntropy())
         mean = sums.loss / sums.count
         optimizer.zero_grad()
         mean.backward()

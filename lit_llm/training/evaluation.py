@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler
 from torchmetrics import Metric
 
 from lit_llm.models.loss import LossSums
-from lit_llm.training.accumulation import SourceLosses
+from lit_llm.training.accumulation import Means, SourceLosses
 
 
 class _Ratio(Metric):
@@ -84,22 +84,31 @@ class Evaluation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.mean_loss, self.bits_per_byte = MeanLoss(), BitsPerByte()
-        self.sources = SourceLosses(())
+        self.sources, self.means = SourceLosses(()), Means(())
+        self.of_tokens = True
         self.token_bytes: Tensor | None = None
 
-    def start(self, token_bytes: Tensor | None, sources: Sequence[str], device: torch.device) -> None:
+    def start(
+        self,
+        token_bytes: Tensor | None,
+        sources: Sequence[str],
+        device: torch.device,
+        *,
+        means: Sequence[str] = (),
+        of_tokens: bool = True,
+    ) -> None:
         """Start over.
 
         Args:
             token_bytes: (V,), UTF-8 bytes of each id. None: bits per byte are not measured.
             sources: names of the sources of a mixture.
+            means: names of further means, those of `LossSums.means`.
+            of_tokens: the loss is nats per token. Otherwise there are no perplexity and no bits per byte.
         """
         self.mean_loss.reset()
         self.bits_per_byte.reset()
-        self.sources = SourceLosses(sources)
-        if token_bytes is not None:
-            token_bytes = token_bytes.to(device)
-        self.token_bytes = token_bytes
+        self.sources, self.means, self.of_tokens = SourceLosses(sources), Means(means), of_tokens
+        self.token_bytes = token_bytes.to(device) if token_bytes is not None and of_tokens else None
 
     def add(self, batch: dict[str, Tensor], sums: LossSums, *, parts: int) -> None:
         """Add a batch.
@@ -108,6 +117,7 @@ class Evaluation(nn.Module):
             parts: number of ranks that have this batch; the sums are this rank's part.
         """
         self.mean_loss.update(sums.nll, sums.count)
+        self.means.add(sums)
         if "sources" in batch:
             self.sources.add(batch["sources"], sums)
         if self.token_bytes is not None:
@@ -118,13 +128,15 @@ class Evaluation(nn.Module):
     def row(self, prefix: str, trainer: Trainer) -> dict[str, float]:
         """The values by name, such as "val/loss". A collective."""
         loss = float(self.mean_loss.compute())  # sums over all ranks
-        row = {f"{prefix}/loss": loss, f"{prefix}/perplexity": safe_exp(loss)}
+        row = {f"{prefix}/loss": loss} | ({f"{prefix}/perplexity": safe_exp(loss)} if self.of_tokens else {})
         if self.token_bytes is not None:
             row[f"{prefix}/bits_per_byte"] = float(self.bits_per_byte.compute())
-        if self.sources.names:
-            by_source = trainer.strategy.reduce(self.sources.take(trainer.strategy.root_device), reduce_op="sum")
-            assert isinstance(by_source, Tensor)
-            row |= self.sources.losses(prefix, by_source.tolist())
+        device = trainer.strategy.root_device
+        for further in (self.sources, self.means):
+            if further.names:
+                sums = trainer.strategy.reduce(further.take(device), reduce_op="sum")
+                assert isinstance(sums, Tensor)
+                row |= further.row(prefix, sums.tolist())
         return row
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -28,23 +25,26 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.parallelize import parallelize
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.models.custom import Architecture, CustomModel
-from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.gpt import GPT, GPTConfig, LossFunction
 from lit_llm.models.lora import LoRAConfig, apply_lora, flops_saved, reset_adapters
-from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
+from lit_llm.models.loss import LossConfig, LossSums
 from lit_llm.optim import MuonAdamW, optimizer_of
 from lit_llm.optim.transfer import optimizer_of_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.weights import planned_model
 from lit_llm.training.accumulation import Accumulation, mean_of
+from lit_llm.training.data_vocabulary import with_vocabulary
 from lit_llm.training.evaluation import Evaluation, safe_exp, without_repeats
+from lit_llm.training.objective import CrossEntropy, Objective, check_pairs
+from lit_llm.training.reference import Reference
 from lit_llm.training.saved_state import add_entries, check_entries, keep_configured_options
 from lit_llm.training.text_generation import TextGeneration
 
 
 class LanguageModel(TextGeneration):
-    """Trains a GPT, or a custom architecture, with next-token cross-entropy.
+    """Trains a GPT, or a custom architecture, with next-token cross-entropy or another objective.
 
-    Every mean is over the tokens of the *global* batch.
+    Every mean is over the tokens of the *global* batch; what else an objective counts, such as pairs, takes their place.
 
     Batches are dicts of `input_ids` and `targets`, both (B, T) int64. Targets of -100 are ignored. With `sources`, (B,) int64,
     rows have the sources that the data module's `source_names` lists. `documents` are those of `GPT.forward`.
@@ -60,6 +60,7 @@ class LanguageModel(TextGeneration):
     Args:
         architecture: built instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
         init_from: a checkpoint whose weights replace the random initial ones.
+        objective: what is minimised; None: cross-entropy. It says what is logged beside, or instead of, the names above.
         use_ema: of `init_from`, and of a checkpoint that is evaluated, take the average of the weights that EMA kept.
         lora: train adapters beside the weights of `init_from`, which are frozen. Checkpoints hold the adapters only.
 
@@ -77,8 +78,11 @@ class LanguageModel(TextGeneration):
         architecture: Architecture | None = None,
         lora: LoRAConfig | None = None,
         use_ema: bool = False,
+        objective: Objective | None = None,
     ) -> None:
         super().__init__()
+        self.objective = objective or CrossEntropy()
+        self.reference = Reference() if self.objective.uses_reference else None
         loss, compute = loss or LossConfig(), compute or ComputeConfig()
         problems = model.problems() + loss.problems() + compute.problems()
         if architecture is not None:
@@ -94,10 +98,6 @@ class LanguageModel(TextGeneration):
         self.base: dict[str, str] | None = None  # what checkpoints remember about the base weights
         self.optimizer_factory = optimizer
         self.loss_config = loss
-        loss_of = cross_entropy if architecture is None else cross_entropy_of_logits
-        self.loss_function: Callable[..., LossSums] = partial(loss_of, z_loss=loss.z_loss)
-        if loss.chunk_size is not None:
-            self.loss_function = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
         # Built in configure_model, when vocabulary and strategy are known.
         self.model: GPT | CustomModel | PipelinedGPT | None = None
         self.token_bytes: Tensor | None = None
@@ -118,6 +118,8 @@ class LanguageModel(TextGeneration):
         torch.set_float32_matmul_precision(self.compute_config.matmul_precision)  # a setting of the process
         if isinstance(self.data, TokenDataModule):
             self.data.gives_documents = self.config.mask_documents
+            if self.data.is_open:
+                check_pairs(self.objective, self.data)
 
     def configure_model(self) -> None:
         """Build the model when the data is known. Lightning may call this more than once.
@@ -132,30 +134,7 @@ class LanguageModel(TextGeneration):
         trainer, data = trainer_of(self), self.data
         self.tokenizer = getattr(data, "tokenizer", None)
         self.token_bytes = getattr(data, "token_bytes", None)
-        data_vocab_size = getattr(data, "vocab_size", None)
-        config = replace(self.config)
-        if config.vocab_size is None:
-            config.vocab_size = data_vocab_size
-        elif data_vocab_size is not None and data_vocab_size > config.vocab_size:
-            raise UserError(
-                f"The data's tokenizer has {data_vocab_size} ids, but model.vocab_size is {config.vocab_size}. "
-                "Remove --model.vocab_size to use the data's."
-            )
-        elif data_vocab_size is not None and config.vocab_size > 2 * data_vocab_size + 256:  # beyond any padding
-            rank_zero_warn(
-                f"The model has {config.vocab_size:,} embeddings, but the data's tokenizer only {data_vocab_size:,} ids. The "
-                "others cost memory and time, and are never used. A run from random weights needs only the data's: "
-                "--model.vocab_size null."
-            )
-        if config.eos_id is None:
-            config.eos_id = getattr(data, "eos_id", None)
-        if config.mask_documents and config.eos_id is None and not getattr(data, "knows_documents", False):
-            raise UserError(
-                "model.mask_documents needs to know where documents end, but the shards do not say it, and the data's "
-                "tokenizer has no end-of-document id. Prepare the data again, set --model.eos_id, or set "
-                "--model.mask_documents false."
-            )
-        self.config = config
+        self.config = config = with_vocabulary(self.config, data)
         strategy = None if trainer is None else trainer.strategy
         mesh = strategy if isinstance(strategy, MeshStrategy) else None
         device = torch.device("cpu") if strategy is None else strategy.root_device
@@ -224,8 +203,11 @@ class LanguageModel(TextGeneration):
 
     def on_train_start(self) -> None:
         """Start to sum losses. Without a schedule, apply the configured rates again: a checkpoint has restored its own."""
+        if self.reference is not None:  # not earlier: a checkpoint says what it is
+            self.reference.prepare(self)
         self.window = Accumulation(  # not earlier: data modules may learn in `train_dataloader` whether every target counts
             getattr(self.data, "source_names", ()),
+            means=self.objective.means(self.config),
             block_size=self.config.block_size,
             equal=self.every_target_counts,
             loss_ranks=self._mesh("loss_ranks", self.trainer.world_size),
@@ -248,20 +230,29 @@ class LanguageModel(TextGeneration):
         return self.loss_config.chunk_size is None
 
     def sums(self, batch: dict[str, Tensor]) -> LossSums:
+        return self.sums_of(self._with_reference(batch))
+
+    def sums_of(self, batch: dict[str, Tensor], objective: Objective | None = None) -> LossSums:
+        """The sums of a batch that is complete, by another objective if one is given."""
         assert self.model is not None
+        loss = self.loss_function(batch, objective)
         documents = {"documents": batch["documents"]} if "documents" in batch else {}  # a custom model takes none
-        sums = self.model(batch["input_ids"], batch["targets"], loss=self._loss_function(batch), **documents)
+        sums = self.model(batch["input_ids"], batch["targets"], loss=loss, **documents)
         assert isinstance(sums, LossSums)
         return sums
 
-    def _loss_function(self, batch: dict[str, Tensor]) -> Callable[..., LossSums]:
-        return partial(self.loss_function, by_row=True) if "sources" in batch else self.loss_function
+    def _with_reference(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return batch if self.reference is None else self.reference.added_to(batch, self)
+
+    def loss_function(self, batch: dict[str, Tensor], objective: Objective | None = None) -> LossFunction:
+        """What the model calls with hidden states, output matrix and targets."""
+        return (objective or self.objective).function(batch, self.loss_config, self.whole_model)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The mean loss over the counted targets of a micro-batch on this rank; 0 without any, and in a pipeline."""
         self.window.micro_batches += 1
         if isinstance(self.model, PipelinedGPT):
-            return self.model.collect(batch)
+            return self.model.collect(self._with_reference(batch))
         sums = self.sums(batch)
         self.window.add(batch, sums)
         return mean_of(sums)
@@ -277,7 +268,7 @@ class LanguageModel(TextGeneration):
         elif window.is_last:
             accumulate = self.trainer.accumulate_grad_batches
             for batch, sums in self.model.train_step(
-                loss=self._loss_function,
+                loss=self.loss_function,
                 objective=lambda sums: mean_of(sums) * window.weight(sums.count) / accumulate,  # as Lightning divides
                 forward_context=self.trainer.precision_plugin.train_step_context,
             ):
@@ -353,14 +344,21 @@ class LanguageModel(TextGeneration):
             return
         nll, tokens, *by_source = self.step_sums.tolist()  # the only read of the loss on the host, on logged steps
         if tokens:
-            row = {"train/loss": nll / tokens, "train/perplexity": safe_exp(nll / tokens)}
-            write_row(self.trainer, row | self.window.ahead_row() | self.window.sources.losses("train", by_source), step)
+            row = {"train/loss": nll / tokens}
+            if self.objective.of_tokens:
+                row["train/perplexity"] = safe_exp(nll / tokens)
+            row |= self.window.means.row("train", self.window.step_means.tolist())
+            write_row(self.trainer, row | self.window.sources.row("train", by_source), step)
 
     # -- validation and test ----------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self, split: str = "val") -> None:
         token_bytes = self.data.token_bytes_of(split) if isinstance(self.data, TokenDataModule) else self.token_bytes
-        self.evaluation.start(token_bytes, getattr(self.data, "source_names", ()), self.trainer.strategy.root_device)
+        if self.reference is not None:
+            self.reference.prepare(self)
+        sources, device = getattr(self.data, "source_names", ()), self.trainer.strategy.root_device
+        means, of_tokens = self.objective.means(self.config), self.objective.of_tokens
+        self.evaluation.start(token_bytes, sources, device, means=means, of_tokens=of_tokens)
 
     def on_test_epoch_start(self) -> None:
         self.on_validation_epoch_start("test")

@@ -19,6 +19,9 @@ from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.models.lora import is_adapter
 from lit_llm.runs.saved_run import PROMPT_START, TOKENIZER_SHA256
 
+REFERENCE = "reference"
+"""Identifies, in a checkpoint of preferences, the weights that training started from."""
+
 if TYPE_CHECKING:
     from lit_llm.training.language_model import LanguageModel
 
@@ -35,6 +38,8 @@ def add_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
         if module.tokenizer_sha256 is None:  # of a large vocabulary this takes time
             module.tokenizer_sha256 = hashlib.sha256("".join(module.tokenizer.files().values()).encode()).hexdigest()
         checkpoint[TOKENIZER_SHA256] = module.tokenizer_sha256
+    if module.reference is not None and module.lora is None:
+        checkpoint[REFERENCE] = module.reference.weights
     data: Any = getattr(module.trainer, "datamodule", None)
     if hasattr(data, "consumed_samples"):
         checkpoint["tokens"] = data.consumed_samples * data.block_size  # for the manifest
@@ -58,6 +63,10 @@ def check_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
         what = f"the checkpoint of {module.architecture.class_path}"
     if problem := mismatch(own, checkpoint["state_dict"], what):
         raise UserError(problem)
+    if module.reference is not None and module.lora is None:
+        if not isinstance(weights := checkpoint.get(REFERENCE), str):
+            raise UserError("the checkpoint was trained without a reference: start from its weights instead (--init_from)")
+        module.reference.weights = weights
 
 
 def saved_weights(module: LanguageModel, state: dict[str, Any]) -> dict[str, Any]:

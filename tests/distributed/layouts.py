@@ -25,7 +25,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lit_llm.callbacks import EMA, Cosine, ExpertBalance, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
-from lit_llm.data import TextFiles
+from lit_llm.data import TextFiles, TokenShards
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.models.custom import Architecture
@@ -35,6 +35,7 @@ from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
 from lit_llm.tokenizers import Bytes
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.preference import Preference
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(600))
 SIZE = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 32}
@@ -182,6 +183,7 @@ def train(
     tilted: bool = False,
     val_fraction: float = 0.0225,
     validate: bool = True,
+    pairs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
 
@@ -198,6 +200,7 @@ def train(
         tilted: the first expert of a layer gets no token, and the second one all.
         val_fraction: of the text, for validation: 22 blocks, which four ranks cannot share evenly.
         validate: after the training.
+        pairs: train on the folder `folder`/pairs with a Preference of these arguments.
         more: callbacks after the others.
     """
     seed_everything(1, verbose=False)
@@ -209,9 +212,13 @@ def train(
         packing="best_fit" if packed else "concatenate",
         val_fraction=val_fraction,
     )
+    if pairs is not None:
+        rest = {"micro_batch_size": micro_batch_size, "global_batch_size": 8, "packing": "best_fit"}
+        data = TokenShards(path=str(folder / "pairs"), **rest)  # type: ignore[assignment]
+        packed = True
     size = {**SIZE, **MODELS[model]} if architecture is None else {"block_size": SIZE["block_size"]}
     config = GPTConfig(**{**size, "mask_documents": packed, **(settings or {})})
-    data.block_size = 31 if packed else config.block_size
+    data.block_size = 31 if packed and pairs is None else config.block_size
     module = LEAVES_OUT[ignoring](
         config,
         OPTIMIZERS[optimizer],
@@ -220,6 +227,7 @@ def train(
         architecture=None if architecture is None else Architecture(**architecture),
         lora=None if lora is None else LoRAConfig(**lora),
         init_from=None if init_from is None else folder / init_from,
+        objective=None if pairs is None else Preference(**pairs),
     )
     guard = SpikeGuard()
     callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), guard, StepSeed(3)]
@@ -264,6 +272,9 @@ def train(
     if config.predict_ahead:
         result["train/loss_ahead"] = [row["train/loss_ahead"] for row in rows.values()]
     result["steps"], result["guard"] = list(rows), guard.state_dict()["losses"]
+    if pairs is not None:
+        means = [f"train/{name}" for name in module.objective.means(config)]
+        result["means"] = {name: [row[name] for row in rows.values()] for name in means}
     names = [f"{name}/loss" for name in data.source_names]
     result["sources"] = {f"train/{name}": [row.get(f"train/{name}", -1.0) for row in rows.values()] for name in names}
     assert module.model is not None

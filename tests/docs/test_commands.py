@@ -57,7 +57,7 @@ SHORT = [
     *("--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=2", "--validation.every_n_steps=3"),
     *("--checkpoint.every_n_steps=3", "--samples=null", "--trainer.precision=32-true", "--trainer.accelerator=cpu"),
 ]
-IMPORTED = {"finetune", "cpt", "sft"}
+IMPORTED = {"finetune", "cpt", "sft", "dpo"}
 """Recipes that take their model from imported weights."""
 TRAINED = ("quickstart", "bytes", "chars", *IMPORTED, "debug")
 """Recipes and overlays whose `fit` is run; the others are too large for a test and are only parsed."""
@@ -79,7 +79,7 @@ def small(words: list[str]) -> list[str]:
         arguments[last + 2 : last + 2] = text
     added = [*chosen, *SHORT]
     if imported:
-        added += ["--data.block_size=32", "--loss.chunk_size=null"]
+        added += [f"--data.block_size={256 if 'dpo' in arguments else 32}", "--loss.chunk_size=null"]  # a pair is not cut
     added += ["--additional_steps=4"] if "--additional_steps" in arguments else ["--schedule.warmup_steps=1"]
     if "--check-against" in arguments:  # the shipped curve belongs to the full-size recipe
         place = arguments.index("--check-against") + 1
@@ -266,7 +266,7 @@ RULES = [  # the first that matches
     Rule("a command without flags", "the name is looked up", r"python -m lit_llm [\w-]+$", is_a_command),
     Rule("`fit --help`", "run as written", r"python -m lit_llm fit --help( \w+)?$", lit_llm(show_help)),
     Rule(
-        "`fit` of quickstart, bytes, chars, finetune, cpt, sft, with `debug`, or with `--run`",
+        "`fit` of quickstart, bytes, chars, finetune, cpt, sft, dpo, with `debug`, or with `--run`",
         "run with a small model on a short text",
         r"python -m lit_llm fit RUN ",
         lit_llm(train),
@@ -391,10 +391,12 @@ def write_corpus(folder: Path) -> None:
 
 
 def write_chats(file: Path, model: Path) -> None:
-    """Conversations, and a model's template for them."""
+    """Conversations, pairs of answers, and a model's template for them."""
     turns = [[("user", f"What is {i} + 1?"), ("assistant", f"It is {i + 1}.")] for i in range(200)]
     rows = [{"messages": [{"role": role, "content": content} for role, content in turn]} for turn in turns]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = [{"prompt": one[0][1], "chosen": one[1][1], "rejected": "No."} for one in turns[:40]]
+    file.with_name("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     (model / "chat_template.jinja").write_text(unmarked("chatml"))
 
 

@@ -36,7 +36,7 @@ def tokenizer_of(tmp_path_factory):
 
 def encoded(folder, text, tokens, conversation):
     encoder = ChatEncoder(TokenizerJSON(str(folder)), ChatTemplate("it.jinja", text, tokens))
-    return encoder.encode(json.dumps(conversation).encode(), where="it")
+    return encoder.encode(json.dumps(conversation).encode(), where="it")[0]
 
 
 QUICK = ("chatml", "qwen3")

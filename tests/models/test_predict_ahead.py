@@ -112,7 +112,7 @@ def test_loss_and_gradients_follow_the_formulas(settings, documents, depth, chun
     expected, nats, ahead, count = formula(model, ids, targets, depth, 0.7, 0.1, documents)
     expected.backward()
     assert sums.loss.item() == pytest.approx(expected.item(), rel=1e-12)
-    assert [sums.nll.item(), *sums.ahead.tolist()] == pytest.approx([nats.item(), ahead.item(), count], rel=1e-12)
+    assert [sums.nll.item(), *sums.means[0].tolist()] == pytest.approx([nats.item(), ahead.item(), count], rel=1e-12)
     assert sums.count == (targets != -100).sum()
     for name, p in model.named_parameters():
         torch.testing.assert_close(ours[name], p.grad, rtol=1e-9, atol=1e-12)
@@ -146,7 +146,7 @@ def test_validation_and_generation_leave_the_blocks_out():
     assert torch.equal(model(ids), without(ids)) and in_training.nll == without(ids, targets).nll
     assert in_training.loss > in_training.nll
     validated = model.eval()(ids, targets)
-    assert validated.ahead is None and validated.loss == validated.nll == without(ids, targets).nll
+    assert validated.means is None and validated.loss == validated.nll == without(ids, targets).nll
 
 
 def test_flops_count_a_block_a_projection_and_a_head_for_each_token():

@@ -15,7 +15,9 @@ from lit_llm.config.recipe_files import SHIPPED, shipped
 from lit_llm.core.errors import UserError
 from lit_llm.training.planned_settings import layout_of
 
-RECIPES = [name for name, header in shipped().items() if not header.is_overlay and name not in ("finetune", "cpt", "sft")]
+RECIPES = [
+    name for name, header in shipped().items() if not header.is_overlay and name not in ("finetune", "cpt", "sft", "dpo")
+]
 OVERLAYS = {
     path.stem: yaml.safe_load(path.read_text())["trainer"]["strategy"] for path in (SHIPPED / "strategy").glob("*.yaml")
 }

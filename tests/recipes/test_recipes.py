@@ -26,7 +26,7 @@ from lit_llm.training.auto_precision import choose_for
 
 NAMES = [name for name, header in shipped().items() if not header.is_overlay]
 OVERLAYS = [name for name, header in shipped().items() if header.is_overlay]
-IMPORTED = ("finetune", "cpt", "sft")  # take their model from a checkpoint
+IMPORTED = ("finetune", "cpt", "sft", "dpo")  # take their model from a checkpoint
 PLANNED = [name for name in NAMES if name not in IMPORTED]
 # One that two cores can finish, and one with WSD and rates by width.
 QUICK = ("quickstart", "minicpm-2.4b")

@@ -174,12 +174,33 @@ CASES = {
         observed(everywhere_logged("experts/load", 3.5), MOE),
         observed(everywhere_logged("experts/load", 2.1), MOE),  # from random weights
     ],
+    "pairs-alike": [observed(everywhere_logged("train/margin", 0.0))],
+    "preference-leak": [observed(everywhere_logged("train/accuracy", 1.0))],
+    "likelihoods-fall": [
+        observed(
+            {
+                "train/margin": {step: step / 400 for step in STEPS},
+                "train/logp_chosen": {step: -100 - step / 10 for step in STEPS},
+                "train/logp_rejected": {step: -100 - step / 5 for step in STEPS},
+            }
+        )
+    ],
     "ranks-differ": [observed(everywhere("health/rank_difference", 1e-3))],
 }
 
 
 def test_a_healthy_run_has_no_finding():
     assert diagnose(observed()) == []
+
+
+def test_preferences_that_are_learned_have_no_finding():
+    curves = {
+        "train/margin": {1: 0.0} | {step: step / 400 for step in STEPS},
+        "train/accuracy": {step: 0.5 + step / 1000 for step in STEPS},
+        "train/logp_chosen": {step: -100 - step / 50 for step in STEPS},
+        "train/logp_rejected": {step: -100 - step / 5 for step in STEPS},
+    }
+    assert diagnose(observed(curves)) == []
 
 
 def test_with_something_that_balances_a_dead_expert_is_no_finding():

@@ -128,7 +128,7 @@ def batch(nll: list[float], count: list[int]) -> LossSums:
 def test_a_source_whose_loss_is_nan_leaves_the_others() -> None:
     losses = SourceLosses(NAMES)
     losses.add(torch.tensor([0, 1, 0]), batch([1.5, float("nan"), 2.5], [2, 3, 2]))
-    found = losses.losses("train", losses.take(torch.device("cpu")).tolist())
+    found = losses.row("train", losses.take(torch.device("cpu")).tolist())
     assert found["train/web/loss"] == 1.0 and found["train/code/loss"] != found["train/code/loss"] and len(found) == 2
 
 
@@ -138,4 +138,4 @@ def test_a_long_validation_keeps_the_digits_of_small_batches() -> None:
     for _ in range(64):
         losses.add(torch.tensor([1]), batch([1.5], [1]))  # a float32 sum of 2^40 would not notice any of these
     assert losses.take(torch.device("cpu")).tolist() == [0, 2.0**40 + 96, 0, 0, 2**39 + 64, 0]
-    assert losses.losses("val", losses.take(torch.device("cpu")).tolist()) == {}  # taken
+    assert losses.row("val", losses.take(torch.device("cpu")).tolist()) == {}  # taken

@@ -73,19 +73,41 @@ class ChatEncoder:
         after = ids[(offsets[:, 0] >= end) & (offsets[:, 0] < max((last for _, last in answers), default=0))].tolist()
         return next((i for i in after if i in self._added), after[0] if after else None) if SENTINEL in text else None
 
-    def encode(self, conversation: bytes, *, where: str) -> EncodedChat:
-        """Encode one conversation.
+    def encode(self, conversation: bytes, *, where: str) -> list[EncodedChat]:
+        """Encode one conversation, or the two of a pair: the chosen answer first, and of both the answer alone learned.
 
         Args:
             conversation: JSON, as ``lit_llm.ingest.readers.messages`` writes it.
             where: names it in messages, like "conversation 3 of FILE".
 
         Raises:
-            UserError: The template refuses it, or what the assistant writes cannot be found.
+            UserError: The template refuses it, what the assistant writes cannot be found, or it writes both answers alike.
         """
         given = json.loads(conversation)
-        chat = self._renderer.readable(given if isinstance(given, dict) else {"messages": given})
+        chat = given if isinstance(given, dict) else {"messages": given}
+        if "rejected" not in chat:
+            return [self._encoded(chat, where)]
+        prompt = chat["messages"]
+        of_prompt = sum(message["role"] == "assistant" for message in prompt)
+        rest = {key: value for key, value in chat.items() if key not in ("chosen", "rejected")}
+        pair = [
+            self._encoded(rest | {"messages": prompt + chat[name]}, f"{name} of {where}", skip=of_prompt)
+            for name in ("chosen", "rejected")
+        ]
+        if np.array_equal(pair[0].ids, pair[1].ids):
+            raise UserError(f"{where} is a pair without a difference: the template writes both answers alike. Remove it.")
+        for name, one in zip(("chosen", "rejected"), pair, strict=True):
+            if not one.mask[1:].any():
+                raise UserError(f"{where} has an empty answer under {name!r}, of which no token is learned: remove it.")
+        return pair
+
+    def _encoded(self, chat: Chat, where: str, *, skip: int = 0) -> EncodedChat:
+        """Encode a conversation, of which the first answers are not learned: those to ``skip``."""
+        chat = self._renderer.readable(chat)
         text, answers = self._renderer.conversation(chat, where=where)
+        if skip:  # marks may leave out some: those of the last answers count
+            learned = sum(message["role"] == "assistant" for message in chat["messages"]) - skip
+            answers = answers[-learned:]
         names = self._names(chat, text, functools.partial(self._renderer.text, where=where), where)
         ids, offsets = self._encode(text, names)
         return EncodedChat(ids, assistant_mask(offsets, answers), len(text.encode()))

@@ -1,4 +1,7 @@
-"""Conversations in JSONL and tables: a document is the JSON of its messages, or of an object with what stands beside them."""
+"""Conversations in JSONL and tables: a document is the JSON of its messages, or of an object with what stands beside them.
+
+In JSONL also pairs of answers to a prompt: {"messages": the prompt, "chosen": messages, "rejected": messages}.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ BESIDE = {"tools": list, "documents": list, "chat_template_kwargs": dict}
 """Keys beside the messages that a template gets."""
 _LOST = ("system", "functions")
 """Keys of other formats beside the messages that no template gets."""
+_PAIR = {"chosen", "rejected"}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -77,6 +81,10 @@ def _pieces(record: Any, key: str, of: SourceFile, where: str) -> Iterator[Piece
     if not isinstance(record, dict):
         raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}.")
     value = find(record, key)
+    if value is MISSING and not _PAIR.isdisjoint(record):
+        pair = _pair(record, where) | _beside(record, "chosen", where)
+        yield Piece(utf8(json.dumps(pair, ensure_ascii=False)), last=True)
+        return
     if value is MISSING:
         raise missing_key(where, key, keys_of(record, key), what=_KEY)
     if value is None or value == []:
@@ -91,6 +99,43 @@ def _pieces(record: Any, key: str, of: SourceFile, where: str) -> Iterator[Piece
         raise UserError(f"{where} has no message of the role assistant, so nothing of it would be learned: remove it.")
     beside = _beside(record, key, where)
     yield Piece(utf8(json.dumps({_KEY: messages} | beside if beside else messages, ensure_ascii=False)), last=True)
+
+
+def _pair(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """The messages of the prompt, and those with which each answer continues it. Whole conversations begin with the prompt."""
+    values = []
+    for name in ("chosen", "rejected"):
+        value = record.get(name)
+        if not (isinstance(value, str) or (isinstance(value, list) and value)):
+            has = type_name(value) if name in record else "nothing"
+            raise UserError(f"{where} has {has} under {name!r}, but a pair needs a text or a list of messages there.")
+        values.append(_as_messages(value, "assistant", f"{where}: {name}"))
+    chosen, rejected = values
+    given = record.get("prompt")
+    if given is not None and not isinstance(given, str | list):
+        raise UserError(f"{where} has {type_name(given)} under 'prompt', but must have a text or a list of messages.")
+    prompt = [] if given is None else _as_messages(given, "user", f"{where}: prompt")
+    if chosen[0]["role"] != "assistant" or rejected[0]["role"] != "assistant":  # whole conversations
+        shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), min(map(len, values)))
+        while shared and any(each[shared:] and each[shared]["role"] != "assistant" for each in values):
+            shared -= 1
+        if not shared or not all(one in chosen[:shared] for one in prompt):
+            raise UserError(f"{where} has a prompt that chosen and rejected do not share: give both answers to one prompt.")
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    if not prompt:
+        raise UserError(f"{where} has no 'prompt': give it, or whole conversations under 'chosen' and 'rejected'.")
+    if chosen == rejected:
+        raise UserError(f"{where} has a pair without a difference: chosen and rejected are the same. Remove it.")
+    for name, messages in (("chosen", chosen), ("rejected", rejected)):
+        if not any(message["role"] == "assistant" for message in messages):
+            raise UserError(f"{where} has no message of the role assistant in {name!r}, so there is no answer: remove it.")
+    return {_KEY: prompt, "chosen": chosen, "rejected": rejected}
+
+
+def _as_messages(value: str | list[Any], role: str, where: str) -> list[dict[str, Any]]:
+    """Messages as they are; a text is one of this role."""
+    messages = [{"role": role, "content": value}] if isinstance(value, str) else value
+    return [_message(one, f"{where}, message {number}") for number, one in enumerate(messages, start=1)]
 
 
 def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from lit_llm.core.errors import UserError
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES
 from lit_llm.plan.run_record import recorded_launches
-from lit_llm.reporting.doctor import data_rules, expert_rules, loss_rules, optimizer_rules, speed_rules
+from lit_llm.reporting.doctor import data_rules, expert_rules, loss_rules, optimizer_rules, preference_rules, speed_rules
 from lit_llm.reporting.doctor.finding import Finding, Rule
 from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.run_folder import CONFIG
 
-_FILES = (data_rules, optimizer_rules, expert_rules, loss_rules, speed_rules)
+_FILES = (data_rules, optimizer_rules, expert_rules, preference_rules, loss_rules, speed_rules)
 RULES = tuple(each for file in _FILES for each in vars(file).values() if isinstance(each, Rule))
 """In this order, where nothing else says which finding comes first."""
 _SURE = ("certain", "likely", "possible")

@@ -1,0 +1,63 @@
+"""Rules about preferences, from what the objective `Preference` logs."""
+
+from __future__ import annotations
+
+from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.observed import Observed
+
+LEAK_STEPS = 10
+"""Published runs take hundreds of steps to an accuracy of 0.7 to 0.9 (Tunstall et al. 2023)."""
+FALL = 10.0
+"""Nats per document. A document of 100 tokens is then 1.1 times as unlikely per token."""
+
+
+@error(
+    "pairs-alike",
+    "chosen and rejected answers are the same to the model",
+    "look at the data: prepare must write two different answers, and learn them",
+    "train/margin, train/accuracy",
+    "certain",  # equal documents have equal log-probabilities
+    explains=("loss-stuck",),
+)
+def alike(run: Observed) -> str | None:
+    margins = [value for step, value in run.finite("train/margin") if step > 1]  # at first the model is the reference
+    if len(margins) < 2 or any(margins):
+        return None
+    return f"the margin is exactly 0 in all {len(margins)} logged steps after the first"
+
+
+@warning(
+    "preference-leak",
+    "something other than quality tells chosen from rejected answers, such as their length, form or end",
+    "compare lengths and first words of both; the same prompts in training and validation also do it",
+    "train/accuracy, val/accuracy",
+    "possible",
+    explains=("loss-too-low",),
+)
+def leaked(run: Observed) -> str | None:
+    first = next((step for step, value in run.finite("train/accuracy") if value == 1.0), None)
+    accuracies = run.values("train/accuracy")
+    if first is None or first > LEAK_STEPS or len(accuracies) < 2 or sum(accuracies[-5:]) / len(accuracies[-5:]) < 0.99:
+        return None
+    return f"every pair of step {first} was told apart, and nearly every pair since"
+
+
+@warning(
+    "likelihoods-fall",
+    "the margin grows because the rejected answers fall faster than the chosen ones, which fall too",
+    "--objective.beta 0.3, a smaller --optimizer.lr, fewer steps, or sft on the chosen answers first",
+    "train/margin, train/logp_chosen, train/logp_rejected",
+    "likely",  # Pal et al. 2024, arXiv 2402.13228; Razin et al. 2024, arXiv 2410.08847
+)
+def falling(run: Observed) -> str | None:
+    tags = ("train/margin", "train/logp_chosen", "train/logp_rejected")
+    found = [run.smoothed(tag) for tag in tags]
+    if any(len(points) < 2 for points in found):
+        return None
+    margin, chosen, rejected = (points[-1][1] - points[0][1] for points in found)
+    if margin <= 0 or chosen > -FALL or rejected > -FALL:
+        return None
+    return (
+        f"from step {found[0][0][0]:,} to {found[0][-1][0]:,} the margin grew by {margin:.2g}, while the chosen answers lost "
+        f"{-chosen:.0f} nats per document and the rejected ones {-rejected:.0f}"
+    )

@@ -1,0 +1,82 @@
+"""What training minimises, as a function of hidden states, the output matrix and a batch. Cross-entropy is one of several.
+
+One module, one loop and one loss head serve every objective. For each micro-batch it gives a loss function, which the model
+calls with the hidden states of this rank's positions, so that pipelines, tensor and context parallelism, accumulation and
+means over the global batch work by the mechanisms that cross-entropy has.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from lit_llm.core.errors import UserError
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.custom import CustomModel
+from lit_llm.models.gpt import GPT, LossFunction
+from lit_llm.models.loss import LossConfig, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
+
+
+class Objective(ABC):
+    """What training minimises: the sum of `LossSums.loss` over its `count`, over the global batch."""
+
+    of_tokens: ClassVar[bool] = True
+    """Whether the loss is nats per token of the text, so that perplexity and bits per byte mean something."""
+    uses_pairs: ClassVar[bool] = False
+    """Whether it needs data of pairs (`lit_llm.data.blocks.PairBlocks`). Others need data without."""
+    uses_reference: bool = False
+    """Whether batches have "reference", the log-probability of each document under the weights that training starts from."""
+
+    @abstractmethod
+    def function(self, batch: Mapping[str, Tensor], loss: LossConfig, model: GPT | CustomModel) -> LossFunction:
+        """The loss function of a micro-batch, with the arguments and the result of `lit_llm.models.loss.cross_entropy`.
+
+        Args:
+            batch: as the data module gives it, on the device of the model.
+            model: of a pipeline the whole one. If ranks share sequences, the function gets `GPT.own_positions`.
+        """
+
+    def means(self, model: GPTConfig) -> tuple[str, ...]:
+        """Names of the k rows of `LossSums.means`, such as loss_ahead, which is logged as train/loss_ahead."""
+        return ()
+
+    def problems(self, parts: Mapping[str, Any]) -> list[str]:
+        """Why it cannot be used with the other groups of a recipe, one sentence each."""
+        return []
+
+
+def check_pairs(objective: Objective, data: Any) -> None:
+    """Refuse pairs of answers for an objective that would learn the rejected ones, and others for one that compares two.
+
+    Raises:
+        UserError: data and objective do not fit.
+    """
+    name, pairs = type(objective).__name__, bool(getattr(data, "pairs", False))
+    if objective.uses_pairs and not pairs:
+        raise UserError(
+            f"objective {name} compares two answers, but the data are no pairs: prepare rows with prompt, chosen and rejected "
+            "(prepare --chat_template auto, then --data TokenShards --data.path DIR)."
+        )
+    if pairs and not objective.uses_pairs:
+        raise UserError(
+            f"The data are pairs of a chosen and a rejected answer, and {name} would learn both: use --objective Preference."
+        )
+
+
+class CrossEntropy(Objective):
+    """Next-token cross-entropy, for pretraining and fine-tuning: nats per counted target."""
+
+    def function(self, batch: Mapping[str, Tensor], loss: LossConfig, model: GPT | CustomModel) -> LossFunction:
+        settings: dict[str, Any] = {"z_loss": loss.z_loss, "by_row": "sources" in batch}
+        if not isinstance(model, GPT):  # which gives logits
+            return partial(cross_entropy_of_logits, **settings)
+        if loss.chunk_size is None:
+            return partial(cross_entropy, **settings)
+        return partial(chunked_cross_entropy, chunk_size=loss.chunk_size, **settings)
+
+    def means(self, model: GPTConfig) -> tuple[str, ...]:
+        return ("loss_ahead",) if model.predict_ahead else ()

@@ -1,0 +1,181 @@
+"""The reference of preferences: log-probabilities of the documents under the weights that training starts from.
+
+With LoRA the base is the reference: a forward pass without the adapters, for each batch. Otherwise they are computed once,
+before the first step, and stored beside the shards, so that no second model is in memory. ``reference-KEY.bin`` is named by the
+start of a hash of what they depend on: weights, tokens with their masks, tokenizer, template and precision. It holds that hash
+(32 bytes), for each pair where it begins and the log-probabilities of the chosen and of the rejected document, then a hash of
+all (16 bytes).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lit_llm.checkpoint.adapters import base_sha256
+from lit_llm.core.disk import complete_file, open_ordinary
+from lit_llm.core.errors import UserError, noting, refuse
+from lit_llm.models.lora import Adapted
+from lit_llm.training.accumulation import wide
+
+if TYPE_CHECKING:
+    from lit_llm.training.language_model import LanguageModel
+
+_RECORD = np.dtype([("position", "<i8"), ("logp", "<f8", 2)])
+_HASH_BYTES = 16
+
+
+class Reference:
+    """Completes batches of pairs with "reference", (B, D): the log-probability of each document.
+
+    Args:
+        weights: identifies the weights. None: `prepare` finds it, when training starts.
+    """
+
+    def __init__(self, weights: str | None = None) -> None:
+        self.weights = weights
+        self._positions = self._values = torch.empty(0)  # (n,) int64, (n, 2)
+
+    def prepare(self, module: LanguageModel) -> None:
+        """Read what is stored, or compute it if training starts here. A collective. With LoRA there is nothing to do.
+
+        Raises:
+            UserError: it is damaged, of another reference, or gone.
+        """
+        if module.lora is not None or len(self._positions):
+            return
+        strategy, problems = module.trainer.strategy, list[str]()
+        records, path, starts = None, Path(), self.weights is None
+        if strategy.is_global_zero:
+            with noting(problems):
+                if starts:
+                    self.weights = _of_start(module)
+                key = self._key(module)
+                path = module.data.pair_folder / f"reference-{key[:16]}.bin"
+                records = _read(path, key)
+                if records is None and not starts:
+                    raise UserError(
+                        f"{path} is gone, the log-probabilities of the weights that the run started from: restore it, or start "
+                        "again from them (--init_from)."
+                    )
+        self.weights, records, problems = strategy.broadcast((self.weights, records, problems))
+        refuse(problems)
+        if records is None:
+            records = self._compute(module)
+            if strategy.is_global_zero:
+                with noting(problems):
+                    _write(path, key, records)
+            refuse(strategy.broadcast(problems))
+        device = strategy.root_device
+        self._positions = torch.from_numpy(records["position"].copy()).to(device)
+        self._values = torch.from_numpy(records["logp"].copy()).to(device, wide(device))
+
+    def added_to(self, batch: dict[str, Tensor], module: LanguageModel) -> dict[str, Tensor]:
+        """The batch with its reference. A pair that is not stored has NaN."""
+        if module.lora is not None:
+            with _as_at_start(module):
+                found = module.sums_of(batch).documents
+            return batch if found is None else {**batch, "reference": found}  # None: another stage has the loss
+        pairs = batch["pairs"]  # (B, P)
+        at = torch.searchsorted(self._positions, pairs).clamp(max=len(self._positions) - 1)
+        is_stored = self._positions[at] == pairs
+        values = torch.where(is_stored[..., None], self._values[at], torch.nan)  # (B, P, 2)
+        return {**batch, "reference": torch.where((pairs < 0)[..., None], 0, values).flatten(1)}
+
+    def _key(self, module: LanguageModel) -> str:
+        data, form = module.data, module.data.chat_form
+        tokenizer = data.tokenizer and data.tokenizer.identity()
+        precision = str(module.trainer.precision_plugin.precision)
+        content = [self.weights, data.fingerprint, tokenizer, form and form.template, precision]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def _compute(self, module: LanguageModel) -> np.ndarray:
+        """What the model gives for all pairs, (n,) records. A collective: ranks share the pairs as they share batches."""
+        strategy = module.trainer.strategy
+        device, positions = strategy.root_device, module.data.pair_positions()
+        if strategy.is_global_zero:
+            print(f"reference: log-probabilities of {len(positions):,} pairs under the weights that training starts from")
+        places = torch.from_numpy(positions).to(device)
+        sums = torch.zeros(len(positions), 3, dtype=wide(device), device=device)  # chosen, rejected, ranks that have them
+        with module.trainer.precision_plugin.val_step_context(), _as_at_start(module):
+            for loader in module.data.pair_loaders():
+                for batch in loader:
+                    batch = strategy.batch_to_device(batch)
+                    if (found := module.sums_of(batch).documents) is None:  # of a pipeline, one stage has the loss
+                        continue
+                    there = batch["pairs"] >= 0  # (B, P)
+                    values = found.unflatten(1, (-1, 2))[there]  # (pairs of the batch, 2)
+                    at = torch.searchsorted(places, batch["pairs"][there])
+                    sums[at] = torch.cat((values, torch.ones_like(values[:, :1])), dim=1)
+        reduced = strategy.reduce(sums, reduce_op="sum")  # ranks of one model may each have all
+        assert isinstance(reduced, Tensor)
+        records = np.empty(len(positions), dtype=_RECORD)
+        records["position"] = positions
+        records["logp"] = (reduced[:, :2] / reduced[:, 2:]).cpu().numpy()
+        return records
+
+
+def _of_start(module: LanguageModel) -> str:
+    """Identifies the weights that training starts from."""
+    if module.init_from is None:
+        raise UserError("Preferences need the model that training starts from: name its run (--init_from RUN).")
+    return base_sha256(module.init_from) + (" ema" if module.use_ema else "")
+
+
+@contextmanager
+def _as_at_start(module: LanguageModel) -> Iterator[None]:
+    """The model without adapters and dropout, and without gradients."""
+    assert module.model is not None
+    model: nn.Module = module.model
+    adapted = [each for each in model.modules() if isinstance(each, Adapted)]
+    scales, training = [each.scale for each in adapted], model.training
+    try:
+        for each in adapted:
+            each.scale = 0.0
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+        for each, scale in zip(adapted, scales, strict=True):
+            each.scale = scale
+
+
+def _read(path: Path, key: str) -> Any:
+    """The stored records, (n,); None without a file.
+
+    Raises:
+        UserError: it is damaged, or of another reference.
+    """
+    try:
+        content = None
+        if path.exists():
+            with open(open_ordinary(path), "rb") as file:
+                content = file.read()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    if content is None:
+        return None
+    if content[:32] != bytes.fromhex(key) and len(content) > 32:
+        raise UserError(f"{path} has the log-probabilities of another reference: delete it, and a new run makes it again.")
+    body = content[:-_HASH_BYTES]
+    if hashlib.blake2b(body, digest_size=_HASH_BYTES).digest() != content[-_HASH_BYTES:]:
+        raise UserError(f"{path} is damaged: restore it, or delete it, and a new run makes it again.")
+    return np.frombuffer(body[32:], dtype=_RECORD)
+
+
+def _write(path: Path, key: str, records: np.ndarray) -> None:
+    body = bytes.fromhex(key) + records.tobytes()
+    try:
+        with complete_file(path, path.with_name(f".{path.name}.partial")) as file:
+            file.write(body + hashlib.blake2b(body, digest_size=_HASH_BYTES).digest())
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}. Make its folder writable.") from error
