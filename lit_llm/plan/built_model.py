@@ -29,6 +29,8 @@ from lit_llm.models.expert_shard import ExpertShard
 from lit_llm.models.experts import Experts
 from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import VocabularyShards
+from lit_llm.models.sequence_shard import SequenceShard
+from lit_llm.models.short_convolution import ShortConvolution
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
@@ -139,6 +141,9 @@ def split_positions(model: GPT, ranks: int) -> None:
             if module is not None:
                 module.register_forward_pre_hook(gather)  # type: ignore[union-attr]
                 module.register_forward_hook(scatter)  # type: ignore[union-attr]
+        for module in block.children():
+            if isinstance(module, ShortConvolution):
+                module.stream = SequenceShard("", ranks, 0, "heads")
     model.norm.register_forward_hook(lambda module, inputs, output: _Moved.apply(output, ranks, True))
 
 
