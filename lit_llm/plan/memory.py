@@ -24,7 +24,6 @@ from lit_llm.plan.weights import (
     buffer_bytes,
     gathered_bytes,
     gathered_groups,
-    gradient_bytes,
     is_tied,
     reduced_bytes,
     stored_bytes,
@@ -110,8 +109,7 @@ def _memory_of_rank(step: Step) -> Memory:
             moments.append((moment, peak | buckets, max(0, freed) - made.on_other_streams.get(moment, 0)))
     last = {"gradients": 0, "optimizer work": 0}
     if not layout.cpu_offload:
-        split = 1 if layout.fsdp2 else layout.tensor_parallel
-        gradients = gradient_bytes(weights, weight_bytes, split) // layout.divisor("gradients")
+        gradients = stored_bytes(weights, weight_bytes, trainable=True) // layout.divisor("gradients")
         last = {"gradients": gradients, "optimizer work": _optimizer_work(settings, weights, whole, cuda=step.cuda)}
     moments.append(("optimizer step", last | (bucketed if copied else {}), 0))
     every = tuple((moment, {name: size for name, size in (resident | adds).items() if size}) for moment, adds, _ in moments)

@@ -46,8 +46,8 @@ from lit_llm.plan.weights import (
     average_bytes,
     cached_by_text,
     gathered_groups,
-    gradient_bytes,
     reduced_bytes,
+    stored_bytes,
 )
 
 if TYPE_CHECKING:  # imports torch
@@ -229,8 +229,7 @@ class Passes:
         step, own = self.step, weights_of_stages(self.weights, stages)
         if step.keeps_gradients:
             return BUFFERS, reduced_bytes(own)
-        split = step.settings.layout.tensor_parallel if step.fsdp is None else 1
-        return GRADIENTS, gradient_bytes(own, step.settings.weight_bytes, split) // step.shard_gradients
+        return GRADIENTS, stored_bytes(own, step.settings.weight_bytes, trainable=True) // step.shard_gradients
 
     def gathered(self, stage: StageShare) -> GatheredWeights:
         step, in_pipeline = self.step, self.step.pipeline is not None

@@ -240,14 +240,6 @@ def is_tied(weights: Weights) -> bool:
     return not any(weight.part == "output head" for weight in weights)
 
 
-def gradient_bytes(weights: Weights, parameter_bytes: int, tensor_parallel: int = 1) -> int:
-    """Bytes of the gradients of one of `tensor_parallel` ranks. That of an embedding that is not the head is whole."""
-    split = tensor_parallel > 1 and not is_tied(weights)
-    embedding = tuple(weight for weight in weights if split and weight.part == "token embedding")
-    more = (tensor_parallel - 1) * stored_bytes(embedding, parameter_bytes, trainable=True)
-    return stored_bytes(weights, parameter_bytes, trainable=True) + more
-
-
 def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -> tuple[int, int]:
     """Bytes of the blocks' weights, and of all others, as FSDP2 gathers them: linear layers in the compute dtype."""
 
