@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lit_llm.commands.new_output import lock
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.commands.text_model import TextModel, add_flags
 from lit_llm.core.disk import naming, open_ordinary
@@ -20,7 +21,7 @@ from lit_llm.ingest.chat import NoChatTemplate
 Message = dict[str, str]
 
 HELP = """\
-/system TEXT   another system message from now on; without a text none
+/system TEXT   begin anew with another system message; without a text none
 /edit TEXT     replace your last message, and answer it
 /retry         another answer to your last message
 /undo          take back your last message and its answer
@@ -57,19 +58,18 @@ def main(arguments: list[str]) -> int:
     block = model.config.block_size
     if (options.max_new_tokens or 0) > block:
         raise UserError(f"max_new_tokens is {options.max_new_tokens:,}, but the model reads {block:,} (--max_new_tokens)")
-    talk = Conversation(model, options.system)
-    if options.system is not None:
-        talk.prompt_ids([{"role": "user", "content": "?"}])  # a template may know no system message, and it may be too long
-    talk.transcript = None if options.transcript is None else Transcript(options.transcript, "--transcript")
-    model.load()
-    return talk.hold()
+    talk, path = Conversation(model, options.system or ""), options.transcript
+    opened = contextlib.nullcontext() if path is None else contextlib.closing(Transcript(path, "--transcript"))
+    with opened as talk.transcript:
+        model.load()
+        return talk.hold()
 
 
 def _model(options: argparse.Namespace) -> TextModel:
     try:
         return TextModel.of(options, chat=True)
     except NoChatTemplate as error:
-        if options.system is not None:
+        if options.system:
             raise UserError(f"{error} A system message needs one (--system)") from None
         report(f"{options.run} has no chat template: what you type is continued as text", kind="note")
         return TextModel.of(options, chat=False)
@@ -79,13 +79,15 @@ class Transcript:
     """A file of conversations, one a line. The last line grows with its conversation.
 
     Raises:
-        UserError: The file cannot be written.
+        UserError: The file cannot be written, or is another chat's transcript, or this one's.
     """
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
         try:
-            self._file = open(open_ordinary(path, os.O_RDWR | os.O_CREAT), "r+b")  # noqa: SIM115  # for the whole program
+            self._file = open(open_ordinary(path, os.O_RDWR | os.O_CREAT), "r+b")  # noqa: SIM115  # until `close`
+            self.close = self._file.close
+            lock(self._file, f"{path} is the transcript of a chat that goes on: give another file ({name})")
             self._start = self._file.seek(0, os.SEEK_END)
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror} ({name})") from None
@@ -109,8 +111,9 @@ class Transcript:
 class Conversation:
     """Messages and answers. With a chat template they are turns, without one parts of one text."""
 
-    def __init__(self, model: TextModel, system: str | None) -> None:
-        self._model, self._system = model, system
+    def __init__(self, model: TextModel, system: str) -> None:
+        self._model = model
+        self._first = self._system(system, "--system")
         self._messages: list[Message] = []
         self._answers = 0
         self._in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -148,22 +151,22 @@ class Conversation:
             return True
         elif command == "/help":
             print(HELP, file=sys.stderr)
-        elif command == "/system":
-            if self._model.chat is None:
-                raise UserError("a system message needs a chat template")
-            self._system = words.strip() or None
-        elif command == "/clear":
+        elif command in ("/system", "/clear"):
+            self._first = self._system(words.strip(), command) if command == "/system" else self._first
             self._messages = []
             if self.transcript is not None:
                 self.transcript.begin()
-        elif command == "/save":
-            Transcript(Path(words.strip()).expanduser(), "/save FILE").write(self._record())
-        elif command not in ("/edit", "/retry", "/undo"):
+        elif command not in ("/edit", "/retry", "/undo", "/save"):
             raise UserError(
                 f"there is no {command}: /help lists what there is; a message that begins with / has a space before it"
             )
         elif not self._messages:
             raise UserError(f"there is no message for {command}")
+        elif command in ("/edit", "/save") and not words.strip():
+            raise UserError(f"there is nothing after {command}: /help lists what it takes")
+        elif command == "/save":
+            with contextlib.closing(Transcript(Path(os.path.expanduser(words.strip())), "/save FILE")) as file:
+                file.write(self._record())
         elif command == "/undo":
             self._become(self._messages[:-2])
         else:
@@ -171,29 +174,30 @@ class Conversation:
             self._answer([*self._messages[:-2], asked])
         return False
 
-    def prompt_ids(self, messages: list[Message]) -> list[int]:
-        """Ids of a conversation up to an answer.
+    def _system(self, text: str, key: str) -> list[Message]:
+        """The system message, if there is a text.
 
         Raises:
-            UserError: The template refuses it, or the model cannot read so much.
+            UserError: The template knows none, or this one leaves no room for others. Names the key.
         """
-        chat, block = self._model.chat, self._model.config.block_size
-        if chat is None:
-            return self._model.prompt_ids(_text(messages))[-block:]
-        ids = chat.prompt_ids([*self._first, *messages], where="the conversation")
-        if len(ids) >= block:
-            raise UserError(
-                f"the conversation has {len(ids):,} tokens with this message, and the model reads {block:,}: the message is "
-                "left out; /undo takes back what was said last, /clear all of it"
-            )
-        return ids
+        if not text.strip():
+            return []
+        if self._model.chat is None:
+            raise UserError(f"a system message needs a chat template ({key})")
+        first = [{"role": "system", "content": text}]
+        self._model.chat_ids([*first, {"role": "user", "content": "?"}], where=f"the system message with a question ({key})")
+        return first
 
     def _answer(self, messages: list[Message]) -> None:
         """Write an answer to messages, token by token; they and what was said of it become the conversation."""
-        ids, block = self.prompt_ids(messages), self._model.config.block_size
-        most = self._model.options.max_new_tokens or (_CONTINUED if self._model.chat is None else block)
-        if self._model.chat is not None:
-            most = min(most, block - len(ids))  # what would be left out first is the system message
+        most, block = self._model.options.max_new_tokens, self._model.config.block_size
+        if self._model.chat is None:
+            ids, most = self._model.prompt_ids(_text(messages))[-block:], most or _CONTINUED
+        else:
+            mend = "the message is left out; /undo takes back what was said last, /clear all of it"
+            ids = self._model.chat_ids([*self._first, *messages], where="the conversation with this message", mend=mend)
+            room = block - len(ids)  # what would be left out first is the system message
+            most = min(most or room, room)
         said, made, is_stopped = "", 0, False
         try:
             for made, piece in enumerate(self._model.pieces(ids, most=min(most, block), number=self._answers)):  # noqa: B007
@@ -206,7 +210,8 @@ class Conversation:
         if said or not is_stopped:
             self._become([*messages, {"role": "assistant", "content": said}])
         if self._model.chat is not None and made == most:
-            report(f"the answer ends here: it has {most:,} tokens, and the model reads {block:,} in all", kind="note")
+            limit = " (--max_new_tokens)" if most < room else f", and the model reads {block:,} in all"
+            report(f"the answer ends here: it has {most:,} token{'s' * (most > 1)}{limit}", kind="note")
         if is_stopped and not self._in_terminal:
             raise KeyboardInterrupt
 
@@ -214,10 +219,6 @@ class Conversation:
         self._messages = messages
         if self.transcript is not None:
             self.transcript.write(self._record())
-
-    @property
-    def _first(self) -> list[Message]:
-        return [] if self._system is None else [{"role": "system", "content": self._system}]
 
     def _record(self) -> dict[str, Any] | None:
         """The conversation as a line of JSONL has it; None before an answer."""

@@ -13,8 +13,10 @@ from lit_llm.commands.new_output import REPLACE_HELP, new_file_if
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.commands.text_model import TextModel, add_flags
 from lit_llm.core.disk import naming, read_text
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse, report
 from lit_llm.core.number_domain import whole
+
+_BATCH = 16
 
 
 def own_flags() -> OwnFlags:
@@ -24,10 +26,12 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--prompts",
         type=Path,
-        help='file with a prompt a line, or of lines {"prompt": "…"} if its name ends in .jsonl. Writes JSONL: the same, with '
-        '"completion"',
+        help='file with a prompt a line, or of lines {"prompt": "…"} if its name ends in .jsonl, .ndjson or .json. Writes '
+        'JSONL: the same, with "completion"',
     )
-    flags.add_argument("--batch_size", range=whole(1, 10**6), default=16, help="prompts that are continued at once")
+    flags.add_argument(
+        "--batch_size", range=whole(1, 10**6), help=f"prompts that are continued at once; if not given, {_BATCH}"
+    )
     flags.add_argument("--out", type=Path, help="file for the completions of --prompts; without it, standard output")
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     flags.add_argument(
@@ -43,10 +47,10 @@ def main(arguments: list[str]) -> int:
     options = own_flags().parse(arguments)
     if options.prompts is not None:
         return _complete(options)
-    if options.out is not None:
-        raise UserError("out is for the completions of a file of prompts: add --prompts FILE, or remove --out")
+    given = [name for name in ("out", "batch_size", "replace") if getattr(options, name)]
+    refuse(f"{name} is for a file of prompts: add --prompts FILE, or remove --{name}" for name in given)
     model = TextModel.of(options, chat=options.chat)
-    ids = model.prompt_ids(options.prompt or "")
+    (ids,) = _all_ids(model, {"the prompt (--prompt)": options.prompt or ""})
     model.load()
     print("" if options.chat else options.prompt or "", end="")
     for piece in model.pieces(ids, most=options.max_new_tokens):
@@ -59,9 +63,12 @@ def _complete(options: argparse.Namespace) -> int:
     """Write the completions of a file of prompts, batch by batch."""
     if options.prompt is not None:
         raise UserError("there is a prompt and a file of prompts: remove --prompt or --prompts")
-    records, size = read_prompts(options.prompts), options.batch_size
+    if options.replace and options.out is None:
+        raise UserError("replace is for a file of completions: add --out FILE, or remove --replace")
+    lines, size = read_prompts(options.prompts), options.batch_size or _BATCH
+    records = list(lines.values())
     model = TextModel.of(options, chat=options.chat)
-    prompts = [model.prompt_ids(one["prompt"], where=f"prompt {i} of {options.prompts}") for i, one in enumerate(records, 1)]
+    prompts = _all_ids(model, {f"{options.prompts} line {line}": one["prompt"] for line, one in lines.items()})
     with new_file_if(options.out, replace=options.replace, flag="--out") as path:
         model.load()
         with contextlib.nullcontext(sys.stdout) if path is None else open(path, "w", encoding="utf-8") as file:
@@ -77,24 +84,35 @@ def _complete(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_prompts(file: Path) -> list[dict[str, Any]]:
-    """The objects of a file of prompts, each with the key "prompt". In plain text an empty line is an empty prompt.
+def _all_ids(model: TextModel, prompts: dict[str, str]) -> list[list[int]]:
+    """Ids of prompts, by what names each in messages. Notes tell which of them generation cuts."""
+    found, block = {where: model.prompt_ids(prompt, where=where) for where, prompt in prompts.items()}, model.config.block_size
+    cut = [f"{name} is cut to the last {block:,} of its {len(ids):,} tokens" for name, ids in found.items() if len(ids) > block]
+    report("\n".join(cut), kind="note")
+    return list(found.values())
+
+
+def read_prompts(file: Path) -> dict[int, dict[str, Any]]:
+    """The objects of a file of prompts, by line, each with the key "prompt". In plain text an empty line is an empty prompt.
 
     Raises:
-        UserError: The file cannot be read, has no prompts, or a line of JSONL has none.
+        UserError: The file cannot be read, has no prompts, or a line of JSONL has none, a completion, or NaN.
     """
-    content, records = read_text(file, 2**30, mend=" (--prompts)"), []
+    content, records = read_text(file, 2**30, mend=" (--prompts)"), dict[int, dict[str, Any]]()
     for number, line in enumerate(content.removesuffix("\n").split("\n") if content else [], start=1):
-        if file.suffix != ".jsonl":
-            records.append({"prompt": line.removesuffix("\r")})
+        if file.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
+            records[number] = {"prompt": line.removesuffix("\r")}
         elif line.strip():
             try:
                 record = json.loads(line)
-                json.dumps(record, ensure_ascii=False).encode()  # a half of a character is no text
+                json.dumps(record, ensure_ascii=False, allow_nan=False).encode()  # a half of a character is no text
                 assert isinstance(record["prompt"], str)
             except (ValueError, RecursionError, TypeError, KeyError, AssertionError):
-                raise UserError(f'{file} line {number} must be an object with a text as "prompt" (--prompts)') from None
-            records.append(record)
+                wanted = 'an object with a text as "prompt", and without NaN or an infinite number'
+                raise UserError(f"{file} line {number} must be {wanted} (--prompts)") from None
+            if "completion" in record:
+                raise UserError(f'{file} line {number} has a "completion", which would be lost: rename that key (--prompts)')
+            records[number] = record
     if not records:
         raise UserError(f"{file} has no prompts (--prompts)")
     return records

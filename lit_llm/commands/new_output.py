@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from lit_llm.checkpoint.crash_safe import fsync_path, make_folder
 from lit_llm.core.disk import NO_ROOM, delete, open_ordinary, real_path
@@ -106,16 +107,22 @@ def _lock(out: Path) -> Iterator[None]:
     path = out.absolute().with_name(f".{out.absolute().name}.lock")
     make_folder(path.parent)
     with open(open_ordinary(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process writes {out}: wait for it, or give another folder (--out)") from None
-        except OSError:  # a file system without locks
-            pass
+        lock(file, f"another process writes {out}: wait for it, or give another folder (--out)")
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def lock(file: IO[Any], refusal: str) -> None:
+    """Lock a file until it is closed, as far as the file system has locks. Who opens it once more gets a UserError."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(refusal) from None
+    except OSError:  # a file system without locks
+        pass
 
 
 def log_beside(out: Path) -> Path:

@@ -108,12 +108,24 @@ class TextModel:
         """Ids of a user's message, or of a text to continue.
 
         Raises:
-            UserError: The template refuses it, or there is no id to start from.
+            UserError: As `chat_ids`, or there is no id to start from.
         """
         if self.chat is not None:
-            return self.chat.prompt_ids([{"role": "user", "content": prompt}], where=where)
+            return self.chat_ids([{"role": "user", "content": prompt}], where=where)
         prefix = self.tokenizer.prefix_token_ids if self.options.prefix_token_ids else self.saved.prompt_start
         return prompt_ids(self.tokenizer, prompt, prefix=prefix)
+
+    def chat_ids(self, messages: list[dict[str, str]], *, where: str, mend: str = "shorten it") -> list[int]:
+        """Ids of messages up to an answer.
+
+        Raises:
+            UserError: The template refuses them, or there is no room for an answer: to cut would lose the template's beginning.
+        """
+        assert self.chat is not None
+        ids, block = self.chat.prompt_ids(messages, where=where), self.config.block_size
+        if len(ids) >= block:
+            raise UserError(f"{where} has {len(ids):,} tokens, and the model reads {block:,}: {mend}")
+        return ids
 
     def continued(self, prompts: list[list[int]], *, most: int, first: int = 0) -> Iterator[tuple[int, int]]:
         """`generate_all` of prompts, each with a seed of its own.

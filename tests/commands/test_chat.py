@@ -1,6 +1,7 @@
 """Conversations against the answers to their whole text, computed anew; what is typed; a terminal."""
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -68,13 +69,13 @@ def test_every_answer_is_that_to_the_whole_conversation_and_the_transcript_is_da
     system = {"role": "system", "content": "Be short."}
     first = answered(("hi", answer([user("hi")])))
     more, less = (answer([*first, user(text)]) for text in ("more", "less"))
-    why = answer([system, *first, user("why?")])
+    why = answer([system, user("why?")])
     alone = answer([system, user("hi")])
     assert code == 0 and out == "".join(f"{text}\n" for text in (first[1]["content"], more, more, less, why, alone))
-    assert err.count("the answer ends here: it has 5 tokens") == 6
+    assert err.count("the answer ends here: it has 5 tokens (--max_new_tokens)") == 6
     kept = [json.loads(line)["messages"] for line in Path("kept.jsonl").read_text().splitlines()]
-    assert kept == [[system, *first, *answered(("why?", why))], [system, *answered(("hi", alone))]]
-    assert [json.loads(line)["messages"] for line in Path("saved.jsonl").read_text().splitlines()] == kept[:1]
+    assert kept == [first, [system, *answered(("why?", why))], [system, *answered(("hi", alone))]]
+    assert [json.loads(line)["messages"] for line in Path("saved.jsonl").read_text().splitlines()] == kept[1:2]
     # The second question costs its own tokens and a few of the turn's ends, not those of the conversation before.
     whole = len(encoder.prompt_ids([*first, user("more")], where="it"))
     assert given[0] == len(encoder.prompt_ids([user("hi")], where="it")) and 1 < given[1] < whole - given[0]
@@ -82,7 +83,7 @@ def test_every_answer_is_that_to_the_whole_conversation_and_the_transcript_is_da
     read_by = ["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "run"]
     data = ["--data.train", "kept.jsonl", "--data.val", "saved.jsonl", "--out", "shards"]
     assert main(["prepare", "--chat_template", "auto", *data, *read_by]) == 0
-    assert "train: 2 documents" in capsys.readouterr().out
+    assert "train: 3 documents" in capsys.readouterr().out
 
 
 def test_the_seed_determines_a_conversation_and_another_try_is_another_answer(tmp_path, monkeypatch, capsys):
@@ -104,7 +105,7 @@ def test_a_model_without_a_template_continues_the_text(tmp_path, monkeypatch, ca
     code, _, err = chat(monkeypatch, capsys, "ab\n\n/system x\nc\n", *flags)
     notes = err.splitlines()
     assert notes[0] == "note: run has no chat template: what you type is continued as text"
-    assert code == 2 and notes[1:] == ["error: a system message needs a chat template"]
+    assert code == 2 and notes[1:] == ["error: a system message needs a chat template (/system)"]
     text = ""
     for typed in ("ab", "", "\nc"):
         text += typed
@@ -124,6 +125,36 @@ def test_a_full_context_is_one_sentence_and_what_fits_is_answered_afterwards(tmp
     assert out.count("\n") >= 1
     left = 40 - len(encoder.prompt_ids([{"role": "system", "content": "S"}, user("hi")], where="it"))
     assert rest == [f"note: the answer ends here: it has {left} tokens, and the model reads 40 in all"]
+
+
+def test_a_transcript_has_one_writer_and_what_cannot_be_done_loses_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    chat_run(Path("run"))
+    flags = ["--max_new_tokens", "1", "--top_k", "0", "--system", ""]
+    typed = "/save new.jsonl\nhi\n/save kept.jsonl\n/save\n/edit \n/save other.jsonl\n/save other.jsonl\n"
+    code, _, err = chat(monkeypatch, capsys, typed, *flags, "--transcript", "kept.jsonl")
+    no_message, ends, locked, *nothing = err.splitlines()
+    assert code == 2 and "no message for /save" in no_message and "kept.jsonl is the transcript of a chat" in locked
+    assert ends == "note: the answer ends here: it has 1 token (--max_new_tokens)"
+    assert [line.split(":")[1] for line in nothing] == [f" there is nothing after {one}" for one in ("/save", "/edit")]
+    (line,) = Path("kept.jsonl").read_text().splitlines()
+    assert [one["role"] for one in json.loads(line)["messages"]] == ["user", "assistant"]
+    assert Path("other.jsonl").read_text().splitlines() == [line, line] and not Path("new.jsonl").exists()
+
+    with open("kept.jsonl") as file:  # another chat
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, _, err = chat(monkeypatch, capsys, "hi\n", *flags, "--transcript", "kept.jsonl")
+    assert code == 2 and "another file (--transcript)" in err and Path("kept.jsonl").read_text() == f"{line}\n"
+
+
+def test_a_system_message_that_leaves_no_room_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    chat_run(Path("run"))
+    long = "word " * 96
+    code, _, err = chat(monkeypatch, capsys, "hi\n", "--system", long)
+    assert code == 2 and err.startswith("error: the system message") and "(--system) has " in err
+    code, _, err = chat(monkeypatch, capsys, f"hi\n/system {long}\n/undo\n", "--max_new_tokens", "1")
+    assert code == 2 and "(/system) has " in err and "no message" not in err
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ MISTAKES = {
     ("clean", "--stream"): "error: unknown flag --stream (python",
     ("chat", "--run", "x", "--sytem", "y"): "unknown flag --sytem; did you mean --system?",
     ("generate", "--run", "x", "--out", "y"): "add --prompts FILE, or remove --out",
+    ("generate", "--run", "x", "--prompt", "a", "--batch_size", "4"): "add --prompts FILE, or remove --batch_size",
+    ("generate", "--run", "x", "--prompt", "a", "--replace", "true"): "add --prompts FILE, or remove --replace",
     ("generate", "--run", "x", "fast"): "unexpected argument 'fast'",
     ("export", "--run", "x"): "arguments are required: --out",
     ("export", "--run", "x", "--outt=y"): "unknown flag --outt; did you mean --out?",
