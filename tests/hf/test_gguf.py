@@ -339,4 +339,10 @@ def test_the_commands_of_serve_md_run(tmp_path, monkeypatch):
     assert len(commands) == 3
     for command in commands:
         assert main(shlex.split(command)) == 0
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    loads = re.findall(r"^    \w+ = (\w+)\.from_pretrained\((.*)\)$", page, re.M)
+    assert [name for name, _ in loads] == ["AutoModelForCausalLM", "AutoTokenizer"]
+    for name, arguments in loads:
+        assert eval(f"{name}.from_pretrained({arguments})")
     assert (tmp_path / "tuned-q8.gguf").stat().st_size < 0.6 * (tmp_path / "tuned.gguf").stat().st_size
