@@ -288,7 +288,7 @@ def test_a_chat_template_that_cannot_be_read_is_no_missing_one(tmp_path):
     tokenizer.save(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     save(ours(vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, **LLAMA), tmp_path / "a.ckpt")
-    with pytest.raises(UserError, match="chat_template.jinja"):
+    with pytest.raises(UserError, match=r"chat_template\.jinja"):
         export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "m.gguf", dtype=None)
 
 
@@ -321,7 +321,7 @@ def test_sentencepiece_gets_scores_in_the_order_of_its_merges(tmp_path):
         if merged is merges:
             export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "m.gguf", dtype=None)
             continue
-        with pytest.raises(UserError, match="'a?bc' does not depend on the token alone"):
+        with pytest.raises(UserError, match=r"'a?bc' does not depend on the token alone"):
             export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "n.gguf", dtype=None)
     found = {name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "m.gguf").fields.items()}
     assert found["tokenizer.ggml.scores"][3:6] == [0, -1, -3]
@@ -330,7 +330,7 @@ def test_sentencepiece_gets_scores_in_the_order_of_its_merges(tmp_path):
 
 
 def test_the_commands_of_serve_md_run(tmp_path, monkeypatch):
-    run, _ = run_of("llama", tmp_path)
+    run, _ = run_of("qwen3", tmp_path)
     (tmp_path / "runs").mkdir()
     run.rename(tmp_path / "runs/tuned")
     monkeypatch.chdir(tmp_path)

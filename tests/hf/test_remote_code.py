@@ -127,10 +127,10 @@ def test_arguments_have_an_effect_or_are_refused(tmp_path):
 
 def test_what_a_plain_export_lacks_names_the_code_and_an_adapter_is_no_code(tmp_path):
     save(ours(**MODELS["quickstart"]), tmp_path / "a.ckpt")
-    with pytest.raises(UserError, match="input_convolution .*or --format code"):
+    with pytest.raises(UserError, match=r"input_convolution .*or --format code"):
         export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9)
     flags = ["--ckpt_path", str(tmp_path / "a.ckpt"), "--format", "code", "--adapter", "true"]
-    with pytest.raises(UserError, match="--format code .*leave out --adapter"):
+    with pytest.raises(UserError, match=r"--format code .*leave out --adapter"):
         main(["--run", str(tmp_path), "--out", str(tmp_path / "out"), *flags])
 
 
