@@ -218,8 +218,8 @@ class LitLLMForCausalLM(PreTrainedModel, GenerationMixin):
         if not isinstance(past_key_values, DynamicCache | None):
             raise ValueError(f"past_key_values must be a DynamicCache, not {type(past_key_values).__name__}")
         cache = DynamicCache() if use_cache and past_key_values is None else past_key_values
-        if cache is not None and cache.layers:  # made for n_layer blocks: more slots are added when they are used
-            cache.layer_class_to_replicate = type(cache.layers[0])  # type: ignore[assignment]  # no dummy
+        if layers := getattr(cache, "layers", None):  # made for n_layer blocks: other slots are added when they are used
+            cache.layer_class_to_replicate = type(layers[0])  # type: ignore[union-attr]
         start, length = 0 if cache is None else cache.get_seq_length(), input_ids.size(1)
         if start + length > config.block_size:
             raise ValueError(f"the model has {config.block_size} positions (block_size), not {start + length}")
