@@ -236,6 +236,8 @@ def main(arguments: list[str]) -> int:
     dtype = None if options.dtype is None else DTYPES[options.dtype]
     max_bytes = options.max_shard_gb * 1e9
     if options.adapter:
+        if options.format == "code":
+            raise UserError("--format code writes a whole model: leave out --adapter")
         if options.init_from is not None:
             raise UserError("--adapter needs no base weights: leave out --init_from")
         layers = export_adapter(checkpoint, run, out, dtype=dtype, replace=options.replace, average=options.ema)

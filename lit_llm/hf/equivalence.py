@@ -69,7 +69,7 @@ def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
     raise UserError(
         "\n".join(
             f"model.{each.setting} {_as_flag(each.ours)} has no equivalent in {nearest.architecture} "
-            f"(--model.{each.setting} {_as_flag(each.theirs)})"
+            f"(--model.{each.setting} {_as_flag(each.theirs)}, or --format code)"
             for each in differences[nearest.model_type]
             if not each.is_added_bias
         )

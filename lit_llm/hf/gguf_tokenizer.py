@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError
 from lit_llm.hf.tokenizer_files import stop_ids
-from lit_llm.ingest.chat import AUTO, ChatTemplate
+from lit_llm.ingest.chat import AUTO, ChatTemplate, NoChatTemplate
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
-from lit_llm.tokenizers.tiktoken_encoding import GPT2_WORDS, NotExpressible, word_pattern
+from lit_llm.tokenizers.tiktoken_encoding import GPT2_WORDS, NotExpressible, merges, require_merges, word_pattern
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -40,8 +39,10 @@ def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[s
         return {"tokenizer.ggml.model": "none"}, [f"{run} has no {TOKENIZER_FILE}: the file has no tokenizer"]
     tokenizer = load_tokenizer(run)
     content = json.loads(tokenizer.to_json())
-    vocab = {**content["model"].get("vocab", {}), **{token["content"]: token["id"] for token in content["added_tokens"]}}
     try:
+        if not content["model"].get("merges"):
+            raise NotExpressible("it is no BPE with merges")
+        vocab = {**content["model"]["vocab"], **{token["content"]: token["id"] for token in content["added_tokens"]}}
         found = _sentencepiece(content, vocab) if content["model"].get("byte_fallback") else _byte_level(content)
         if (eos := tokenizer.eos_id) is None:
             raise NotExpressible("no token ends a document")
@@ -70,34 +71,34 @@ def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[s
         notes.append("llama.cpp puts a space before a text that starts with one, too; this tokenizer does not")
     if (content["normalizer"] or {}).get("type") == "NFC":
         notes.append("llama.cpp does not normalise texts (NFC), as this tokenizer does")
-    with contextlib.suppress(UserError):  # most runs have no template
+    with contextlib.suppress(NoChatTemplate):  # most runs have no template
         keys["tokenizer.chat_template"] = ChatTemplate.find(AUTO, run, tokenizer).text
     return keys, notes
 
 
 def _byte_level(content: dict[str, Any]) -> dict[str, Any]:
-    model = content["model"]
-    if model["type"] != "BPE" or not model["merges"]:
-        raise NotExpressible("it is no BPE with merges")
     if (content["normalizer"] or {"type": "NFC"}) != {"type": "NFC"}:
         raise NotExpressible(f"its normalizer is {content['normalizer']['type']}")
     pattern = word_pattern(content["pre_tokenizer"])
     if pattern not in _WORDS:
         raise NotExpressible(f"llama.cpp has no name for its regular expression {pattern}")
-    return {"model": "gpt2", "pre": _WORDS[pattern], "merges": [" ".join(pair) for pair in _merges(model)]}
+    pre = _WORDS[pattern]
+    require_merges(content, whole_words=pre == "llama-bpe")
+    return {"model": "gpt2", "pre": pre, "merges": [" ".join(pair) for pair in merges(content["model"])]}
 
 
 def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
     """A token's score falls with the place of the first merge that makes it."""
-    merges = list(_merges(content["model"]))
-    places: dict[str, list[int]] = {}
-    for place, (left, right) in enumerate(merges):
-        places.setdefault(left + right, []).append(place)
+    require_merges(content)
+    added = {token["content"] for token in content["added_tokens"]}  # cut out of texts before
+    places: dict[str, list[int]] = {token: [] for token in content["model"]["vocab"] if token not in added}
+    for place, pair in enumerate(merges(content["model"])):
+        places.setdefault("".join(pair), []).append(place)
     for token, found in places.items():
         splits = sum(token[:i] in vocab and token[i:] in vocab for i in range(1, len(token)))
-        if len(found) != splits or found[-1] - found[0] != splits - 1:
+        if len(found) != splits or (found and found[-1] - found[0] != splits - 1):
             raise NotExpressible(f"how it makes {token!r} does not depend on the token alone, as in SentencePiece")
-    scores = {token: -found[0] for token, found in places.items()}
+    scores = {token: -found[0] for token, found in places.items() if found}
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": _adds_space(content)}
 
 
@@ -113,13 +114,6 @@ def _adds_space(content: dict[str, Any]) -> bool:
         case None, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}:
             return bool(scheme != "never")
     raise NotExpressible("it neither takes bytes of words nor replaces spaces by ▁ in uncut texts")
-
-
-def _merges(model: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Older files hold "left right" instead of a pair."""
-    for merge in model["merges"]:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        yield left, right
 
 
 def _is_byte(name: str) -> bool:

@@ -18,10 +18,10 @@ class LitLLMConfig(PretrainedConfig):
     """The settings of `model` in a recipe. `blocks` has of each block: window, rope (whether it rotates), rope_theta."""
 
     model_type = "lit_llm"
-
-    def __init__(self, **settings: Any) -> None:
-        self.num_hidden_layers = SLOTS * settings.get("n_layer", 0)  # what a cache has: convolutions, too
-        super().__init__(**settings)
+    attribute_map = {  # noqa: RUF012
+        **{"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+        **{"num_key_value_heads": "n_kv_head", "intermediate_size": "mlp_width", "max_position_embeddings": "block_size"},
+    }
 
 
 SLOTS = 6
@@ -197,16 +197,37 @@ class LitLLMForCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values: DynamicCache | None = None,
         use_cache: bool | None = None,
         labels: Tensor | None = None,
-        logits_to_keep: int = 0,
-        **_: Any,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **others: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) in fp32; with labels (B, T) the mean loss of the next tokens, -100 ignored."""
+        """Logits (B, T, V) in fp32; with labels (B, T) the loss of the next tokens, -100 ignored.
+
+        Args:
+            attention_mask: (B, S).
+            logits_to_keep: the number of last positions with logits (0: all), or their indices.
+            num_items_in_batch: what the sum of the loss is divided by; None: the number of its terms.
+
+        Raises:
+            ValueError: what this model does not do.
+        """
         config = self.config
+        for name, value in others.items():
+            if value is not None and value is not (name == "return_dict"):
+                raise ValueError(f"this model has no {name}: leave it out")
+        if not isinstance(past_key_values, DynamicCache | None):
+            raise ValueError(f"past_key_values must be a DynamicCache, not {type(past_key_values).__name__}")
         cache = DynamicCache() if use_cache and past_key_values is None else past_key_values
+        if layers := getattr(cache, "layers", None):  # made for n_layer blocks: other slots are added when they are used
+            cache.layer_class_to_replicate = type(layers[0])  # type: ignore[union-attr]
         start, length = 0 if cache is None else cache.get_seq_length(), input_ids.size(1)
+        if start + length > config.block_size:
+            raise ValueError(f"the model has {config.block_size} positions (block_size), not {start + length}")
         seen = torch.ones_like(input_ids[:, :1], dtype=torch.bool).expand(-1, start + length)
         if attention_mask is not None:
-            seen = attention_mask.bool()[:, -(start + length) :]
+            if attention_mask.shape != seen.shape:
+                raise ValueError(f"attention_mask must be {tuple(seen.shape)}, not {tuple(attention_mask.shape)}")
+            seen = attention_mask.bool()
         places = (seen.cumsum(1) - 1).clamp(min=0)[:, start:]  # (B, T)
         x = self.embedding(input_ids) * (config.embedding_scale or 1.0)
         x = x if self.positions is None else x + self.positions(places)
@@ -218,11 +239,12 @@ class LitLLMForCausalLM(PreTrainedModel, GenerationMixin):
                 angle = places[:, None, :, None] * frequency  # (B, 1, T, r/2)
                 turn = angle.cos(), angle.sin()
             x = block(x, turn, seen, cache)
-        x = self.norm(x)[:, -logits_to_keep:] * config.logit_scale
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        x = self.norm(x)[:, kept] * config.logit_scale
         logits = F.linear(x, self.embedding.weight if self.head is None else self.head.weight).float()
         if config.logit_softcap is not None:
             logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            loss = self.loss_function(logits, labels, config.vocab_size, num_items_in_batch=num_items_in_batch)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)

@@ -80,13 +80,33 @@ def word_pattern(pre_tokenizer: dict[str, Any] | None) -> str:
     raise NotExpressible("it does not cut words by one regular expression and then take bytes")
 
 
-def _ranks(content: dict[str, Any]) -> tuple[dict[bytes, int], list[int]]:
-    """The rank of each token: its byte, or 256 and its place in the order of merges. Also the id of each rank."""
-    model, vocab = content["model"], content["model"].get("vocab")
-    if model["type"] != "BPE" or model.get("dropout") or model.get("byte_fallback"):
-        raise NotExpressible("it is not a byte-level BPE")
+def require_merges(content: dict[str, Any], *, whole_words: bool = False) -> None:
+    """Refuse a tokenizer whose ids do not follow from its merges.
+
+    Args:
+        content: of its tokenizer.json.
+        whole_words: whether the other program takes a word that is a token without merges.
+
+    Raises:
+        NotExpressible: they do not.
+    """
+    model = content["model"]
+    if model["type"] != "BPE" or model.get("dropout"):
+        raise NotExpressible("it is no BPE, or leaves out merges at random")
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise NotExpressible("its tokens depend on their place in a word")
+    if bool(model.get("ignore_merges")) != whole_words:
+        made = {*byte_symbols(), *map("".join, merges(model)), *(token["content"] for token in content["added_tokens"])}
+        if model["vocab"].keys() - made:
+            raise NotExpressible("it has tokens that no merge makes")
+
+
+def _ranks(content: dict[str, Any]) -> tuple[dict[bytes, int], list[int]]:
+    """The rank of each token: its byte, or 256 and its place in the order of merges. Also the id of each rank."""
+    require_merges(content)
+    model, vocab = content["model"], content["model"]["vocab"]
+    if model.get("byte_fallback"):
+        raise NotExpressible("it is not a byte-level BPE")
     if any(not token["special"] for token in content["added_tokens"]):
         raise NotExpressible("it has added tokens that are looked for in texts")
     symbols = byte_symbols()
@@ -96,7 +116,7 @@ def _ranks(content: dict[str, Any]) -> tuple[dict[bytes, int], list[int]]:
     ids = [vocab[symbol] for symbol in symbols]
     raw = str.maketrans({symbol: chr(byte) for byte, symbol in enumerate(symbols)})
     merged = None
-    for symbol in _merged(model["merges"]):
+    for symbol in map("".join, merges(model)):
         if symbol == merged:  # LLaMA-3 lists each way to make a token
             continue
         merged = symbol
@@ -105,13 +125,11 @@ def _ranks(content: dict[str, Any]) -> tuple[dict[bytes, int], list[int]]:
             raise NotExpressible("it makes a token by merges of different rank")
         ranks[token] = len(ids)
         ids.append(vocab[symbol])
-    if model.get("ignore_merges") and len(ids) < len(vocab.keys() - {token["content"] for token in content["added_tokens"]}):
-        raise NotExpressible("it has tokens that no merge makes")
     return ranks, ids
 
 
-def _merged(merges: list[Any]) -> Iterator[str]:
-    """The token that each merge makes. Older files hold "left right" instead of a pair."""
-    for merge in merges:
+def merges(model: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Of the `model` in a tokenizer.json. Older files hold "left right" instead of a pair."""
+    for merge in model["merges"]:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
-        yield left + right
+        yield left, right

@@ -7,9 +7,9 @@ import pytest
 import torch
 from folders import LEARNED, LLAMA, differ, greedy, ids, logits, ours, save
 from test_exported_tokenizers import bpe
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
-from lit_llm.commands.export import export_folder
+from lit_llm.commands.export import export_folder, main
 from lit_llm.core.errors import UserError
 
 MODELS = {
@@ -61,6 +61,77 @@ def test_logits_and_greedy_text_are_equal(name, tmp_path):
         padded, attention_mask=mask, do_sample=False, max_new_tokens=6, num_beams=3, pad_token_id=0, use_cache=False
     )
     assert torch.equal(made, again)
+
+
+def exported(tmp_path, **settings):
+    save(ours(**settings), tmp_path / "a.ckpt")
+    export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9, code=True)
+    return AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+
+
+def test_trainer_takes_the_gradient_of_the_mean_loss_over_accumulated_batches(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    model, labels = exported(tmp_path, **MODELS["quickstart"]), ids(4, 20)
+    labels[0, :15] = -100  # batches differ in how much they count
+    examples = [{"input_ids": x, "labels": y} for x, y in zip(ids(4, 20), labels, strict=True)]
+    loss = torch.nn.functional.cross_entropy(model(ids(4, 20)).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    loss.backward()
+    expected = {name: (p - 0.1 * p.grad).detach().clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    arguments = TrainingArguments(
+        **{"output_dir": str(tmp_path / "trained"), "max_steps": 1, "per_device_train_batch_size": 1, "use_cpu": True},
+        **{"gradient_accumulation_steps": 4, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "report_to": []},
+        **{"save_strategy": "no", "logging_steps": 1, "lr_scheduler_type": "constant", "disable_tqdm": True},
+    )
+    trainer = Trainer(model, arguments, train_dataset=examples)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_arguments_have_an_effect_or_are_refused(tmp_path):
+    model = exported(tmp_path, **MODELS["quickstart"]).eval()
+    x = ids(2, 20)
+    every = logits(model, x)
+    with torch.no_grad():
+        assert torch.equal(model(x, logits_to_keep=torch.tensor([3, 7]), return_dict=True).logits, every[:, [3, 7]])
+        assert torch.equal(model(x, logits_to_keep=2, output_hidden_states=False).logits, every[:, -2:])
+    config = model.config
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (
+        32,
+        2,
+        4,
+        4,
+    )
+    assert (config.max_position_embeddings, config.intermediate_size) == (64, 128)
+    for refused, name in (
+        ({"output_hidden_states": True}, "output_hidden_states"),
+        ({"output_attentions": True}, "output_attentions"),
+        ({"position_ids": x}, "position_ids"),
+        ({"return_dict": False}, "return_dict"),
+        ({"attention_mask": torch.ones(2, 1, 20, 20)}, "attention_mask"),
+        ({"attention_mask": torch.ones(2, 1)}, "attention_mask"),
+        ({"past_key_values": StaticCache(config=config, max_cache_len=64)}, "DynamicCache"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            model(x, **refused)
+    with pytest.raises(ValueError, match="block_size"):
+        model(ids(1, 65))
+    cache = DynamicCache(config=config)  # made for two layers, and convolutions have places, too
+    parts = [logits(lambda part: model(part, past_key_values=cache), part) for part in x.split((12, 1, 7), dim=1)]
+    assert differ(torch.cat(parts, dim=1), every) < 1e-4
+
+
+def test_what_a_plain_export_lacks_names_the_code_and_an_adapter_is_no_code(tmp_path):
+    save(ours(**MODELS["quickstart"]), tmp_path / "a.ckpt")
+    with pytest.raises(UserError, match=r"input_convolution .*or --format code"):
+        export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9)
+    flags = ["--ckpt_path", str(tmp_path / "a.ckpt"), "--format", "code", "--adapter", "true"]
+    with pytest.raises(UserError, match=r"--format code .*leave out --adapter"):
+        main(["--run", str(tmp_path), "--out", str(tmp_path / "out"), *flags])
 
 
 @pytest.mark.slow
