@@ -437,11 +437,10 @@ def _forward(
             keep = counted[chunk, None]  # (C, 1)
             if grad_hidden is not None:
                 torch.mm(product, weight, out=grad_hidden[chunk]).mul_(keep)
-            kept = (h * keep).to(h.dtype)  # (C, d)
             if grad_weight is not None and term is None:
-                grad_weight.addmm_(product.T, kept)
+                grad_weight.addmm_(product.T, (h * keep).to(h.dtype))
             elif grad_weight is not None:
-                grad_weight += torch.mm(product.T, kept, out=term)
+                grad_weight += torch.mm(product.T, (h * keep).to(h.dtype), out=term)
 
     each = nll[:, 0].mul_(counted)
     nll_sum = each.sum()
