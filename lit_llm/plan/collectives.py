@@ -197,19 +197,24 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
     return found
 
 
+def _recomputed_whole(settings: RunSettings, layers: list[int]) -> int:
+    """How many of these blocks run forward once more, communication included."""
+    from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
+
+    mode = settings.compute.activation_checkpointing
+    return sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0
+
+
 def _of_experts(settings: RunSettings, rank: int) -> list[Collective]:
     """The rows that ranks send to each other's experts and get back, if all experts have equally many.
 
     Each layer sends inputs and results, and backward their gradients: that of the inputs in the dtype of the residual stream. A
     recomputed block sends once more forward. A rank keeps 1 / ranks of its rows.
     """
-    from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
-
     model, layout, (wide, narrow) = settings.gpt, settings.layout, settings.sizes
     assert model.moe is not None
     layers = [i for stage in stages_of_rank(settings, rank) for i in stage.layers if model.layer(i).experts]
-    mode = settings.compute.activation_checkpointing
-    again = sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0
+    again = _recomputed_whole(settings, layers)
     rows = settings.sequences * settings.local_length // layout.tensor_parallel * model.moe.top_k
     moved = rows * model.n_embd * (len(layers) * (3 * narrow + wide) + again * 2 * narrow)
     numbers = 4 * model.moe.experts * (len(layers) + again)
@@ -271,12 +276,10 @@ def _of_convolutions(settings: RunSettings, rank: int) -> list[Collective]:
     Each rank sends the last n - 1 positions of its pieces (`lit_llm.models.short_convolution`): all channels of the inputs of
     attention and MLP, which tensor-parallel ranks share by positions, and this rank's channels of queries, keys and values.
     """
-    from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
-
     model, layout, mode = settings.gpt, settings.layout, settings.compute.activation_checkpointing
     tp, (wide, narrow) = layout.tensor_parallel, settings.sizes
     layers = [i for stage in stages_of_rank(settings, rank) for i in stage.layers]
-    blocks = sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0  # recomputed whole
+    blocks = _recomputed_whole(settings, layers)
     attentions = len(layers) if mode == "attention" else blocks
     heads = (model.n_head + 2 * model.kv_heads) * model.resolved_head_dim // tp
     chunks = 2 if layout.context_attention == "gather" and layout.context > 1 else 1
