@@ -1,9 +1,9 @@
 """Experts against a dense MLP of equal FLOPs for a token: processor time of forward and backward, as medians of paired ratios.
 
-    OMP_NUM_THREADS=1 python benchmarks/moe_block.py
+    python benchmarks/moe_block.py
 
-A pair is one pass of each, in the order ABBA, on one thread. Two experts, each half as wide as the MLP, compute a token.
-Weights have gradients, as in training.
+A pair is one pass of each, in the order ABBA, on one thread (`thread_time` counts no other). Two experts, each half as wide as
+the MLP, compute a token. Weights have gradients, as in training.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def seconds(mlp: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> float:
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     print(f"| width | tokens | {' | '.join(f'{n} experts' for n in EXPERTS)} |\n|---|---|{'---|' * len(EXPERTS)}")
     for width in WIDTHS:
         x, gradient = torch.randn(1, TOKENS, width, requires_grad=True), torch.randn(1, TOKENS, width)
