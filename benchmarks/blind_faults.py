@@ -11,7 +11,6 @@ docs/evidence/doctor-blind.md. Nothing here asks the doctor.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import shlex
@@ -47,7 +46,6 @@ from blind_injections import (
 from lit_llm.callbacks import Cosine
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.models import self_attention
-from lit_llm.models.gpt import GPT
 from lit_llm.training import reference
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.preference import Preference
@@ -141,11 +139,6 @@ def _(gpt: Any) -> None:
         if isinstance(module, torch.nn.RMSNorm):
             module.eps = 30.0
 
-@fault("no_positions", "c", "model", "the model gets no positions", "position embeddings are not used",
-    "all positions share one embedding", wrong="model too small", place=replace(GPT, "embed"))
-def _(original: Any, self: Any, view: Any) -> Any:
-    return original(self, dataclasses.replace(view, positions=torch.zeros_like(view.positions)))
-
 @fault("lost_residual", "c", "model", "a block does not add its input: the residual connection is missing",
     "broken residual stream", "signal from the early layers is lost", wrong="rate too high", place=model_built)
 def _(gpt: Any) -> None:
@@ -212,13 +205,14 @@ def _(module: Any, optimizer: Any) -> None:
         p.copy_(p.to(torch.float8_e4m3fn))
 
 fault("bf16_small_rate", "b", "precision", "weights in bf16 lose the updates of a small rate", "bf16-true with a tiny rate",
-    "updates are rounded away", wrong="rate too low", setup="CHAT --optimizer.lr 3e-5", flags="--trainer.precision bf16-true")
+    "updates are rounded away", wrong="rate too low", setup="CHAT --optimizer.lr 3e-5 --data.global_batch_size 4",
+    flags="--trainer.precision bf16-true")
 
 @fault("gradient_underflow", "c", "precision", "gradients underflow in fp16 for lack of a loss scale",
     "most gradients are rounded to zero", "no loss scaling", wrong="frozen layers", place=gradients)
 def _(module: Any, at: float) -> None:
     for p in parameters(module):
-        p.grad.copy_((p.grad * 1e-6).half().float() * 1e6)
+        p.grad.masked_fill_(p.grad.abs() < 0.03, 0)  # as rounding to the narrow range does
 
 # -- accumulation ------------------------------------------------------------------------------------------------------------
 
@@ -265,6 +259,14 @@ def _(original: Any, self: Any, t: int, peak: float) -> float:
     place=in_order)
 def _(g: Any, samples: int, at: Any) -> Any:
     return (g % 80) * 7919 % samples
+
+@fault("optimizer_lost", "c", "resume", "the state of the optimizer is lost at the resume",
+    "moments start at zero after the resume", "optimizer state was not restored", wrong="bad data from the half on",
+    resumed=True, setup="--optimizer.lr 8e-3 --schedule Constant --schedule.warmup_steps 20",
+    place=replace(LanguageModel, "on_train_start"))
+def _(original: Any, self: Any) -> None:
+    self.trainer.optimizers[0].state.clear()
+    original(self)
 
 # -- evaluation --------------------------------------------------------------------------------------------------------------
 

@@ -220,16 +220,6 @@ def _(original: Any, self: Any, *args: Any) -> Any:
         time.sleep(0.06)
     return original(self, *args)
 
-# -- resume ------------------------------------------------------------------------------------------------------------------
-
-@fault("optimizer_lost", "c", "resume", "the state of the optimizer is lost at the resume",
-    "moments start at zero after the resume", "optimizer state was not restored", wrong="bad data from the half on",
-    resumed=True, setup="--optimizer.lr 8e-3 --schedule Constant --schedule.warmup_steps 20",
-    place=replace(LanguageModel, "on_train_start"))
-def _(original: Any, self: Any) -> None:
-    self.trainer.optimizers[0].state.clear()
-    original(self)
-
 # -- loader ------------------------------------------------------------------------------------------------------------------
 
 @fault("slow_loader", "a", "loader", "training waits for the data loader", "data loading is the bottleneck", "starved of data",
