@@ -365,7 +365,7 @@ def flags(kind: str, changes: str, data: Path, steps: int = STEPS) -> list[str]:
     words = shlex.split(text.replace("KIND", kind).replace("STEPS", str(steps)).replace("@", str(data)))
     pairs = list(zip(words[::2], words[1::2], strict=True))
     last = {flag: i for i, (flag, _) in enumerate(pairs) if "." not in flag}
-    kept = [pair for i, pair in enumerate(pairs) if i >= last.get(pair[0].split(".")[0], 0) or pair[0] in ("--config",)]
+    kept = [pair for i, pair in enumerate(pairs) if i >= last.get(pair[0].split(".")[0], 0) or pair[0] == "--config"]
     return [word for pair in kept for word in pair]
 
 
@@ -421,7 +421,7 @@ def make(
     log.unlink(missing_ok=True)
     if resumed:
         end = int(given[max(i for i, word in enumerate(given) if word == "--trainer.max_steps") + 1])
-        launch(name, [*given, "--replace", "true", "--trainer.max_steps", str(end // 2)], log, fault="")
+        launch(name, [*given, "--replace", "true", "--trainer.max_steps", str(end // 2)], log)
     code = launch(name, given + (["--resume", "auto"] if resumed else ["--replace", "true"]), log, fault=fault)
     if code in (0, 1):  # 1: training itself went wrong
         done.write_text(json.dumps({"code": code}))

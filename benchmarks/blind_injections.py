@@ -39,7 +39,8 @@ class Fault:
     wrong: str
     """A diagnosis that would mislead."""
     setup: str = ""
-    """Flags that the healthy twin has, too; @ is the folder of the exam's data, and KIND the kind."""
+    """Flags that the healthy twin has, too. @ is the folder of the exam's data, KIND the kind, and CHAT, PAIRS and MOE are
+    flags that `blind_faults.MACROS` has."""
     flags: str = ""
     """Flags of the fault."""
     ranks: int = 1
