@@ -192,10 +192,6 @@ fault("no_warmup", "b", "schedule", "no warm-up at a high rate", "rate too high 
     "the first updates are too large", wrong="bad data", setup="--optimizer.lr 2e-2 --optimizer.betas '[0.9, 0.999]'",
     flags="--schedule.warmup_steps 0")
 
-fault("never_decays", "c", "schedule", "the rate never decays", "constant rate: no decay at the end",
-    "the final rate is too high", wrong="model too small", setup="--optimizer.lr 8e-3",
-    flags="--schedule Constant --schedule.warmup_steps 20")
-
 # -- precision ---------------------------------------------------------------------------------------------------------------
 
 @fault("rounded_weights", "a", "precision", "weights are rounded to a narrow type after each step",
@@ -232,7 +228,7 @@ def _(g: Any, samples: int, at: Any) -> Any:
 
 @fault("summed_gradients", "c", "accumulation", "the accumulated gradient is a sum, not a mean",
     "gradient not divided by the micro-batches", "effective rate is too high by accumulation", wrong="bad data",
-    setup="--optimizer SGD --optimizer.lr 0.3 --optimizer.momentum 0.9 --gradient_norm.clip .inf --data.micro_batch_size 1",
+    setup="--optimizer SGD --optimizer.lr 0.08 --optimizer.momentum 0.9 --gradient_norm.clip .inf --data.micro_batch_size 1",
     place=gradients)
 def _(module: Any, at: float) -> None:
     for p in parameters(module):
