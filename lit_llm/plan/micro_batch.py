@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.memory import SOFTMAX_NUMEL
@@ -38,17 +38,11 @@ from lit_llm.plan.segments import (
     MicroBatch,
     Segment,
     Step,
+    added,
     combined,
     extended,
 )
-from lit_llm.plan.weights import (
-    OwnModel,
-    average_bytes,
-    cached_by_text,
-    gathered_groups,
-    reduced_bytes,
-    stored_bytes,
-)
+from lit_llm.plan.weights import OwnModel, average_bytes, cached_by_text, gathered_groups, reduced_bytes, stored_bytes
 
 if TYPE_CHECKING:  # imports torch
     from lit_llm.plan.trace import Body
@@ -120,32 +114,28 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         gradient = not stage.first and (task[1:] in split or (kept_by_gloo and not before_is_here))
         return output + gradient
 
-    known: dict[tuple[str, int, bool], MicroBatch] = {}
-
+    @cache
     def played(kind: str, number: int, exist: bool) -> MicroBatch:
         """An action by itself."""
-        key, stage = (kind, number, exist), stages[number]
-        if key not in known:
-            run = known[key] = MicroBatch()
-            if kind == "forward":
-                passes[exist].forward_pass(run, stage)
-            elif kind == "gradients of inputs":
-                passes[exist].inputs_pass(run, stage)
-            else:
-                received = 0 if stage.last else moved  # the trace releases it
-                run.live[ACTIVATIONS] += received
-                passes[exist].backward_pass(run, stage)
-                run.live[ACTIVATIONS] -= received
-                if stage.last:  # also a tied matrix's gradient, which the trace adds to the embedding's
-                    run.live[LOSS_HEAD] = -played("forward", number, exist).live[LOSS_HEAD]
-                if settings.gpt.predict_ahead and (stage.first or stage.last):  # each has a gradient of the embedding
-                    run.live[ACTIVATIONS] = -played("forward", number, exist).live[ACTIVATIONS]
-            if kind == "gradients of weights":  # releases all that is kept
-                inputs = played("gradients of inputs", number, exist).live
-                run.live = [a - b for a, b in zip(run.live, inputs, strict=True)]
-                run.peaks = {"backward": {name: max(0, size) for name, size in zip(KINDS, run.live, strict=True)}}
-                run.on_other_streams = {"backward": 0}
-        return known[key]
+        run, stage = MicroBatch(), stages[number]
+        if kind == "forward":
+            passes[exist].forward_pass(run, stage)
+        elif kind == "gradients of inputs":
+            passes[exist].inputs_pass(run, stage)
+        else:
+            received = 0 if stage.last else moved  # the trace releases it
+            run.live[ACTIVATIONS] += received
+            passes[exist].backward_pass(run, stage)
+            run.live[ACTIVATIONS] -= received
+            if stage.last:  # also a tied matrix's gradient, which the trace adds to the embedding's
+                run.live[LOSS_HEAD] = -played("forward", number, exist).live[LOSS_HEAD]
+            if settings.gpt.predict_ahead and (stage.first or stage.last):  # each has a gradient of the embedding
+                run.live[ACTIVATIONS] = -played("forward", number, exist).live[ACTIVATIONS]
+        if kind == "gradients of weights":  # releases all that is kept
+            run.live = added(run.live, played("gradients of inputs", number, exist).live, -1)
+            run.peaks = {"backward": {name: max(0, size) for name, size in zip(KINDS, run.live, strict=True)}}
+            run.on_other_streams = {"backward": 0}
+        return run
 
     made, done = MicroBatch(), set[int]()
     made.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
@@ -157,10 +147,9 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         action = played(kind, task.stage, task.stage in done)
         others = sum(whole.values()) - whole[task.stage]
         for phase, peak in action.peaks.items():
-            live = [a + peak[name] for a, name in zip(made.live, KINDS, strict=True)]
             sent = action.on_other_streams[phase]  # a part of `peak`
-            made.compare(phase, live, Bytes(others - sent, sent), action.flops)
-        made.live = [a + b for a, b in zip(made.live, action.live, strict=True)]
+            made.compare(phase, added(made.live, [*peak.values()]), Bytes(others - sent, sent), action.flops)
+        made.live = added(made.live, action.live)
         made.live[ACTIVATIONS] += moved * buffers_after(task)
         if kind in ("backward", "gradients of weights"):
             done.add(task.stage)
@@ -193,35 +182,25 @@ class Passes:
             kept = 0 if step.gradients_exist else int(gradient * share) // step.shard_gradients
             return kept, 0 if step.fsdp is None or step.keeps_gradients else gradient - kept
 
-        def changes(segments: list[Segment], has_experts: Sequence[bool] = ()) -> list[Change]:
-            shares = [share_in_experts if experts else 1.0 for experts in has_experts] or [1.0] * len(segments)
-            return [
-                Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights)
-                for segment, share in zip(segments, shares, strict=True)
-            ]
+        ahead = (part for i in range(model.n_layer, model.n_blocks) for part in (i, None))
+        layers = [None, *traced, None, *ahead]  # of the segments, in the order of the forward pass; None: no block
 
-        def of_blocks(found: list[Change], more: int) -> list[Change]:
-            return [_with_keys(found[i], more, context) for i in kinds]
+        def changes(segments: list[Segment], more: int) -> list[Change]:
+            found = []
+            for segment, layer in zip(segments, layers, strict=True):
+                share = share_in_experts if layer is not None and model.layer(layer).experts else 1.0
+                change = Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights)
+                found.append(change if layer is None else _with_keys(change, more, context))
+            blocks = found[1 : len(traced) + 1]
+            return [found[0], *(blocks[i] for i in kinds), *found[len(traced) + 1 :]]
 
-        other_keys = _gathered_keys(step)
-        norm = len(traced) + 1
-        with_experts = [False, *(model.layer(i).experts for i in traced), False]
-        for i in range(model.n_layer, model.n_blocks):
-            with_experts += [model.layer(i).experts, False]
-        forward, backward = changes(body.passes[0], with_experts), changes(body.passes[1], with_experts[::-1])[::-1]
+        forward, backward = body.passes[0], body.passes[1][::-1]
         if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
-            [backward[0]] = changes([[event for event in body.segments[-1] if event[0] != LOSS_HEAD]])
-        self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:norm], other_keys), forward[norm]
-        self.embedding_back, self.norm_back = backward[0], backward[norm]
-        self.blocks_back = of_blocks(backward[1:norm], -other_keys)
-        self.ahead, self.ahead_back = (  # a block and a norm for each token ahead
-            [(_with_keys(found[i], more, context), found[i + 1]) for i in range(norm + 1, len(found), 2)]
-            for found, more in ((forward, other_keys), (backward, -other_keys))
-        )
-        self.head = _head(step, body)
+            backward[0] = [event for event in backward[0] if event[0] != LOSS_HEAD]
+        other_keys = _gathered_keys(step)
+        self.forward, self.backward, self.head = changes(forward, other_keys), changes(backward, -other_keys), _head(step, body)
         if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
-            split = changes(_body(step, traced, split=True).passes[1])  # no gradient of a weight
-            self.norm_inputs, self.blocks_inputs = split[0], of_blocks(split[-2:0:-1], 0)
+            self.inputs = changes(_body(step, traced, split=True).passes[1][::-1], 0)
             self.head_inputs = _head(step, body, split=True)[1:]
 
     def gradients(self, stages: Sequence[StageShare]) -> tuple[int, int]:
@@ -241,39 +220,45 @@ class Passes:
         )
 
     def forward_pass(self, run: MicroBatch, stage: StageShare) -> None:
-        count, gathered = stage.stop - stage.start, self.gathered(stage)
-        run.play("forward", [self.embedding] * stage.first, gathered.forward(-1))
-        for i, change in enumerate(self.blocks[stage.start : stage.stop]):
-            run.play("forward", [change], gathered.forward(i))
-        run.play("forward", [self.norm] * stage.last, gathered.forward(count))
-        run.play("loss head", self.head[:1] * stage.last, gathered.forward(count))
-        for i, (block, norm) in enumerate(self.ahead * stage.last, count):
-            run.play("forward", [block], gathered.forward(i))
-            run.play("forward", [norm], gathered.forward(gathered.blocks))
-            run.play("loss head", self.head[:1], gathered.forward(gathered.blocks))
+        gathered, (blocks, norms) = self.gathered(stage), self._parts(self.forward, stage)
+        if stage.first:
+            run.play("forward", self.forward[0], gathered.forward(-1))
+        for i, (block, norm) in enumerate(zip(blocks, norms, strict=True)):
+            run.play("forward", block, gathered.forward(i))
+            if norm is not None:
+                part = i + 1 if i < stage.stop - stage.start else gathered.blocks
+                run.play("forward", norm, gathered.forward(part))
+                run.play("loss head", self.head[0], gathered.forward(part))
 
     def backward_pass(self, run: MicroBatch, stage: StageShare) -> None:
-        step, count, gathered = self.step, stage.stop - stage.start, self.gathered(stage)
-        changes = [(change, self.norm_back) for change in self.blocks_back[stage.start : stage.stop]]
-        changes += [(block, norm) for block, norm in self.ahead_back * stage.last]
-        run.play("loss head", [*self.head[1:], changes[-1][1]] * stage.last, gathered.backward(gathered.blocks))
-        for i, (change, _) in reversed(list(enumerate(changes))):
-            run.play("backward", [change], gathered.backward(i))
+        step, gathered, (blocks, norms) = self.step, self.gathered(stage), self._parts(self.backward, stage)
+        for i, (block, norm) in reversed([*enumerate(zip(blocks, norms, strict=True))]):
+            for change in () if norm is None else (*self.head[1:], norm):
+                run.play("loss head", change, gathered.backward(gathered.blocks))
+            run.play("backward", block, gathered.backward(i))
             if gathered.sent:
                 left = gathered.shared_gradients // step.shard_gradients
                 run.compare("backward", run.live, gathered.reduction(i))
                 run.live[GRADIENTS] += left if step.keeps_gradients else 0
                 freed = gathered.gradients - (0 if step.gradients_exist else left)
                 run.live[BUFFERS] -= gathered.sent if step.keeps_gradients else freed
-            if i >= count:
-                run.play("loss head", [*self.head[1:], changes[i - 1][1]], gathered.backward(gathered.blocks))
-        run.play("backward", [self.embedding_back] * stage.first, gathered.backward(-1))
+        if stage.first:
+            run.play("backward", self.backward[0], gathered.backward(-1))
 
     def inputs_pass(self, run: MicroBatch, stage: StageShare) -> None:
         """The gradients of inputs."""
-        gathered, (head, release) = self.gathered(stage), self.head_inputs
-        run.play("loss head", [head, self.norm_inputs] * stage.last, gathered.forward(0))
-        run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, gathered.forward(0))
+        (blocks, norms), (head, release) = self._parts(self.inputs, stage), self.head_inputs
+        held = self.gathered(stage).forward(0)
+        for change in () if norms[-1] is None else (head, norms[-1]):
+            run.play("loss head", change, held)
+        for change in blocks[::-1] + [release] * stage.last:
+            run.play("backward", change, held)
+
+    @staticmethod
+    def _parts(changes: list[Change], stage: StageShare) -> tuple[list[Change], list[Change | None]]:
+        """The blocks of a stage, also those that predict ahead, and the norms behind them that a loss follows."""
+        blocks, norms = changes[1 + stage.start : 1 + stage.stop], changes[1 + stage.stop :] if stage.last else []
+        return blocks + norms[1::2], [None] * (len(blocks) - stage.last) + norms[::2]
 
 
 def _gathered_keys(step: Step) -> int:

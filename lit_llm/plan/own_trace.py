@@ -130,7 +130,7 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
         if i == len(PHASES) // 2 and not exist:  # zero_grad, between forward and backward
             made.live[GRADIENTS] -= held
         change = Change.of(segment, lambda gradient: (0 if exist else gradient // step.shard_gradients, 0))
-        made.play(phase, [change], beside[phase])
+        made.play(phase, change, beside[phase])
         made.kernels += sum(kind < len(KINDS) and kind != GRADIENTS and amount > 0 for kind, amount in segment)
     return made
 

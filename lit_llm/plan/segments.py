@@ -135,14 +135,13 @@ class MicroBatch:
     def flops(self) -> int:
         return self.matmul_flops + self.attention_flops
 
-    def play(self, phase: str, changes: Sequence[Change], held: Bytes) -> None:
-        """One after the other, beside what FSDP2 has `held`."""
-        for change in changes:
-            self.compare(phase, _sum(self.live, change.peak), held, sum(change.flops))
-            self.live = _sum(self.live, change.end)
-            self.written += change.written
-            self.matmul_flops += change.flops[0]
-            self.attention_flops += change.flops[1]
+    def play(self, phase: str, change: Change, held: Bytes) -> None:
+        """Beside what FSDP2 has `held`."""
+        self.compare(phase, added(self.live, change.peak), held, sum(change.flops))
+        self.live = added(self.live, change.end)
+        self.written += change.written
+        self.matmul_flops += change.flops[0]
+        self.attention_flops += change.flops[1]
 
     def compare(self, phase: str, live: Sequence[int], held: Bytes, flops: int = 0) -> None:
         """Note a moment, and keep it if it is the phase's peak."""
@@ -153,8 +152,9 @@ class MicroBatch:
             self.peaks[phase], self.on_other_streams[phase] = found, held.sent
 
 
-def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return [a + b for a, b in zip(one, other, strict=True)]
+def added(one: Sequence[int], other: Sequence[int], sign: int = 1) -> list[int]:
+    """Live bytes by kind and others, or without them."""
+    return [a + sign * b for a, b in zip(one, other, strict=True)]
 
 
 # -- a step -----------------------------------------------------------------------------------------------------------
