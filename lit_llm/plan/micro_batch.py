@@ -42,7 +42,7 @@ from lit_llm.plan.segments import (
     combined,
     extended,
 )
-from lit_llm.plan.weights import OwnModel, average_bytes, cached_by_text, gathered_groups, reduced_bytes, stored_bytes
+from lit_llm.plan.weights import OwnModel, average_bytes, cached_by_text, gathered_groups, reduced_bytes
 
 if TYPE_CHECKING:  # imports torch
     from lit_llm.plan.trace import Body
@@ -75,10 +75,8 @@ def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
 
 def _of_whole_model(step: Step) -> MicroBatch:
     passes, made, (stage,) = Passes(step), MicroBatch(), step.stages
-    made.live[ACTIVATIONS] = step.ids_bytes
-    kind, held = passes.gradients((stage,))
-    if step.gradients_exist or kind == GRADIENTS:
-        made.live[kind] = held
+    kind, held = step.gradients(passes.weights)
+    made.live[ACTIVATIONS], made.live[kind] = step.ids_bytes, held
     passes.forward_pass(made, stage)
     if not step.gradients_exist:  # zero_grad, between forward and backward
         made.live[GRADIENTS] -= held
@@ -154,7 +152,8 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         if kind in ("backward", "gradients of weights"):
             done.add(task.stage)
             made.live[GRADIENTS] = made.live[BUFFERS] = 0
-            kept, held = passes[1].gradients([stages[number] for number in sorted(done)])
+            own = weights_of_stages(settings.weights, [stages[number] for number in sorted(done)])
+            kept, held = passes[1].step.gradients(own)
             made.live[kept] = held
     if split and settings.compute.activation_checkpointing != "none":
         made.notes = (_RECOMPUTED.format(layout.schedule),)
@@ -202,13 +201,6 @@ class Passes:
         if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
             self.inputs = changes(_body(step, traced, split=True).passes[1][::-1], 0)
             self.head_inputs = _head(step, body, split=True)[1:]
-
-    def gradients(self, stages: Sequence[StageShare]) -> tuple[int, int]:
-        """Gradients between two backward passes: their kind, and their bytes."""
-        step, own = self.step, weights_of_stages(self.weights, stages)
-        if step.keeps_gradients:
-            return BUFFERS, reduced_bytes(own)
-        return GRADIENTS, stored_bytes(own, step.settings.weight_bytes, trainable=True) // step.shard_gradients
 
     def gathered(self, stage: StageShare) -> GatheredWeights:
         step, in_pipeline = self.step, self.step.pipeline is not None
@@ -294,28 +286,13 @@ def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
     """The body's trace, from those of two numbers of sequences if these do the same operations. `split`: see `trace_body`."""
-    from lit_llm.plan.trace import Numerics, trace_body
+    from lit_llm.plan.trace import trace_body
 
-    settings, compute = step.settings, step.settings.compute
-
-    def at(sequences: int) -> Body:
-        return trace_body(
-            settings.gpt,
-            settings.lora,
-            layers,
-            compute.activation_checkpointing,
-            Numerics(*step.settings.sizes, step.cuda),
-            sequences=sequences,
-            length=step.traced_length,
-            tensor_parallel=settings.layout.tensor_parallel,
-            expert=settings.layout.expert,
-            compiled=compute.compile,
-            split=split,
-        )
-
-    few, more = map(at, _TRACED_SEQUENCES)
+    few, more = (trace_body(step.traced(sequences), layers, split=split) for sequences in _TRACED_SEQUENCES)
     segments = extended(few.segments, more.segments, step.sequences - _TRACED_SEQUENCES[0])
-    return at(step.sequences) if segments is None else replace(few, segments=segments)
+    if segments is None:
+        return trace_body(step.traced(step.sequences), layers, split=split)
+    return replace(few, segments=segments)
 
 
 def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:

@@ -30,8 +30,8 @@ class StageShare(NamedTuple):
     stop: int
     first: bool
     last: bool
-    number: int = 0
-    ahead: int = 0
+    number: int
+    ahead: int
 
     @property
     def layers(self) -> range:
@@ -114,10 +114,7 @@ def _of_one_stage(layout: PipelineLayout, rank: int, micro_batches: int) -> list
 
 def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
     """What a rank of the pipeline has; without a pipeline all."""
-    layout, layers, ahead = settings.layout.pipeline, settings.gpt.n_layer, settings.gpt.predict_ahead
-    if layout.ranks == 1:
-        return (StageShare(0, layers, first=True, last=True, ahead=ahead),)
-    return shares(layout, layers, rank, ahead)
+    return shares(settings.layout.pipeline, settings.gpt.n_layer, rank, settings.gpt.predict_ahead)
 
 
 def weights_of_rank(settings: RunSettings, rank: int, *, whole: bool = False) -> Weights:

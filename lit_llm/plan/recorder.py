@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -147,26 +148,18 @@ class Constants:
 
     def run(self, operator: Any, args: Sequence[Any], options: dict[str, Any], results: Sequence[Any] = ()) -> Any:
         """What the operator returns for known values; None if some are unknown, or a tensor is large."""
+        inputs = [*tensors_in((args, options))]
+        is_known = not draws_random_numbers(operator) and all(self.of(tensor) is not None for tensor in inputs)
         made = None
-        try:
-            if not draws_random_numbers(operator):
-                known, named = (mapped(each, self._known) for each in (list(args), list(options.values())))
-                if all(tensor.numel() <= MOST_ELEMENTS for tensor in tensors_in((known, named, results))):
-                    named = dict(zip(options, named, strict=True)) | ({"device": "cpu"} if "device" in options else {})
-                    made = operator(*known, **named)
-        except (_Unknown, RuntimeError, IndexError, ValueError):  # the trace itself reports what is wrong
-            made = None
+        if is_known and all(tensor.numel() <= MOST_ELEMENTS for tensor in (*inputs, *tensors_in(results))):
+            known, named = mapped(list(args), self.of), {key: mapped(value, self.of) for key, value in options.items()}
+            with suppress(RuntimeError, IndexError, ValueError):  # the trace itself reports what is wrong
+                made = operator(*known, **named | ({"device": "cpu"} if "device" in options else {}))
         if made is None:
             for tensor in tensors_in(written_arguments(operator, args, options)):
                 if (value := _value_of(tensor)) is not None:
                     self._overwritten.add(value.untyped_storage().data_ptr())
         return made
-
-    def _known(self, tensor: Tensor) -> Tensor:
-        value = self.of(tensor)
-        if value is None:
-            raise _Unknown
-        return value
 
     def without_masks(self, args: Sequence[Any]) -> list[Any] | None:
         """The arguments of `aten.index` with positions instead of known masks; None if a mask is unknown."""
@@ -179,10 +172,6 @@ class Constants:
             else:
                 return None
         return [args[0], indices, *args[2:]]
-
-
-class _Unknown(Exception):
-    """An input has no known values."""
 
 
 def _value_of(tensor: Tensor) -> Tensor | None:

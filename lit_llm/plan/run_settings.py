@@ -92,13 +92,9 @@ def sequences_before(stages: Stages, step: int) -> int:
 
 def steps_for(stages: Stages, sequences: int) -> int:
     """The fewest steps that consume at least `sequences` sequences."""
-    remaining = sequences
-    for (first, size), (end, _) in pairwise(stages):
-        if remaining <= (end - first) * size:
-            return first - (-remaining // size)
-        remaining -= (end - first) * size
     first, size = stages[-1]
-    return first - (-remaining // size)
+    enough = first - (-sequences // size)
+    return bisect_left(range(enough), sequences, key=lambda step: sequences_before(stages, step))
 
 
 # -- the learning rate ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.plan.layout import Layout
+from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.pipeline_order import StageShare, stages_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import (
@@ -179,6 +180,18 @@ class Step:
     cuda: bool = False
     gradients_exist: bool = False
 
+    def traced(self, sequences: int) -> Step:
+        """So many sequences, with only those settings that a trace depends on: runs that differ in others share traces."""
+        run, layout = self.settings, self.settings.layout
+        local = Layout(
+            tensor_parallel=layout.tensor_parallel,
+            expert=layout.expert,
+            context=layout.context,
+            context_attention=layout.context_attention,
+        )
+        kept = {name: getattr(run, name) for name in ("precision", "compute", "z_loss", "lora", "length")}
+        return Step(RunSettings(run.model, Optimizer("SGD"), 1, 1, layout=local, **kept), sequences, cuda=self.cuda)
+
     @property
     def stages(self) -> tuple[StageShare, ...]:
         """Of the pipeline, that the rank has; the whole model without a pipeline."""
@@ -204,6 +217,12 @@ class Step:
     def keeps_gradients(self) -> bool:
         """Whole gradients of earlier micro-batches wait to be reduced."""
         return self.gradients_exist and self.fsdp is not None and self.fsdp.kept.gradients
+
+    def gradients(self, weights: Weights) -> tuple[int, int]:
+        """Of these weights, from an earlier micro-batch or step: their kind, and their bytes."""
+        if self.keeps_gradients:
+            return BUFFERS, reduced_bytes(weights)
+        return GRADIENTS, stored_bytes(weights, self.settings.weight_bytes, trainable=True) // self.shard_gradients
 
     @property
     def traced_length(self) -> int:

@@ -29,7 +29,7 @@ from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
 from lit_llm.plan.built_model import build_gpt, local_config, share_experts, split_positions, with_layers
 from lit_llm.plan.kernels import CudaKernels, keep_as_compiled
 from lit_llm.plan.recorder import Recorder, Sized, sized
-from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment
+from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment, Step
 from lit_llm.plan.weights import cached_by_text
 
 _DTYPES = {4: torch.float32, 2: torch.bfloat16}
@@ -87,31 +87,21 @@ class Body:
 
 
 @cached_by_text
-def trace_body(
-    config: GPTConfig,
-    lora: Any,
-    layers: Sequence[int],
-    checkpointing: str | int,
-    numerics: Numerics,
-    *,
-    sequences: int,
-    length: int,
-    tensor_parallel: int,
-    expert: int,
-    compiled: bool,
-    split: bool = False,
-) -> Body:
-    """Trace a model of only the given `layers` of `config`, in this order, on `sequences` of `length` tokens.
+def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Body:
+    """Trace a model of only the given `layers` of the step's, in this order.
 
     Args:
-        compiled: the blocks are compiled.
+        step: what a trace depends on (`Step.traced`).
         split: compute the gradients of inputs, and keep what those of weights need.
     """
-    model = build_gpt(local_config(with_layers(config, layers), tensor_parallel), lora)
-    share_experts(model, expert, tensor_parallel)
-    recorder = Recorder(cuda=numerics.cuda)
+    settings, config, numerics = step.settings, step.settings.gpt, Numerics(*step.settings.sizes, step.cuda)
+    checkpointing, compiled = settings.compute.activation_checkpointing, settings.compute.compile
+    tensor_parallel = settings.layout.tensor_parallel
+    model = build_gpt(local_config(with_layers(config, layers), tensor_parallel), settings.lora)
+    share_experts(model, settings.layout.expert, tensor_parallel)
+    recorder = Recorder(cuda=step.cuda)
     for block, layer in zip(model.blocks, (*layers, *range(config.n_layer, config.n_blocks)), strict=True):
-        if numerics.cuda:
+        if step.cuda:
             for module in (block.attention, block):
                 CudaKernels.around(module)  # type: ignore[arg-type]
         recomputed = recomputes(checkpointing, layer)
@@ -122,7 +112,7 @@ def trace_body(
     if tensor_parallel > 1:
         split_positions(model, tensor_parallel)
     without_data(model, numerics.weights, recorder)
-    ids, targets = batch_without_data(sequences, length, recorder)
+    ids, targets = batch_without_data(step, recorder)
     received: list[Tensor] = []
 
     def receive(module: nn.Module, inputs: Any) -> None:
@@ -211,9 +201,9 @@ def trace_head(
     return segments
 
 
-def batch_without_data(sequences: int, length: int, recorder: Recorder) -> tuple[Tensor, Tensor]:
+def batch_without_data(step: Step, recorder: Recorder) -> tuple[Tensor, Tensor]:
     """Ids and targets of a micro-batch, which are not counted."""
-    ids, targets = (sized(sequences, length, dtype=torch.int64) for _ in range(2))
+    ids, targets = (sized(step.sequences, step.traced_length, dtype=torch.int64) for _ in range(2))
     recorder.exclude((ids, targets))
     return ids, targets
 
