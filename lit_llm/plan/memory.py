@@ -93,7 +93,8 @@ def _memory_of_rank(step: Step) -> Memory:
     # DDP copies all gradients into its buckets, or makes them views of these in the last micro-batch of a step.
     is_views = layout.strategy == "ddp" and not layout.bucket_copies
     copied = layout.bucket_copies and layout.data_parallel > 1 and not layout.fsdp2
-    bucketed = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)}
+    gradients = stored_bytes(weights, weight_bytes, trainable=True)
+    bucketed = {"communication buffers": gradients}
     buckets = bucketed if copied or (is_views and step.micro_batches > 1) else {}
     steps = [step]
     if step.pipeline is None:
@@ -109,8 +110,8 @@ def _memory_of_rank(step: Step) -> Memory:
             moments.append((moment, peak | buckets, max(0, freed) - made.on_other_streams.get(moment, 0)))
     last = {"gradients": 0, "optimizer work": 0}
     if not layout.cpu_offload:
-        gradients = stored_bytes(weights, weight_bytes, trainable=True) // layout.divisor("gradients")
-        last = {"gradients": gradients, "optimizer work": _optimizer_work(settings, weights, whole, cuda=step.cuda)}
+        work = _optimizer_work(settings, weights, whole, cuda=step.cuda)
+        last = {"gradients": gradients // layout.divisor("gradients"), "optimizer work": work}
     moments.append(("optimizer step", last | (bucketed if copied else {}), 0))
     every = tuple((moment, {name: size for name, size in (resident | adds).items() if size}) for moment, adds, _ in moments)
     moment, parts = max(every, key=lambda m: sum(m[1].values()))

@@ -21,6 +21,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.memory import SOFTMAX_NUMEL
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import KINDS as SCHEDULES
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.plan.layout import NO_PIPELINE
@@ -179,7 +180,7 @@ class Passes:
 
         def split_gradient(share: float, gradient: int) -> tuple[int, int]:
             kept = 0 if step.gradients_exist else int(gradient * share) // step.shard_gradients
-            return kept, 0 if step.fsdp is None or step.keeps_gradients else gradient - kept
+            return kept, gradient - kept if step.fsdp and not step.keeps_gradients else 0
 
         ahead = (part for i in range(model.n_layer, model.n_blocks) for part in (i, None))
         layers = [None, *traced, None, *ahead]  # of the segments, in the order of the forward pass; None: no block
@@ -297,29 +298,19 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
 
 def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
     """Forward and backward of the loss, see `trace_head`. The chunked loss is linear in its rows and in those of a chunk."""
-    from lit_llm.plan.built_model import local_config
-    from lit_llm.plan.trace import Numerics, trace_head
+    from lit_llm.plan.trace import trace_head
 
-    settings, tp = step.settings, step.settings.layout.tensor_parallel
-    model = local_config(settings.gpt, tp)
-    rows = step.sequences * step.traced_length
+    settings, tp, rows = step.settings, step.settings.layout.tensor_parallel, step.sequences * step.traced_length
+    alone = replace(step.traced(0).settings, compute=ComputeConfig(), lora=None)  # shared by all modes of recomputation
     # A split vocabulary always uses the chunked loss, with one chunk if no size is set.
     chunk = settings.chunk_size if tp == 1 else settings.chunk_size or rows
-    block = max(1, SOFTMAX_NUMEL // model.padded_vocab_size)  # rows of its softmax
+    block = max(1, SOFTMAX_NUMEL // (settings.gpt.padded_vocab_size // tp))  # rows of its softmax
 
     def at(rows: int, chunk: int | None) -> list[Change]:
-        segments = trace_head(
-            model,
-            Numerics(*step.settings.sizes, step.cuda),
-            rows=rows,
-            chunk_size=chunk,
-            z_loss=settings.z_loss,
-            hidden_dtype=body.hidden_dtype,
-            trainable=body.head_is_trainable,
-            split=split,
-        )
+        of, dtype, trainable = Step(alone, 0, cuda=step.cuda), body.hidden_dtype, body.head_is_trainable
+        segments = trace_head(of, rows, chunk, hidden_dtype=dtype, trainable=trainable, split=split)
         # A tied matrix is gathered as the embedding needs it.
-        narrow = step.narrow_weights and not model.tie_embeddings
+        narrow = step.narrow_weights and not settings.gpt.tie_embeddings
         return [Change.of(segment, lambda gradient: (gradient, 0), narrow_weights=narrow) for segment in segments]
 
     if chunk is None or rows <= _MOST_BLOCKS * block:

@@ -39,7 +39,7 @@ from lit_llm.plan.segments import (
     Step,
     extended,
 )
-from lit_llm.plan.trace import Numerics, batch_without_data, without_data
+from lit_llm.plan.trace import batch_without_data, dtypes, recorded, without_data
 from lit_llm.plan.weights import OwnModel, cached_by_text, weights_of
 
 PHASES = ("forward", "loss head", "loss head", "backward")
@@ -162,15 +162,14 @@ def trace(step: Step, sequences: int) -> Trace:
 @cached_by_text
 def cached_trace(step: Step) -> Trace | Exception:
     """A trace, or why there is none."""
-    model, numerics = _own(step), Numerics(*step.settings.sizes, step.cuda)
-    mode = step.settings.compute.activation_checkpointing
+    model, mode = _own(step), step.settings.compute.activation_checkpointing
     module, recorder = build_own(model.architecture, model.vocab_size), Recorder(cuda=step.cuda, most=MOST_OPERATIONS)
     for i, block in enumerate(module.blocks):
         if recomputes(mode, i):
             if step.cuda:
                 CudaKernels.around(block)
             recompute_block(block, mode, preserve_rng_state=False)
-    without_data(module, numerics.weights, recorder)
+    without_data(module, dtypes(step)[0], recorder)
     ids, targets = batch_without_data(step, recorder)
 
     def loss(z: Tensor, targets: Tensor) -> LossSums:
@@ -182,8 +181,8 @@ def cached_trace(step: Step) -> Trace | Exception:
 
     default = torch.get_default_dtype()
     try:
-        with redirect_stdout(sys.stderr), numerics.record(recorder):
-            torch.set_default_dtype(numerics.weights)  # as Lightning does
+        with redirect_stdout(sys.stderr), recorded(step, recorder):
+            torch.set_default_dtype(dtypes(step)[0])  # as Lightning does
             total = module(ids, targets, loss=loss).loss
             recorder.begin()
             torch.autograd.backward(total)

@@ -345,7 +345,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "next": [{"switch": flag, "saves_bytes": saved} for flag, saved in plan.next_steps],
         },
         "compute": {
-            "convention": compute.convention(settings.model),
+            "convention": compute.CUSTOM_CONVENTION if isinstance(settings.model, OwnModel) else compute.CONVENTION,
             "flops_per_token": plan.flops.total,
             **{f"flops_per_token_{name}": flops for name, flops in asdict(plan.flops).items()},
             "flops_per_step": plan.flops.total * settings.tokens_per_step,

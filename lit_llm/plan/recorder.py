@@ -35,7 +35,7 @@ from lit_llm.core._torch import (
     written_arguments,
 )
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
-from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, MATMUL, WEIGHT_COPIES, Event
+from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, MATMUL, WEIGHT_COPIES, Change, Event
 
 aten = torch.ops.aten
 
@@ -399,13 +399,9 @@ def _work_inside(body: Callable[..., Any], args: list[Any]) -> int:
     inner.exclude(a for a in inputs if isinstance(a, Sized))
     with inner:
         results = body(*inputs)
-    live = most = 0
-    for kind, amount in inner.segments[0]:
-        if kind == ACTIVATIONS:
-            live += amount
-            most = max(most, live)
+    change = Change.of(inner.segments[0], lambda gradient: (0, 0))
     del results
-    return most - live
+    return sum(change.peak) - sum(change.end)
 
 
 def _like(meta: Tensor) -> Tensor:

@@ -209,14 +209,14 @@ class Step:
         return self.settings.layout.divisor("gradients")
 
     @property
-    def fsdp(self) -> Layout | None:
-        """The layout, if FSDP2 holds weights or gradients."""
-        return self.settings.layout if self.settings.layout.fsdp2 or self.settings.experts_apart else None
+    def fsdp(self) -> bool:
+        """Whether FSDP2 holds weights or gradients."""
+        return self.settings.layout.fsdp2 or self.settings.experts_apart
 
     @property
     def keeps_gradients(self) -> bool:
         """Whole gradients of earlier micro-batches wait to be reduced."""
-        return self.gradients_exist and self.fsdp is not None and self.fsdp.kept.gradients
+        return self.gradients_exist and self.fsdp and self.settings.layout.kept.gradients
 
     def gradients(self, weights: Weights) -> tuple[int, int]:
         """Of these weights, from an earlier micro-batch or step: their kind, and their bytes."""
@@ -243,7 +243,7 @@ class Step:
     def narrow_weights(self) -> bool:
         """FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them."""
         wide, narrow = self.settings.sizes
-        return self.fsdp is not None and narrow < wide
+        return self.fsdp and narrow < wide
 
 
 class GatheredWeights:
@@ -273,12 +273,11 @@ class GatheredWeights:
     """
 
     def __init__(self, step: Step, weights: Weights, *, already_gathered: bool, last: bool) -> None:
-        layout, sizes = step.fsdp, step.settings.sizes
-        self.keeps, keeps_gradients = (True, False) if layout is None else layout.kept
-        self.already = already_gathered and self.keeps
-        self.prefetch = 0 if layout is None else layout.prefetch
+        layout, sizes = step.settings.layout, step.settings.sizes
+        self.keeps, keeps_gradients = layout.kept
+        self.already, self.prefetch = already_gathered and self.keeps, layout.prefetch
         self.frees, reduces = last or not self.keeps, last or not keeps_gradients
-        weights = () if layout is None else weights
+        weights = weights if step.fsdp else ()
         block, root, embedding, self.blocks = gathered_groups(weights, tied=is_tied(weights))
         self.gradients = computed_gradient_bytes(block, sizes[0])
         self.shared_gradients = stored_bytes(block, sizes[0], trainable=True)
@@ -286,7 +285,7 @@ class GatheredWeights:
         self.sent = reduced_bytes(block) if reduces else 0
         self._block, self._embedding, self._root = (sum(gathered_bytes(part, *sizes)) for part in (block, embedding, root))
         self._inside = gathered_bytes(weights, *sizes)[0]
-        ranks = 1 if layout is None else layout.divisor("parameters")
+        ranks = layout.divisor("parameters")
         buffered = tuple(w for w in block if (step.settings.holders(ranks) if w.experts else ranks) > 1)  # one rank needs none
         self._block_buffer = sum(gathered_bytes(buffered, *sizes))
         self._first_buffer = (self._embedding or self._root) if ranks > 1 else 0
