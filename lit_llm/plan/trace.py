@@ -126,13 +126,10 @@ def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Bod
     with recorded(step, recorder):
         loss = model(ids, targets, loss=head).loss
         if split:
-            kept = gradients_of_inputs([loss], received, model.parameters())
+            _kept = gradients_of_inputs([loss], received, model.parameters())  # not released here
         else:
             torch.autograd.backward(loss)
-        segments = recorder.copied()  # before `kept` is released
-        received.clear()
-        if split:
-            del kept
+        segments = recorder.copied()
     missing = 2 * (len(layers) + 2 + 2 * config.predict_ahead) - len(segments)  # frozen weights get no gradients
     return Body(segments + [[] for _ in range(missing)], *seen[0])
 
@@ -166,17 +163,13 @@ def trace_head(
         del hidden, weight
         recorder.begin()
         if split:
-            kept = gradients_of_inputs([total], received, [weight_leaf])
+            _kept = gradients_of_inputs([total], received, [weight_leaf])
             recorder.begin()
             del graph
         else:
             torch.autograd.backward(total)
         del total
-        segments = recorder.copied()
-        received.clear()
-        if split:
-            del kept
-    return segments
+        return recorder.copied()
 
 
 def batch_without_data(step: Step, recorder: Recorder) -> tuple[Tensor, Tensor]:
