@@ -72,7 +72,7 @@ def predicted(run: Run) -> int:
 def _of_rank(run: Run, program: Program, rank: int) -> int:
     settings, layout = run.settings, run.settings.layout
     model, tp, shards = settings.model, layout.tensor_parallel, layout.divisor("parameters")
-    weights, in_pipeline = weights_of_rank(settings, rank, tp), layout.pipeline.ranks > 1
+    weights, in_pipeline = weights_of_rank(settings, rank), layout.pipeline.ranks > 1
     total = sum(weight.total for weight in weights)
     block = sum(weight.total // weight.times for weight in weights if weight.times)
     root = sum(weight.total for weight in weights if not weight.times)

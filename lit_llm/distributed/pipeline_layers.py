@@ -60,7 +60,7 @@ class PipelineLayout(NamedTuple):
         Layers left over go to middle stages. The first stage stores the most activations, and the last one has the loss.
         """
         stages = self.stages
-        assert stages >= 2 and not self.layer_problems(n_layer)
+        assert not self.layer_problems(n_layer)
         counts = [1] * stages
         given = {0: self.layers_first, stages - 1: self.layers_last}
         for stage, layers in given.items():

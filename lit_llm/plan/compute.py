@@ -11,15 +11,10 @@ from lit_llm.plan.weights import OwnModel, PlannedModel, weights_of
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
 
-CONVENTION = (
+CONVENTION = (  # what counts as useful FLOPs
     "6 N_matmul + 12 L H h min(T, window), full attention, recomputation not counted; with lora 4 N_matmul + 6 N_adapters"
 )
 CUSTOM_CONVENTION = "FLOPs of matrix products, convolutions and attention that kernels execute, recomputation not counted"
-
-
-def convention(model: PlannedModel) -> str:
-    """What counts as useful FLOPs of this model."""
-    return CUSTOM_CONVENTION if isinstance(model, OwnModel) else CONVENTION
 
 
 @dataclass(frozen=True)

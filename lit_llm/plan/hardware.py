@@ -43,9 +43,6 @@ class Hardware:
     devices_per_node: int
     price_usd_hour: tuple[float, float] | None
 
-    def __hash__(self) -> int:
-        return hash(self.name)
-
     @property
     def is_gpu(self) -> bool:
         return not self.device_name.startswith("cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,10 +34,8 @@ class CudaKernels(TorchFunctionMode):
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        replacement = _REPLACED.get(function)
-        if replacement is None:
-            return function(*args, **(kwargs or {}))
-        return replacement(function, *args, **(kwargs or {}))
+        run = partial(_REPLACED[function], function) if function in _REPLACED else function
+        return run(*args, **(kwargs or {}))
 
     @staticmethod
     def around(module: nn.Module) -> None:

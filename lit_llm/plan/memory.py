@@ -86,14 +86,14 @@ def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
 
 def _memory_of_rank(step: Step) -> Memory:
     """Peak memory of a rank, for the first micro-batch of a step."""
-    settings, layout, weight_bytes = step.settings, step.settings.layout, step.settings.weight_bytes
-    weights, whole = (weights_of_rank(settings, step.rank, whole=all_of_it) for all_of_it in (False, True))
-    resident = _resident(settings, weights, whole)
+    settings, layout, weights = step.settings, step.settings.layout, weights_of_rank(step.settings, step.rank)
+    gradients = stored_bytes(weights, settings.weight_bytes, trainable=True)
+    resident, work = _resident(step, weights)
     moments: list[tuple[str, dict[str, int], int]] = []  # what a phase adds, and what else the computing stream holds
     # DDP copies all gradients into its buckets, or makes them views of these in the last micro-batch of a step.
     is_views = layout.strategy == "ddp" and not layout.bucket_copies
     copied = layout.bucket_copies and layout.data_parallel > 1 and not layout.fsdp2
-    bucketed = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)}
+    bucketed = {"communication buffers": gradients}
     buckets = bucketed if copied or (is_views and step.micro_batches > 1) else {}
     steps = [step]
     if step.pipeline is None:
@@ -107,11 +107,8 @@ def _memory_of_rank(step: Step) -> Memory:
             # The loss cannot use what blocks freed in the forward pass: its buffers are larger than theirs.
             freed = made.peaks["forward"]["activations"] - peak["activations"] if moment == "loss head" else 0
             moments.append((moment, peak | buckets, max(0, freed) - made.on_other_streams.get(moment, 0)))
-    last = {"gradients": 0, "optimizer work": 0}
-    if not layout.cpu_offload:
-        gradients = stored_bytes(weights, weight_bytes, trainable=True) // layout.divisor("gradients")
-        last = {"gradients": gradients, "optimizer work": _optimizer_work(settings, weights, whole, cuda=step.cuda)}
-    moments.append(("optimizer step", last | (bucketed if copied else {}), 0))
+    left = {"gradients": 0 if layout.cpu_offload else gradients // layout.divisor("gradients"), "optimizer work": work}
+    moments.append(("optimizer step", left | (bucketed if copied else {}), 0))
     every = tuple((moment, {name: size for name, size in (resident | adds).items() if size}) for moment, adds, _ in moments)
     moment, parts = max(every, key=lambda m: sum(m[1].values()))
     reserved = None
@@ -121,28 +118,25 @@ def _memory_of_rank(step: Step) -> Memory:
     return Memory(parts, moment, every, tuple(steps), reserved, made.notes, made.is_known)
 
 
-def _resident(settings: RunSettings, weights: Weights, whole: Weights) -> dict[str, int]:
-    """Bytes that stay on a rank, by part. `whole`: its weights, not split by tensor parallelism."""
-    layout, weight_bytes, optimizer = settings.layout, settings.weight_bytes, settings.optimizer
+def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
+    """Bytes that stay on a rank, by part, and temporary ones of an optimizer step."""
+    settings, layout, cuda = step.settings, step.settings.layout, step.cuda
+    weight_bytes, optimizer, work = settings.weight_bytes, settings.optimizer, 0
     found = {}
     if not layout.cpu_offload:
+        whole = weights_of_rank(settings, step.rank, whole=True)  # not split by tensor parallelism
         found["weights"] = stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
         found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
         found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout)
         if settings.ema:
             found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
+        work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
+        if optimizer.is_muon:
+            muon = MuonWork.of(whole, layout, normuon=optimizer.normuon)
+            work = muon.work_bytes(weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda), cuda=cuda)
     if isinstance(settings.model, OwnModel):
         found["buffers"] = buffer_bytes(settings.model, weight_bytes)
-    return found
-
-
-def _optimizer_work(settings: RunSettings, weights: Weights, whole: Weights, *, cuda: bool) -> int:
-    """Temporary bytes of an optimizer step on a rank."""
-    layout, optimizer, weight_bytes = settings.layout, settings.optimizer, settings.weight_bytes
-    if not optimizer.is_muon:
-        return work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
-    muon = MuonWork.of(whole, layout, normuon=optimizer.normuon)
-    return muon.work_bytes(weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda), cuda=cuda)
+    return found, work
 
 
 @dataclass(frozen=True)

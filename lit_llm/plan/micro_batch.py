@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.memory import SOFTMAX_NUMEL
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import KINDS as SCHEDULES
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.plan.layout import NO_PIPELINE
@@ -38,17 +39,11 @@ from lit_llm.plan.segments import (
     MicroBatch,
     Segment,
     Step,
+    added,
     combined,
     extended,
 )
-from lit_llm.plan.weights import (
-    OwnModel,
-    average_bytes,
-    cached_by_text,
-    gathered_groups,
-    reduced_bytes,
-    stored_bytes,
-)
+from lit_llm.plan.weights import OwnModel, average_bytes, cached_by_text, gathered_groups, reduced_bytes
 
 if TYPE_CHECKING:  # imports torch
     from lit_llm.plan.trace import Body
@@ -81,10 +76,8 @@ def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
 
 def _of_whole_model(step: Step) -> MicroBatch:
     passes, made, (stage,) = Passes(step), MicroBatch(), step.stages
-    made.live[ACTIVATIONS] = step.ids_bytes
-    kind, held = passes.gradients((stage,))
-    if step.gradients_exist or kind == GRADIENTS:
-        made.live[kind] = held
+    kind, held = step.gradients(passes.weights)
+    made.live[ACTIVATIONS], made.live[kind] = step.ids_bytes, held
     passes.forward_pass(made, stage)
     if not step.gradients_exist:  # zero_grad, between forward and backward
         made.live[GRADIENTS] -= held
@@ -120,32 +113,28 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         gradient = not stage.first and (task[1:] in split or (kept_by_gloo and not before_is_here))
         return output + gradient
 
-    known: dict[tuple[str, int, bool], MicroBatch] = {}
-
+    @cache
     def played(kind: str, number: int, exist: bool) -> MicroBatch:
         """An action by itself."""
-        key, stage = (kind, number, exist), stages[number]
-        if key not in known:
-            run = known[key] = MicroBatch()
-            if kind == "forward":
-                passes[exist].forward_pass(run, stage)
-            elif kind == "gradients of inputs":
-                passes[exist].inputs_pass(run, stage)
-            else:
-                received = 0 if stage.last else moved  # the trace releases it
-                run.live[ACTIVATIONS] += received
-                passes[exist].backward_pass(run, stage)
-                run.live[ACTIVATIONS] -= received
-                if stage.last:  # also a tied matrix's gradient, which the trace adds to the embedding's
-                    run.live[LOSS_HEAD] = -played("forward", number, exist).live[LOSS_HEAD]
-                if settings.gpt.predict_ahead and (stage.first or stage.last):  # each has a gradient of the embedding
-                    run.live[ACTIVATIONS] = -played("forward", number, exist).live[ACTIVATIONS]
-            if kind == "gradients of weights":  # releases all that is kept
-                inputs = played("gradients of inputs", number, exist).live
-                run.live = [a - b for a, b in zip(run.live, inputs, strict=True)]
-                run.peaks = {"backward": {name: max(0, size) for name, size in zip(KINDS, run.live, strict=True)}}
-                run.on_other_streams = {"backward": 0}
-        return known[key]
+        run, stage = MicroBatch(), stages[number]
+        if kind == "forward":
+            passes[exist].forward_pass(run, stage)
+        elif kind == "gradients of inputs":
+            passes[exist].inputs_pass(run, stage)
+        else:
+            received = 0 if stage.last else moved  # the trace releases it
+            run.live[ACTIVATIONS] += received
+            passes[exist].backward_pass(run, stage)
+            run.live[ACTIVATIONS] -= received
+            if stage.last:  # also a tied matrix's gradient, which the trace adds to the embedding's
+                run.live[LOSS_HEAD] = -played("forward", number, exist).live[LOSS_HEAD]
+            if settings.gpt.predict_ahead and (stage.first or stage.last):  # each has a gradient of the embedding
+                run.live[ACTIVATIONS] = -played("forward", number, exist).live[ACTIVATIONS]
+        if kind == "gradients of weights":  # releases all that is kept
+            run.live = added(run.live, played("gradients of inputs", number, exist).live, -1)
+            run.peaks = {"backward": {name: max(0, size) for name, size in zip(KINDS, run.live, strict=True)}}
+            run.on_other_streams = {"backward": 0}
+        return run
 
     made, done = MicroBatch(), set[int]()
     made.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
@@ -157,15 +146,15 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         action = played(kind, task.stage, task.stage in done)
         others = sum(whole.values()) - whole[task.stage]
         for phase, peak in action.peaks.items():
-            live = [a + peak[name] for a, name in zip(made.live, KINDS, strict=True)]
             sent = action.on_other_streams[phase]  # a part of `peak`
-            made.compare(phase, live, Bytes(others - sent, sent), action.flops)
-        made.live = [a + b for a, b in zip(made.live, action.live, strict=True)]
+            made.compare(phase, added(made.live, [*peak.values()]), Bytes(others - sent, sent), action.flops)
+        made.live = added(made.live, action.live)
         made.live[ACTIVATIONS] += moved * buffers_after(task)
         if kind in ("backward", "gradients of weights"):
             done.add(task.stage)
             made.live[GRADIENTS] = made.live[BUFFERS] = 0
-            kept, held = passes[1].gradients([stages[number] for number in sorted(done)])
+            own = weights_of_stages(settings.weights, [stages[number] for number in sorted(done)])
+            kept, held = passes[1].step.gradients(own)
             made.live[kept] = held
     if split and settings.compute.activation_checkpointing != "none":
         made.notes = (_RECOMPUTED.format(layout.schedule),)
@@ -191,45 +180,28 @@ class Passes:
 
         def split_gradient(share: float, gradient: int) -> tuple[int, int]:
             kept = 0 if step.gradients_exist else int(gradient * share) // step.shard_gradients
-            return kept, 0 if step.fsdp is None or step.keeps_gradients else gradient - kept
+            return kept, gradient - kept if step.fsdp and not step.keeps_gradients else 0
 
-        def changes(segments: list[Segment], has_experts: Sequence[bool] = ()) -> list[Change]:
-            shares = [share_in_experts if experts else 1.0 for experts in has_experts] or [1.0] * len(segments)
-            return [
-                Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights)
-                for segment, share in zip(segments, shares, strict=True)
-            ]
+        ahead = (part for i in range(model.n_layer, model.n_blocks) for part in (i, None))
+        layers = [None, *traced, None, *ahead]  # of the segments, in the order of the forward pass; None: no block
 
-        def of_blocks(found: list[Change], more: int) -> list[Change]:
-            return [_with_keys(found[i], more, context) for i in kinds]
+        def changes(segments: list[Segment], more: int) -> list[Change]:
+            found = []
+            for segment, layer in zip(segments, layers, strict=True):
+                share = share_in_experts if layer is not None and model.layer(layer).experts else 1.0
+                change = Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights)
+                found.append(change if layer is None else _with_keys(change, more, context))
+            blocks = found[1 : len(traced) + 1]
+            return [found[0], *(blocks[i] for i in kinds), *found[len(traced) + 1 :]]
 
-        other_keys = _gathered_keys(step)
-        norm = len(traced) + 1
-        with_experts = [False, *(model.layer(i).experts for i in traced), False]
-        for i in range(model.n_layer, model.n_blocks):
-            with_experts += [model.layer(i).experts, False]
-        forward, backward = changes(body.passes[0], with_experts), changes(body.passes[1], with_experts[::-1])[::-1]
+        forward, backward = body.passes[0], body.passes[1][::-1]
         if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
-            [backward[0]] = changes([[event for event in body.segments[-1] if event[0] != LOSS_HEAD]])
-        self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:norm], other_keys), forward[norm]
-        self.embedding_back, self.norm_back = backward[0], backward[norm]
-        self.blocks_back = of_blocks(backward[1:norm], -other_keys)
-        self.ahead, self.ahead_back = (  # a block and a norm for each token ahead
-            [(_with_keys(found[i], more, context), found[i + 1]) for i in range(norm + 1, len(found), 2)]
-            for found, more in ((forward, other_keys), (backward, -other_keys))
-        )
-        self.head = _head(step, body)
+            backward[0] = [event for event in backward[0] if event[0] != LOSS_HEAD]
+        other_keys = _gathered_keys(step)
+        self.forward, self.backward, self.head = changes(forward, other_keys), changes(backward, -other_keys), _head(step, body)
         if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
-            split = changes(_body(step, traced, split=True).passes[1])  # no gradient of a weight
-            self.norm_inputs, self.blocks_inputs = split[0], of_blocks(split[-2:0:-1], 0)
+            self.inputs = changes(_body(step, traced, split=True).passes[1][::-1], 0)
             self.head_inputs = _head(step, body, split=True)[1:]
-
-    def gradients(self, stages: Sequence[StageShare]) -> tuple[int, int]:
-        """Gradients between two backward passes: their kind, and their bytes."""
-        step, own = self.step, weights_of_stages(self.weights, stages)
-        if step.keeps_gradients:
-            return BUFFERS, reduced_bytes(own)
-        return GRADIENTS, stored_bytes(own, step.settings.weight_bytes, trainable=True) // step.shard_gradients
 
     def gathered(self, stage: StageShare) -> GatheredWeights:
         step, in_pipeline = self.step, self.step.pipeline is not None
@@ -241,39 +213,45 @@ class Passes:
         )
 
     def forward_pass(self, run: MicroBatch, stage: StageShare) -> None:
-        count, gathered = stage.stop - stage.start, self.gathered(stage)
-        run.play("forward", [self.embedding] * stage.first, gathered.forward(-1))
-        for i, change in enumerate(self.blocks[stage.start : stage.stop]):
-            run.play("forward", [change], gathered.forward(i))
-        run.play("forward", [self.norm] * stage.last, gathered.forward(count))
-        run.play("loss head", self.head[:1] * stage.last, gathered.forward(count))
-        for i, (block, norm) in enumerate(self.ahead * stage.last, count):
-            run.play("forward", [block], gathered.forward(i))
-            run.play("forward", [norm], gathered.forward(gathered.blocks))
-            run.play("loss head", self.head[:1], gathered.forward(gathered.blocks))
+        gathered, (blocks, norms) = self.gathered(stage), self._parts(self.forward, stage)
+        if stage.first:
+            run.play("forward", self.forward[0], gathered.forward(-1))
+        for i, (block, norm) in enumerate(zip(blocks, norms, strict=True)):
+            run.play("forward", block, gathered.forward(i))
+            if norm is not None:
+                part = i + 1 if i < stage.stop - stage.start else gathered.blocks
+                run.play("forward", norm, gathered.forward(part))
+                run.play("loss head", self.head[0], gathered.forward(part))
 
     def backward_pass(self, run: MicroBatch, stage: StageShare) -> None:
-        step, count, gathered = self.step, stage.stop - stage.start, self.gathered(stage)
-        changes = [(change, self.norm_back) for change in self.blocks_back[stage.start : stage.stop]]
-        changes += [(block, norm) for block, norm in self.ahead_back * stage.last]
-        run.play("loss head", [*self.head[1:], changes[-1][1]] * stage.last, gathered.backward(gathered.blocks))
-        for i, (change, _) in reversed(list(enumerate(changes))):
-            run.play("backward", [change], gathered.backward(i))
+        step, gathered, (blocks, norms) = self.step, self.gathered(stage), self._parts(self.backward, stage)
+        for i, (block, norm) in reversed([*enumerate(zip(blocks, norms, strict=True))]):
+            for change in () if norm is None else (*self.head[1:], norm):
+                run.play("loss head", change, gathered.backward(gathered.blocks))
+            run.play("backward", block, gathered.backward(i))
             if gathered.sent:
                 left = gathered.shared_gradients // step.shard_gradients
                 run.compare("backward", run.live, gathered.reduction(i))
                 run.live[GRADIENTS] += left if step.keeps_gradients else 0
                 freed = gathered.gradients - (0 if step.gradients_exist else left)
                 run.live[BUFFERS] -= gathered.sent if step.keeps_gradients else freed
-            if i >= count:
-                run.play("loss head", [*self.head[1:], changes[i - 1][1]], gathered.backward(gathered.blocks))
-        run.play("backward", [self.embedding_back] * stage.first, gathered.backward(-1))
+        if stage.first:
+            run.play("backward", self.backward[0], gathered.backward(-1))
 
     def inputs_pass(self, run: MicroBatch, stage: StageShare) -> None:
         """The gradients of inputs."""
-        gathered, (head, release) = self.gathered(stage), self.head_inputs
-        run.play("loss head", [head, self.norm_inputs] * stage.last, gathered.forward(0))
-        run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, gathered.forward(0))
+        (blocks, norms), (head, release) = self._parts(self.inputs, stage), self.head_inputs
+        held = self.gathered(stage).forward(0)
+        for change in () if norms[-1] is None else (head, norms[-1]):
+            run.play("loss head", change, held)
+        for change in blocks[::-1] + [release] * stage.last:
+            run.play("backward", change, held)
+
+    @staticmethod
+    def _parts(changes: list[Change], stage: StageShare) -> tuple[list[Change], list[Change | None]]:
+        """The blocks of a stage, also those that predict ahead, and the norms behind them that a loss follows."""
+        blocks, norms = changes[1 + stage.start : 1 + stage.stop], changes[1 + stage.stop :] if stage.last else []
+        return blocks + norms[1::2], [None] * (len(blocks) - stage.last) + norms[::2]
 
 
 def _gathered_keys(step: Step) -> int:
@@ -309,55 +287,30 @@ def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
     """The body's trace, from those of two numbers of sequences if these do the same operations. `split`: see `trace_body`."""
-    from lit_llm.plan.trace import Numerics, trace_body
+    from lit_llm.plan.trace import trace_body
 
-    settings, compute = step.settings, step.settings.compute
-
-    def at(sequences: int) -> Body:
-        return trace_body(
-            settings.gpt,
-            settings.lora,
-            layers,
-            compute.activation_checkpointing,
-            Numerics(*step.settings.sizes, step.cuda),
-            sequences=sequences,
-            length=step.traced_length,
-            tensor_parallel=settings.layout.tensor_parallel,
-            expert=settings.layout.expert,
-            compiled=compute.compile,
-            split=split,
-        )
-
-    few, more = map(at, _TRACED_SEQUENCES)
+    few, more = (trace_body(step.traced(sequences), layers, split=split) for sequences in _TRACED_SEQUENCES)
     segments = extended(few.segments, more.segments, step.sequences - _TRACED_SEQUENCES[0])
-    return at(step.sequences) if segments is None else replace(few, segments=segments)
+    if segments is None:
+        return trace_body(step.traced(step.sequences), layers, split=split)
+    return replace(few, segments=segments)
 
 
 def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
     """Forward and backward of the loss, see `trace_head`. The chunked loss is linear in its rows and in those of a chunk."""
-    from lit_llm.plan.built_model import local_config
-    from lit_llm.plan.trace import Numerics, trace_head
+    from lit_llm.plan.trace import trace_head
 
-    settings, tp = step.settings, step.settings.layout.tensor_parallel
-    model = local_config(settings.gpt, tp)
-    rows = step.sequences * step.traced_length
+    settings, tp, rows = step.settings, step.settings.layout.tensor_parallel, step.sequences * step.traced_length
+    alone = replace(step.traced(0).settings, compute=ComputeConfig(), lora=None)  # shared by all modes of recomputation
     # A split vocabulary always uses the chunked loss, with one chunk if no size is set.
     chunk = settings.chunk_size if tp == 1 else settings.chunk_size or rows
-    block = max(1, SOFTMAX_NUMEL // model.padded_vocab_size)  # rows of its softmax
+    block = max(1, SOFTMAX_NUMEL // (settings.gpt.padded_vocab_size // tp))  # rows of its softmax
 
     def at(rows: int, chunk: int | None) -> list[Change]:
-        segments = trace_head(
-            model,
-            Numerics(*step.settings.sizes, step.cuda),
-            rows=rows,
-            chunk_size=chunk,
-            z_loss=settings.z_loss,
-            hidden_dtype=body.hidden_dtype,
-            trainable=body.head_is_trainable,
-            split=split,
-        )
+        of, dtype, trainable = Step(alone, 0, cuda=step.cuda), body.hidden_dtype, body.head_is_trainable
+        segments = trace_head(of, rows, chunk, hidden_dtype=dtype, trainable=trainable, split=split)
         # A tied matrix is gathered as the embedding needs it.
-        narrow = step.narrow_weights and not model.tie_embeddings
+        narrow = step.narrow_weights and not settings.gpt.tie_embeddings
         return [Change.of(segment, lambda gradient: (gradient, 0), narrow_weights=narrow) for segment in segments]
 
     if chunk is None or rows <= _MOST_BLOCKS * block:

@@ -17,8 +17,10 @@ from lit_llm.distributed.keep_rule import sharded_dimension
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.weights import Weight, Weights
 
-STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
-"""Number of state tensors of the parameter's size. SGD with momentum has one more; MuonAdamW is counted by group."""
+_ONE, _TWO = ("Lion", "Muon", "RMSprop", "Adagrad", "Adafactor"), ("Adam", "AdamW", "NAdam", "RAdam")
+STATE_COPIES = {"SGD": 0, **dict.fromkeys(_ONE, 1), **dict.fromkeys(_TWO, 2)}
+"""Number of state tensors of the parameter's size. SGD with momentum has one more; MuonAdamW is counted by group, matrices of
+Adafactor by rows and columns."""
 
 TORCH_MUON = "torch.optim.Muon"
 """Its name in a plan. Classes of other packages are called Muon, too."""
@@ -36,7 +38,7 @@ class Optimizer:
 
     @property
     def is_known(self) -> bool:
-        return self.name in STATE_COPIES or self.is_muon or self.name in ("Adafactor", "AdamW8bit")
+        return self.name in STATE_COPIES or self.is_muon or self.name == "AdamW8bit"
 
     @property
     def is_muon(self) -> bool:
@@ -86,12 +88,9 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
     elements = math.prod(weight.shape)
     if optimizer.name == "Adafactor" and elements and len(weight.shape) > 1:
         return elements // weight.shape[-1] + elements // weight.shape[-2]
-    copies = STATE_COPIES.get(optimizer.name, 2) + (1 if optimizer.name == "SGD" and optimizer.momentum else 0)
     if optimizer.is_muon:
-        copies = 1 if _takes_muon(weight) else 2
-    elif optimizer.name == "Adafactor":
-        copies = 1
-    return copies * elements
+        return elements if _takes_muon(weight) else 2 * elements
+    return (STATE_COPIES.get(optimizer.name, 2) + (optimizer.name == "SGD" and optimizer.momentum)) * elements
 
 
 def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, cuda: bool) -> int:

@@ -27,7 +27,6 @@ from lit_llm.plan.recorder import Recorder, TooManyOperations, Undetermined
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import (
     ACTIVATIONS,
-    BUFFERS,
     GRADIENTS,
     KINDS,
     LOSS_HEAD,
@@ -40,8 +39,8 @@ from lit_llm.plan.segments import (
     Step,
     extended,
 )
-from lit_llm.plan.trace import Numerics, batch_without_data, without_data
-from lit_llm.plan.weights import OwnModel, cached_by_text, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.trace import batch_without_data, dtypes, recorded, without_data
+from lit_llm.plan.weights import OwnModel, cached_by_text, weights_of
 
 PHASES = ("forward", "loss head", "loss head", "backward")
 MOST_OPERATIONS = 25_000
@@ -83,18 +82,13 @@ def _own(step: Step) -> OwnModel:
     return step.settings.model
 
 
-def _held_gradients(step: Step) -> int:
-    """Bytes of the gradients that a rank keeps between two micro-batches, or steps."""
-    weights = weights_of(step.settings.model)
-    return stored_bytes(weights, step.settings.weight_bytes, trainable=True) // step.shard_gradients
-
-
 def _unknown(step: Step, reason: str) -> MicroBatch:
     note = (
         f"the memory of activations is unknown, and six FLOPs per parameter and token are assumed: "
         f"{_own(step).architecture.class_path} cannot be traced, because {reason}"
     )
-    return MicroBatch({"backward": {"gradients": _held_gradients(step)}}, notes=(note,), is_known=False)
+    _, held = replace(step, gradients_exist=False).gradients(weights_of(step.settings.model))
+    return MicroBatch({"backward": {"gradients": held}}, notes=(note,), is_known=False)
 
 
 # -- one trace --------------------------------------------------------------------------------------------------------
@@ -113,7 +107,7 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
 
     FSDP2 has the largest block whole all the time, and its gradients all the time of the backward pass.
     """
-    weights, exist, held = weights_of(step.settings.model), step.gradients_exist, _held_gradients(step)
+    weights, exist = weights_of(step.settings.model), step.gradients_exist
     gathered = GatheredWeights(step, weights, already_gathered=exist, last=exist)
     gradients = gathered.gradients + gathered.root_gradients + gathered.sent
     beside = {
@@ -122,15 +116,13 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
         "backward": Bytes(gathered.forward(0).own + gradients, gathered.forward(0).sent),
     }
     made = MicroBatch(notes=tuple(note for operator, note in _ON_GPU.items() if step.cuda and operator in operators))
-    made.live[ACTIVATIONS] = step.ids_bytes
-    made.live[GRADIENTS] = held
-    if step.keeps_gradients:
-        made.live[GRADIENTS], made.live[BUFFERS] = 0, reduced_bytes(weights)
+    kind, held = step.gradients(weights)
+    made.live[ACTIVATIONS], made.live[kind] = step.ids_bytes, held
     for i, (phase, segment) in enumerate(zip(PHASES, segments, strict=True)):
         if i == len(PHASES) // 2 and not exist:  # zero_grad, between forward and backward
             made.live[GRADIENTS] -= held
         change = Change.of(segment, lambda gradient: (0 if exist else gradient // step.shard_gradients, 0))
-        made.play(phase, [change], beside[phase])
+        made.play(phase, change, beside[phase])
         made.kernels += sum(kind < len(KINDS) and kind != GRADIENTS and amount > 0 for kind, amount in segment)
     return made
 
@@ -161,39 +153,36 @@ def trace(step: Step, sequences: int) -> Trace:
         TooManyOperations: a trace would take long.
         UserError: the module breaks the contract.
     """
-    settings, numerics = step.settings, Numerics(*step.settings.sizes, step.cuda)
-    mode, length = settings.compute.activation_checkpointing, settings.sequence_length
-    found = cached_trace(_own(step), numerics, mode, sequences, length, z_loss=settings.z_loss)
+    found = cached_trace(step.traced(sequences))
     if isinstance(found, Exception):
         raise found
     return found
 
 
 @cached_by_text
-def cached_trace(
-    model: OwnModel, numerics: Numerics, mode: str | int, sequences: int, length: int, *, z_loss: bool
-) -> Trace | Exception:
+def cached_trace(step: Step) -> Trace | Exception:
     """A trace, or why there is none."""
-    module, recorder = build_own(model.architecture, model.vocab_size), Recorder(cuda=numerics.cuda, most=MOST_OPERATIONS)
+    model, mode = _own(step), step.settings.compute.activation_checkpointing
+    module, recorder = build_own(model.architecture, model.vocab_size), Recorder(cuda=step.cuda, most=MOST_OPERATIONS)
     for i, block in enumerate(module.blocks):
         if recomputes(mode, i):
-            if numerics.cuda:
+            if step.cuda:
                 CudaKernels.around(block)
             recompute_block(block, mode, preserve_rng_state=False)
-    without_data(module, numerics.weights, recorder)
-    ids, targets = batch_without_data(sequences, length, recorder)
+    without_data(module, dtypes(step)[0], recorder)
+    ids, targets = batch_without_data(step, recorder)
 
     def loss(z: Tensor, targets: Tensor) -> LossSums:
         if not z.requires_grad:
             raise Undetermined("its logits depend on no parameter that is trained")
         recorder.begin(LOSS_HEAD)
         z.register_hook(lambda gradient: recorder.begin(ACTIVATIONS))
-        return cross_entropy_of_logits(z, targets, z_loss=1.0 if z_loss else 0.0)
+        return cross_entropy_of_logits(z, targets, z_loss=1.0 if step.settings.z_loss else 0.0)
 
     default = torch.get_default_dtype()
     try:
-        with redirect_stdout(sys.stderr), numerics.record(recorder):
-            torch.set_default_dtype(numerics.weights)  # as Lightning does
+        with redirect_stdout(sys.stderr), recorded(step, recorder):
+            torch.set_default_dtype(dtypes(step)[0])  # as Lightning does
             total = module(ids, targets, loss=loss).loss
             recorder.begin()
             torch.autograd.backward(total)

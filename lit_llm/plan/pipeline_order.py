@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -30,8 +31,8 @@ class StageShare(NamedTuple):
     stop: int
     first: bool
     last: bool
-    number: int = 0
-    ahead: int = 0
+    number: int
+    ahead: int
 
     @property
     def layers(self) -> range:
@@ -114,10 +115,7 @@ def _of_one_stage(layout: PipelineLayout, rank: int, micro_batches: int) -> list
 
 def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
     """What a rank of the pipeline has; without a pipeline all."""
-    layout, layers, ahead = settings.layout.pipeline, settings.gpt.n_layer, settings.gpt.predict_ahead
-    if layout.ranks == 1:
-        return (StageShare(0, layers, first=True, last=True, ahead=ahead),)
-    return shares(layout, layers, rank, ahead)
+    return shares(settings.layout.pipeline, settings.gpt.n_layer, rank, settings.gpt.predict_ahead)
 
 
 def weights_of_rank(settings: RunSettings, rank: int, *, whole: bool = False) -> Weights:
@@ -156,25 +154,19 @@ class Box(NamedTuple):
 @lru_cache(maxsize=8)
 def timetable(layout: PipelineLayout, micro_batches: int) -> tuple[Box, ...]:
     """When each rank does what, with equal stages and no time between them: all tasks, in an order in which they can run."""
-    of_ranks = orders(layout, micro_batches)
+    waiting = [deque(order) for order in orders(layout, micro_batches)]
     done: dict[Task, int] = {}
-    clock, place = [0] * layout.ranks, [0] * layout.ranks
-    found: list[Box] = []
-    while any(place[rank] < len(order) for rank, order in enumerate(of_ranks)):
+    clock, found = [0] * layout.ranks, list[Box]()
+    while any(waiting):
         before = len(found)
-        for rank, order in enumerate(of_ranks):
-            while place[rank] < len(order):
-                together = order[place[rank]]
-                needed = [need for task in together if (need := _needed(task, layout.stages - 1))]
-                if any(need not in done for need in needed):
-                    break
-                start = max([clock[rank], *(done[need] for need in needed)])
+        for rank, order in enumerate(waiting):
+            while order and done.keys() >= {*(needed := _needed(order[0], layout.stages - 1))}:
+                start, together = max([clock[rank], *(done[need] for need in needed)]), order.popleft()
                 clock[rank] = start + sum(DURATION[task.kind] for task in together)
                 for task in together:  # their results are sent when all are done
                     found.append(Box(rank, task, start, start + DURATION[task.kind]))
                     start += DURATION[task.kind]
                     done[_result(task)] = clock[rank]
-                place[rank] += 1
         assert len(found) > before, "the order of actions waits for itself"
     return tuple(found)
 
@@ -185,14 +177,15 @@ def idle_share(boxes: tuple[Box, ...]) -> float:
     return 1 - sum(box.stop - box.start for box in boxes) / (ranks * end)
 
 
-def _needed(task: Task, last: int) -> Task | None:
-    """The task of another stage, or of the loss, that must be done before."""
-    kind, stage, micro_batch = task
-    if kind == "forward":
-        return Task("forward", stage - 1, micro_batch) if stage else None
-    if kind == "gradients of weights":
-        return None  # after the gradient of the input, which is earlier in the rank's order
-    return Task("backward", stage + 1, micro_batch) if stage < last else Task("forward", stage, micro_batch)
+def _needed(together: Sequence[Task], last: int) -> list[Task]:
+    """The tasks of other stages, or of the loss, that must be done before."""
+    found = []
+    for kind, stage, micro_batch in together:
+        if kind == "forward":
+            found += [Task("forward", stage - 1, micro_batch)] if stage else []
+        elif kind != "gradients of weights":  # these follow the gradient of the input, which is earlier in the rank's order
+            found.append(Task("backward", stage + 1, micro_batch) if stage < last else Task("forward", stage, micro_batch))
+    return found
 
 
 def _result(task: Task) -> Task:

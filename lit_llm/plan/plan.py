@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lit_llm.core.errors import refuse
@@ -312,24 +312,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "origin": data.origin,
             "packed_sequences": data.sequences,
             "epochs": settings.tokens / data.train_tokens if data.train_tokens and not data.phases else None,
-            "phases": [
-                {
-                    "end_sequence": phase.end,
-                    "period": phase.period,
-                    "largest_deviation": phase.largest_deviation,
-                    "sources": [
-                        {
-                            "name": source.name,
-                            "sequences": source.sequences,
-                            "tokens": source.sequences * settings.sequence_length,
-                            "epochs_by_its_end": source.epochs,
-                            "max_epochs": source.max_epochs,
-                        }
-                        for source in phase.sources
-                    ],
-                }
-                for phase in data.phases
-            ],
+            "phases": [asdict(phase) for phase in data.phases],
         },
         "precision": {
             "name": settings.precision,
@@ -339,10 +322,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "layout": {
             "strategy": layout.strategy,
             "devices": layout.devices,
-            "replicate": layout.replicate,
-            "shard": layout.shard,
-            "context": layout.context,
-            "tensor_parallel": layout.tensor_parallel,
+            **{name: getattr(layout, name) for name in ("replicate", "shard", "context", "tensor_parallel")},
             "pipeline": layout.pipeline.ranks,
             "expert": layout.expert,
             "keeps_whole_weights": layout.kept.weights,
@@ -365,11 +345,9 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "next": [{"switch": flag, "saves_bytes": saved} for flag, saved in plan.next_steps],
         },
         "compute": {
-            "convention": compute.convention(settings.model),
+            "convention": compute.CUSTOM_CONVENTION if isinstance(settings.model, OwnModel) else compute.CONVENTION,
             "flops_per_token": plan.flops.total,
-            "flops_per_token_matmul": plan.flops.matmul,
-            "flops_per_token_attention": plan.flops.attention,
-            "flops_per_token_attention_causal": plan.flops.attention_causal,
+            **{f"flops_per_token_{name}": flops for name, flops in asdict(plan.flops).items()},
             "flops_per_step": plan.flops.total * settings.tokens_per_step,
             "flops_per_run": plan.flops.total * settings.tokens,
             "peak_tflops": plan.peak_tflops,
@@ -378,10 +356,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "from_run": None if plan.options.measured is None else plan.options.measured.sentence(plan.hardware),
         },
         "time": {
-            "step_seconds": times.step,
-            "compute_seconds": times.compute,
-            "memory_seconds": times.memory,
-            "communication_seconds": times.communication,
+            **{f"{name}_seconds": getattr(times, name) for name in ("step", "compute", "memory", "communication")},
             "exposed_communication_seconds": times.exposed,
             "data_seconds": times.data,
             "limit": times.limit,
@@ -415,6 +390,6 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         },
         "schedule": {
             "kind": settings.schedule.kind,
-            "phases": [{"name": p.name, "steps": p.steps, "tokens": p.tokens} for p in plan.phases],
+            "phases": [asdict(phase) for phase in plan.phases],
         },
     }

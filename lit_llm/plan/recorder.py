@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ from lit_llm.core._torch import (
     written_arguments,
 )
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
-from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, MATMUL, WEIGHT_COPIES, Event
+from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, MATMUL, WEIGHT_COPIES, Change, Event
 
 aten = torch.ops.aten
 
@@ -147,26 +148,18 @@ class Constants:
 
     def run(self, operator: Any, args: Sequence[Any], options: dict[str, Any], results: Sequence[Any] = ()) -> Any:
         """What the operator returns for known values; None if some are unknown, or a tensor is large."""
+        inputs = [*tensors_in((args, options))]
+        is_known = not draws_random_numbers(operator) and all(self.of(tensor) is not None for tensor in inputs)
         made = None
-        try:
-            if not draws_random_numbers(operator):
-                known, named = (mapped(each, self._known) for each in (list(args), list(options.values())))
-                if all(tensor.numel() <= MOST_ELEMENTS for tensor in tensors_in((known, named, results))):
-                    named = dict(zip(options, named, strict=True)) | ({"device": "cpu"} if "device" in options else {})
-                    made = operator(*known, **named)
-        except (_Unknown, RuntimeError, IndexError, ValueError):  # the trace itself reports what is wrong
-            made = None
+        if is_known and all(tensor.numel() <= MOST_ELEMENTS for tensor in (*inputs, *tensors_in(results))):
+            known, named = mapped(list(args), self.of), {key: mapped(value, self.of) for key, value in options.items()}
+            with suppress(RuntimeError, IndexError, ValueError):  # the trace itself reports what is wrong
+                made = operator(*known, **named | ({"device": "cpu"} if "device" in options else {}))
         if made is None:
             for tensor in tensors_in(written_arguments(operator, args, options)):
                 if (value := _value_of(tensor)) is not None:
                     self._overwritten.add(value.untyped_storage().data_ptr())
         return made
-
-    def _known(self, tensor: Tensor) -> Tensor:
-        value = self.of(tensor)
-        if value is None:
-            raise _Unknown
-        return value
 
     def without_masks(self, args: Sequence[Any]) -> list[Any] | None:
         """The arguments of `aten.index` with positions instead of known masks; None if a mask is unknown."""
@@ -179,10 +172,6 @@ class Constants:
             else:
                 return None
         return [args[0], indices, *args[2:]]
-
-
-class _Unknown(Exception):
-    """An input has no known values."""
 
 
 def _value_of(tensor: Tensor) -> Tensor | None:
@@ -410,13 +399,9 @@ def _work_inside(body: Callable[..., Any], args: list[Any]) -> int:
     inner.exclude(a for a in inputs if isinstance(a, Sized))
     with inner:
         results = body(*inputs)
-    live = most = 0
-    for kind, amount in inner.segments[0]:
-        if kind == ACTIVATIONS:
-            live += amount
-            most = max(most, live)
+    change = Change.of(inner.segments[0], lambda gradient: (0, 0))
     del results
-    return most - live
+    return sum(change.peak) - sum(change.end)
 
 
 def _like(meta: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule
 from lit_llm.plan.speed import Options, dense_peak, step_times
-from lit_llm.plan.weights import OwnModel, PlannedModel
+from lit_llm.plan.weights import OwnModel
 from lit_llm.runs.run_folder import CONFIG
 
 PLAN = "plan.json"
@@ -195,28 +195,21 @@ def settings_values(settings: RunSettings) -> dict[str, Any]:
 
 def _settings(values: dict[str, Any]) -> RunSettings:
     """What `settings_values` wrote."""
+    from lit_llm.models.custom import Architecture  # these import torch
+    from lit_llm.models.lora import LoRAConfig
+
     layout, lora, model = values["layout"], values["lora"], values["model"]
     kept, pipeline = KeptWhole(*layout["kept"]), PipelineLayout(*layout["pipeline"])
-    if lora is not None:
-        from lit_llm.models.lora import LoRAConfig  # imports torch
-
-        lora = LoRAConfig(**lora)
-    own: PlannedModel
-    if "architecture" in model:
-        from lit_llm.models.custom import Architecture  # imports torch
-
-        own = OwnModel(**{**model, "architecture": Architecture(**model["architecture"])})
-    else:
-        own = GPTConfig(**model)
+    own = "architecture" in model and Architecture(**model["architecture"])
     parts = {
-        "model": own,
+        "model": OwnModel(**{**model, "architecture": own}) if own else GPTConfig(**model),
         "optimizer": Optimizer(**values["optimizer"]),
         "compute": ComputeConfig(**values["compute"]),
         "layout": Layout(**{**layout, "auto": tuple(layout["auto"]), "kept": kept, "pipeline": pipeline}),
         "schedule": Schedule(**values["schedule"]),
         "data": DataFacts(bytes_per_token=values["data"]["bytes_per_token"]),
         "ramp": tuple((first, size) for first, size in values["ramp"]),
-        "lora": lora,
+        "lora": None if lora is None else LoRAConfig(**lora),
     }
     return RunSettings(**{**values, **parts})
 

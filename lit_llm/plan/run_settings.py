@@ -39,11 +39,12 @@ Stages = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class PlannedSource:
-    """A source in a phase; `epochs`: passes over it from the start of the run to the end of the phase."""
+    """A source in a phase; `epochs_by_its_end`: passes over it from the start of the run to the end of the phase."""
 
     name: str
     sequences: int
-    epochs: float
+    tokens: int
+    epochs_by_its_end: float
     max_epochs: float | None
 
 
@@ -52,15 +53,15 @@ class PlannedPhase:
     """A phase with constant weights.
 
     Attributes:
-        end: sequences of the run at its end.
+        end_sequence: sequences of the run at its end.
         period: sequences after which the shares are exact, again and again.
         largest_deviation: sequences that a source can be away from its share in between.
     """
 
-    end: int
-    sources: tuple[PlannedSource, ...]
+    end_sequence: int
     period: int
     largest_deviation: float
+    sources: tuple[PlannedSource, ...]
 
 
 Phases = tuple[PlannedPhase, ...]
@@ -91,13 +92,9 @@ def sequences_before(stages: Stages, step: int) -> int:
 
 def steps_for(stages: Stages, sequences: int) -> int:
     """The fewest steps that consume at least `sequences` sequences."""
-    remaining = sequences
-    for (first, size), (end, _) in pairwise(stages):
-        if remaining <= (end - first) * size:
-            return first - (-remaining // size)
-        remaining -= (end - first) * size
     first, size = stages[-1]
-    return first - (-remaining // size)
+    enough = first - (-sequences // size)
+    return bisect_left(range(enough), sequences, key=lambda step: sequences_before(stages, step))
 
 
 # -- the learning rate ------------------------------------------------------------------------------------------------

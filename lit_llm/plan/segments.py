@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.plan.layout import Layout
+from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.pipeline_order import StageShare, stages_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import (
@@ -135,14 +136,13 @@ class MicroBatch:
     def flops(self) -> int:
         return self.matmul_flops + self.attention_flops
 
-    def play(self, phase: str, changes: Sequence[Change], held: Bytes) -> None:
-        """One after the other, beside what FSDP2 has `held`."""
-        for change in changes:
-            self.compare(phase, _sum(self.live, change.peak), held, sum(change.flops))
-            self.live = _sum(self.live, change.end)
-            self.written += change.written
-            self.matmul_flops += change.flops[0]
-            self.attention_flops += change.flops[1]
+    def play(self, phase: str, change: Change, held: Bytes) -> None:
+        """Beside what FSDP2 has `held`."""
+        self.compare(phase, added(self.live, change.peak), held, sum(change.flops))
+        self.live = added(self.live, change.end)
+        self.written += change.written
+        self.matmul_flops += change.flops[0]
+        self.attention_flops += change.flops[1]
 
     def compare(self, phase: str, live: Sequence[int], held: Bytes, flops: int = 0) -> None:
         """Note a moment, and keep it if it is the phase's peak."""
@@ -153,8 +153,9 @@ class MicroBatch:
             self.peaks[phase], self.on_other_streams[phase] = found, held.sent
 
 
-def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return [a + b for a, b in zip(one, other, strict=True)]
+def added(one: Sequence[int], other: Sequence[int], sign: int = 1) -> list[int]:
+    """Live bytes by kind and others, or without them."""
+    return [a + sign * b for a, b in zip(one, other, strict=True)]
 
 
 # -- a step -----------------------------------------------------------------------------------------------------------
@@ -179,6 +180,18 @@ class Step:
     cuda: bool = False
     gradients_exist: bool = False
 
+    def traced(self, sequences: int) -> Step:
+        """So many sequences, with only those settings that a trace depends on: runs that differ in others share traces."""
+        run, layout = self.settings, self.settings.layout
+        local = Layout(
+            tensor_parallel=layout.tensor_parallel,
+            expert=layout.expert,
+            context=layout.context,
+            context_attention=layout.context_attention,
+        )
+        kept = {name: getattr(run, name) for name in ("precision", "compute", "z_loss", "lora", "length")}
+        return Step(RunSettings(run.model, Optimizer("SGD"), 1, 1, layout=local, **kept), sequences, cuda=self.cuda)
+
     @property
     def stages(self) -> tuple[StageShare, ...]:
         """Of the pipeline, that the rank has; the whole model without a pipeline."""
@@ -196,14 +209,20 @@ class Step:
         return self.settings.layout.divisor("gradients")
 
     @property
-    def fsdp(self) -> Layout | None:
-        """The layout, if FSDP2 holds weights or gradients."""
-        return self.settings.layout if self.settings.layout.fsdp2 or self.settings.experts_apart else None
+    def fsdp(self) -> bool:
+        """Whether FSDP2 holds weights or gradients."""
+        return self.settings.layout.fsdp2 or self.settings.experts_apart
 
     @property
     def keeps_gradients(self) -> bool:
         """Whole gradients of earlier micro-batches wait to be reduced."""
-        return self.gradients_exist and self.fsdp is not None and self.fsdp.kept.gradients
+        return self.gradients_exist and self.fsdp and self.settings.layout.kept.gradients
+
+    def gradients(self, weights: Weights) -> tuple[int, int]:
+        """Of these weights, from an earlier micro-batch or step: their kind, and their bytes."""
+        if self.keeps_gradients:
+            return BUFFERS, reduced_bytes(weights)
+        return GRADIENTS, stored_bytes(weights, self.settings.weight_bytes, trainable=True) // self.shard_gradients
 
     @property
     def traced_length(self) -> int:
@@ -224,7 +243,7 @@ class Step:
     def narrow_weights(self) -> bool:
         """FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them."""
         wide, narrow = self.settings.sizes
-        return self.fsdp is not None and narrow < wide
+        return self.fsdp and narrow < wide
 
 
 class GatheredWeights:
@@ -254,12 +273,11 @@ class GatheredWeights:
     """
 
     def __init__(self, step: Step, weights: Weights, *, already_gathered: bool, last: bool) -> None:
-        layout, sizes = step.fsdp, step.settings.sizes
-        self.keeps, keeps_gradients = (True, False) if layout is None else layout.kept
-        self.already = already_gathered and self.keeps
-        self.prefetch = 0 if layout is None else layout.prefetch
+        layout, sizes = step.settings.layout, step.settings.sizes
+        self.keeps, keeps_gradients = layout.kept
+        self.already, self.prefetch = already_gathered and self.keeps, layout.prefetch
         self.frees, reduces = last or not self.keeps, last or not keeps_gradients
-        weights = () if layout is None else weights
+        weights = weights if step.fsdp else ()
         block, root, embedding, self.blocks = gathered_groups(weights, tied=is_tied(weights))
         self.gradients = computed_gradient_bytes(block, sizes[0])
         self.shared_gradients = stored_bytes(block, sizes[0], trainable=True)
@@ -267,7 +285,7 @@ class GatheredWeights:
         self.sent = reduced_bytes(block) if reduces else 0
         self._block, self._embedding, self._root = (sum(gathered_bytes(part, *sizes)) for part in (block, embedding, root))
         self._inside = gathered_bytes(weights, *sizes)[0]
-        ranks = 1 if layout is None else layout.divisor("parameters")
+        ranks = layout.divisor("parameters")
         buffered = tuple(w for w in block if (step.settings.holders(ranks) if w.experts else ranks) > 1)  # one rank needs none
         self._block_buffer = sum(gathered_bytes(buffered, *sizes))
         self._first_buffer = (self._embedding or self._root) if ranks > 1 else 0

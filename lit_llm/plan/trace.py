@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,43 +24,30 @@ from torch.autograd import Function
 from lit_llm.core._torch import gradients_of_inputs, put_tensor
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
-from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
 from lit_llm.plan.built_model import build_gpt, local_config, share_experts, split_positions, with_layers
 from lit_llm.plan.kernels import CudaKernels, keep_as_compiled
 from lit_llm.plan.recorder import Recorder, Sized, sized
-from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment
+from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment, Step
 from lit_llm.plan.weights import cached_by_text
 
-_DTYPES = {4: torch.float32, 2: torch.bfloat16}
+
+def dtypes(step: Step) -> tuple[torch.dtype, torch.dtype]:
+    """Of weights, and of matrix products."""
+    wide, narrow = ({4: torch.float32, 2: torch.bfloat16}[size] for size in step.settings.sizes)
+    return wide, narrow
 
 
-@dataclass(frozen=True)
-class Numerics:
-    """Bytes of an element of weights and in matrix products, and the device whose kernels run."""
-
-    weight_bytes: int
-    product_bytes: int
-    cuda: bool
-
-    @property
-    def weights(self) -> torch.dtype:
-        return _DTYPES[self.weight_bytes]
-
-    @contextmanager
-    def record(self, recorder: Recorder) -> Iterator[None]:
-        """Record what runs within."""
-        with ExitStack() as stack:
-            # Selective recomputation leaves cycles, which keep tensors until Python collects them. In a step it rarely does.
-            stack.enter_context(without_garbage_collection())
-            stack.enter_context(recorder)
-            if self.weight_bytes != self.product_bytes:
-                stack.enter_context(torch.autocast("cpu", _DTYPES[self.product_bytes], cache_enabled=False))
-            if self.cuda:
-                stack.enter_context(CudaKernels())
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
-            yield
+@contextmanager
+def recorded(step: Step, recorder: Recorder) -> Iterator[None]:
+    """Record what runs within, in the step's precision and with the kernels of its device."""
+    wide, narrow = dtypes(step)
+    precision = torch.autocast("cpu", narrow, enabled=wide != narrow, cache_enabled=False)
+    kernels = CudaKernels() if step.cuda else nullcontext()
+    # Selective recomputation leaves cycles, which keep tensors until Python collects them. In a step it rarely does.
+    with without_garbage_collection(), recorder, precision, kernels, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @dataclass(frozen=True)
@@ -87,31 +74,21 @@ class Body:
 
 
 @cached_by_text
-def trace_body(
-    config: GPTConfig,
-    lora: Any,
-    layers: Sequence[int],
-    checkpointing: str | int,
-    numerics: Numerics,
-    *,
-    sequences: int,
-    length: int,
-    tensor_parallel: int,
-    expert: int,
-    compiled: bool,
-    split: bool = False,
-) -> Body:
-    """Trace a model of only the given `layers` of `config`, in this order, on `sequences` of `length` tokens.
+def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Body:
+    """Trace a model of only the given `layers` of the step's, in this order.
 
     Args:
-        compiled: the blocks are compiled.
+        step: what a trace depends on (`Step.traced`).
         split: compute the gradients of inputs, and keep what those of weights need.
     """
-    model = build_gpt(local_config(with_layers(config, layers), tensor_parallel), lora)
-    share_experts(model, expert, tensor_parallel)
-    recorder = Recorder(cuda=numerics.cuda)
+    settings, config = step.settings, step.settings.gpt
+    checkpointing, compiled = settings.compute.activation_checkpointing, settings.compute.compile
+    tensor_parallel = settings.layout.tensor_parallel
+    model = build_gpt(local_config(with_layers(config, layers), tensor_parallel), settings.lora)
+    share_experts(model, settings.layout.expert, tensor_parallel)
+    recorder = Recorder(cuda=step.cuda)
     for block, layer in zip(model.blocks, (*layers, *range(config.n_layer, config.n_blocks)), strict=True):
-        if numerics.cuda:
+        if step.cuda:
             for module in (block.attention, block):
                 CudaKernels.around(module)  # type: ignore[arg-type]
         recomputed = recomputes(checkpointing, layer)
@@ -121,8 +98,8 @@ def trace_body(
             keep_as_compiled(block, recorder, inputs=checkpointing != "cheap")
     if tensor_parallel > 1:
         split_positions(model, tensor_parallel)
-    without_data(model, numerics.weights, recorder)
-    ids, targets = batch_without_data(sequences, length, recorder)
+    without_data(model, dtypes(step)[0], recorder)
+    ids, targets = batch_without_data(step, recorder)
     received: list[Tensor] = []
 
     def receive(module: nn.Module, inputs: Any) -> None:
@@ -146,49 +123,37 @@ def trace_body(
         recorder.begin()  # "backward"
         return LossSums(loss, loss, loss)
 
-    with numerics.record(recorder):
+    with recorded(step, recorder):
         loss = model(ids, targets, loss=head).loss
         if split:
-            kept = gradients_of_inputs([loss], received, model.parameters())
+            _kept = gradients_of_inputs([loss], received, model.parameters())  # not released here
         else:
             torch.autograd.backward(loss)
-        segments = recorder.copied()  # before `kept` is released
-        received.clear()
-        if split:
-            del kept
+        segments = recorder.copied()
     missing = 2 * (len(layers) + 2 + 2 * config.predict_ahead) - len(segments)  # frozen weights get no gradients
     return Body(segments + [[] for _ in range(missing)], *seen[0])
 
 
 @cached_by_text
 def trace_head(
-    config: GPTConfig,
-    numerics: Numerics,
-    *,
-    rows: int,
-    chunk_size: int | None,
-    z_loss: bool,
-    hidden_dtype: torch.dtype,
-    trainable: bool,
-    split: bool = False,
+    step: Step, rows: int, chunk_size: int | None, *, hidden_dtype: torch.dtype, trainable: bool, split: bool = False
 ) -> list[Segment]:
     """Trace the loss of `rows` tokens: the events of its forward and of its backward pass.
 
     If that is `split`: those of the gradient of its input, and of the release of what the gradient of its matrix does not need.
     """
-    recorder = Recorder(cuda=numerics.cuda)
-    recorder.kind = LOSS_HEAD
-    d = config.n_embd
+    recorder, config = Recorder(cuda=step.cuda), local_config(step.settings.gpt, step.settings.layout.tensor_parallel)
+    recorder.kind, d = LOSS_HEAD, config.n_embd
     hidden_leaf = sized(rows, d, dtype=hidden_dtype, requires_grad=True)
-    weight_leaf = sized(config.padded_vocab_size, d, dtype=numerics.weights, requires_grad=trainable)
+    weight_leaf = sized(config.padded_vocab_size, d, dtype=dtypes(step)[0], requires_grad=trainable)
     targets = sized(rows, dtype=torch.int64)
     recorder.exclude((hidden_leaf, weight_leaf, targets))
     recorder.weights.add(id(weight_leaf.meta.untyped_storage()))
     assert config.vocab_size is not None
     whole: Callable[..., LossSums] = cross_entropy
     loss = whole if chunk_size is None else partial(chunked_cross_entropy, chunk_size=chunk_size)
-    options = {"vocab_size": config.vocab_size, "softcap": config.logit_softcap, "z_loss": 1.0 if z_loss else 0.0}
-    with numerics.record(recorder):
+    options = {"vocab_size": config.vocab_size, "softcap": config.logit_softcap, "z_loss": 1.0 if step.settings.z_loss else 0.0}
+    with recorded(step, recorder):
         if split:
             hidden, weight = recorder.receive((rows, d), hidden_dtype, ACTIVATIONS).requires_grad_(), weight_leaf
         else:
@@ -198,22 +163,18 @@ def trace_head(
         del hidden, weight
         recorder.begin()
         if split:
-            kept = gradients_of_inputs([total], received, [weight_leaf])
+            _kept = gradients_of_inputs([total], received, [weight_leaf])
             recorder.begin()
             del graph
         else:
             torch.autograd.backward(total)
         del total
-        segments = recorder.copied()
-        received.clear()
-        if split:
-            del kept
-    return segments
+        return recorder.copied()
 
 
-def batch_without_data(sequences: int, length: int, recorder: Recorder) -> tuple[Tensor, Tensor]:
+def batch_without_data(step: Step, recorder: Recorder) -> tuple[Tensor, Tensor]:
     """Ids and targets of a micro-batch, which are not counted."""
-    ids, targets = (sized(sequences, length, dtype=torch.int64) for _ in range(2))
+    ids, targets = (sized(step.sequences, step.traced_length, dtype=torch.int64) for _ in range(2))
     recorder.exclude((ids, targets))
     return ids, targets
 

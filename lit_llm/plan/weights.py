@@ -35,10 +35,9 @@ def cached_by_text(function: Callable[P, R]) -> Callable[P, R]:
     def cached(*args: P.args, **options: P.kwargs) -> R:
         key = repr((args, options))
         if key not in known:
-            found = function(*args, **options)
             if len(known) >= _MOST_RESULTS:
                 known.pop(next(iter(known)))
-            known[key] = found
+            known[key] = function(*args, **options)
         return known[key]
 
     cached.cache_clear = known.clear  # type: ignore[attr-defined]
@@ -82,6 +81,7 @@ class Weight:
     Attributes:
         part: one of PARTS; of a user's model, a child of the module.
         group: the optimizer's (`lit_llm.optim.parameter_groups`). None: frozen.
+        block: the number of the block, of those that were built, that has it. None: outside of the blocks.
         times: number of blocks that have it; 0 outside of the blocks, where it exists once.
         own_bytes: of an element in fp32 precision, where the model itself chooses the type.
         experts: of a stack of matrices: their number in the whole model. 0: another weight.
@@ -93,6 +93,7 @@ class Weight:
     shape: tuple[int, ...]
     part: str
     group: str | None
+    block: int | None = None
     times: int = 0
     own_bytes: int = 4
     experts: int = 0
@@ -125,6 +126,9 @@ Weights: TypeAlias = tuple[Weight, ...]
 def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int = 1, expert: int = 1) -> Weights:
     """The parameters on one of `ranks` tensor-parallel ranks, in the model's order. A tied matrix is counted once.
 
+    Matrices, the biases of their output columns, embedding and head are split. Norms, positions and the biases of the two
+    output projections are not.
+
     Args:
         expert: ranks that share the experts of a layer.
     """
@@ -144,12 +148,14 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
     stacked = {p for m in built.modules() if getattr(m, "is_stacked", False) for p in m.parameters(recurse=False)}
 
     def weight(name: str, p: Tensor) -> Weight:
-        block = _block(name)
+        found = re.match(r"(?:network\.)?blocks\.(\d+)", name)
+        block = None if found is None else int(found[1])
         return Weight(
             name,
             (len(p) // expert, *p.shape[1:]) if p in stacked else tuple(p.shape),
             ".".join(name.split(".")[:2]) if isinstance(model, OwnModel) else _part(name, p.ndim),
             groups.get(id(p)),
+            block,
             0 if block is None else times[block] or 1,
             p.element_size(),
             len(p) if p in stacked else 0,
@@ -157,12 +163,6 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
         )
 
     return tuple(weight(name, p) for name, p in built.named_parameters())
-
-
-def _block(name: str) -> int | None:
-    """The number of the block, of those that were built, that a parameter belongs to."""
-    found = re.match(r"(?:network\.)?blocks\.(\d+)", name)
-    return None if found is None else int(found[1])
 
 
 _PARTS = (  # (what a parameter's name matches, its part); the first match counts
@@ -203,13 +203,9 @@ def parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> dict[str,
     return {part: found[part] for part in dict.fromkeys((*PARTS, *found)) if found[part]}
 
 
-def total_parameters(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int = 1) -> int:
-    """All parameters, or those on one of `ranks` tensor-parallel ranks. A tied matrix counts once.
-
-    Matrices, the biases of their output columns, embedding and head are split. Norms, positions and the biases of the two
-    output projections are not.
-    """
-    return sum(weight.total for weight in weights_of(model, lora, ranks))
+def total_parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> int:
+    """All parameters. A tied matrix counts once."""
+    return sum(weight.total for weight in weights_of(model, lora))
 
 
 # -- bytes of many weights --------------------------------------------------------------------------------------------
@@ -259,15 +255,14 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
     """
     blocks: dict[int, list[Weight]] = {}
     for weight in weights:
-        if (block := _block(weight.name)) is not None:
-            blocks.setdefault(block, []).append(replace(weight, times=1))
-    outside = [weight for weight in weights if _block(weight.name) is None]
+        if weight.block is not None:
+            blocks.setdefault(weight.block, []).append(replace(weight, times=1))
     largest = max(map(tuple, blocks.values()), key=lambda each: stored_bytes(each, 4), default=())
-    embedding = () if tied else tuple(weight for weight in outside if weight.part == "token embedding")
-    root = tuple(weight for weight in outside if weight not in embedding)
+    embedding = () if tied else tuple(weight for weight in weights if weight.part == "token embedding")
+    root = tuple(weight for weight in weights if weight.block is None and weight not in embedding)
     return largest, root, embedding, max(1, block_count(weights))
 
 
 def block_count(weights: Weights) -> int:
-    """Blocks that have these weights: those of each kind, by the name of the one that was built."""
-    return sum({_block(w.name): w.times for w in weights if w.times}.values())
+    """Blocks that have these weights: those of each kind, by the number of the one that was built."""
+    return sum({w.block: w.times for w in weights if w.times}.values())

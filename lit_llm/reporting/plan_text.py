@@ -246,19 +246,17 @@ def _mixture(plan: Plan) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for phase in settings.data.phases:
         sequences = sum(source.sequences for source in phase.sources)
+        end = f"to step {steps_for(settings.stages, phase.end_sequence):,} ({100 * phase.end_sequence / total:.3g} %)"
         for i, source in enumerate(phase.sources):
-            end = f"to step {steps_for(settings.stages, phase.end):,} ({100 * phase.end / total:.3g} %)" if i == 0 else ""
             share = f"{100 * source.sequences / sequences:.3g} %"
             cap = "" if source.max_epochs is None else f"{source.max_epochs:g}"
-            found.append(
-                (end, source.name, share, f"{source.sequences * settings.sequence_length:,}", f"{source.epochs:.3g}", cap)
-            )
+            found.append(("" if i else end, source.name, share, f"{source.tokens:,}", f"{source.epochs_by_its_end:.3g}", cap))
     return found
 
 
 def _repeated(phases: Phases) -> list[str]:
     """Such as "code 7.2 epochs", for each source that the run reads more often than repetition helps."""
-    last = {source.name: source.epochs for phase in phases for source in phase.sources}
+    last = {source.name: source.epochs_by_its_end for phase in phases for source in phase.sources}
     return [f"{name} {epochs:.3g} epochs" for name, epochs in last.items() if epochs > _MANY_EPOCHS]
 
 

@@ -79,6 +79,9 @@ def _phases(data: Mixture) -> Phases:
     found = []
     for phase in data.draws():
         read = {name: draws for name, draws in phase.sources.items() if draws.samples}
-        sources = (PlannedSource(name, each.samples, each.epochs, data.sources[name].max_epochs) for name, each in read.items())
-        found.append(PlannedPhase(phase.end, tuple(sources), phase.period, phase.largest_deviation))
+        sources = (
+            PlannedSource(name, each.samples, each.tokens, each.epochs, data.sources[name].max_epochs)
+            for name, each in read.items()
+        )
+        found.append(PlannedPhase(phase.end, phase.period, phase.largest_deviation, tuple(sources)))
     return tuple(found)

@@ -154,8 +154,13 @@ def test_a_ramp_is_counted_by_its_tokens():
 
 def test_a_mixture_has_a_table_by_phase_and_source():
     # 64,000 sequences of 1,024: 80/20 for 57,600 of them, then 25/75. "code" has 2,560 blocks: 11,520 / 2,560 = 4.5 epochs
-    first = PlannedPhase(57_600, (PlannedSource("web", 46_080, 0.5, 1), PlannedSource("code", 11_520, 4.5, None)), 5, 0.8)
-    last = PlannedPhase(64_000, (PlannedSource("web", 1_600, 0.517, 1), PlannedSource("code", 4_800, 6.375, None)), 4, 0.75)
+    first, last = (
+        PlannedPhase(end, period, off, tuple(PlannedSource(name, n, n * 1024, *more) for name, n, *more in sources))
+        for end, period, off, *sources in (
+            (57_600, 5, 0.8, ("web", 46_080, 0.5, 1), ("code", 11_520, 4.5, None)),
+            (64_000, 4, 0.75, ("web", 1_600, 0.517, 1), ("code", 4_800, 6.375, None)),
+        )
+    )
     data = DataFacts(10**8, 1000, "counted", phases=(first, last))
     plan = make_plan(run(data=data), find("h100-sxm"))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown(plan).splitlines() if "|" in line]
@@ -179,7 +184,8 @@ def test_a_mixture_has_a_table_by_phase_and_source():
 def test_weights_that_are_exact_only_over_many_steps_are_said():
     # 50.01/49.99: periods of 10,000, and 5,001 samples of one source in a row are 2,499.9999 ahead of its share.
     phase = Phase(64_000, smallest_quotas({"web": 50.01, "code": 49.99}))
-    planned = PlannedPhase(64_000, (PlannedSource("web", 32_006, 0.5, 1),), phase.period, phase.largest_deviation)
+    source = PlannedSource("web", 32_006, 32_006 * 1024, 0.5, 1)
+    planned = PlannedPhase(64_000, phase.period, phase.largest_deviation, (source,))
     page = markdown(make_plan(run(data=DataFacts(10**8, phases=(planned,))), find("h100-sxm")))
     assert "exact every 10,000 sequences, and in between up to 2,500 sequences off, 39.1 steps" in page
     rounded = replace(planned, largest_deviation=64.0)  # one step
