@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from lit_llm.commands.launch import launch
 from lit_llm.commands.new_output import log_beside, new_folder
@@ -15,12 +14,6 @@ from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.runs.run_folder import expanded
-
-if TYPE_CHECKING:
-    from lit_llm.data import TokenShards
-    from lit_llm.runs.initial_weights import InitialWeights
-
-_DISTIL = "--objective Distillation --data TokenShards --data.path"
 
 
 def main(words: list[str]) -> int:
@@ -37,9 +30,10 @@ def main(words: list[str]) -> int:
     flags.add_argument("--temperature", range=above(0, 100), default=1.0, metavar="T", help="Of the teacher's probabilities.")
     flags.add_argument("--device", default="cpu", help="Of the teacher: cpu, cuda, …")
     own, rest = flags.split(words)
-    own.teacher = own.teacher and expanded(own.teacher, key="teacher", flag="--teacher")
-    if own.teacher is None and (given := [name for name in ("top_k", "temperature", "device") if getattr(own, name) != flags.get_default(name)]):
-        raise UserError(f"--{given[0]} is about a teacher: name its run (--teacher RUN)")
+    if own.teacher is not None:
+        own.teacher = expanded(own.teacher, key="teacher", flag="--teacher")
+    elif (own.top_k, own.temperature, own.device) != (64, 1, "cpu"):
+        raise UserError("--top_k, --temperature and --device are about a teacher: name its run (--teacher RUN)")
     if own.chat_template is not None:
         rest = ["--data", "ChatFiles", f"--data.chat_template={own.chat_template}", *rest]
     try:
@@ -52,15 +46,16 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
     from lit_llm.data import TextDataModule, TokenShards
-    from lit_llm.training.teacher import teacher_problems
+    from lit_llm.training.teacher import teacher_problems, write_teacher
 
     built = build(read_recipe("prepare", arguments, weights=own.teacher))
     data, teacher = built.datamodule, built.run.initial
+    how = {"top_k": own.top_k, "temperature": own.temperature, "device": own.device}
     if teacher is not None and isinstance(data, TokenShards):
         if built.config.out is not None:
             raise UserError("a teacher is written beside the shards: leave out --out")
-        _write_teacher(data, teacher, own, replace=built.config.replace)
-        print(f"train on it: python -m lit_llm fit --config RECIPE {_DISTIL} {data.path or 'DIR'}")
+        print(write_teacher(data, teacher, **how, replace=built.config.replace))
+        print("train on it: python -m lit_llm fit --config RECIPE --objective Distillation, with the same flags --data")
         return 0
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
@@ -91,18 +86,11 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
     chats = f"{'dpo' if manifest.pairs else 'sft'} --init_from RUN"
     if teacher is not None:
         settings = {name: getattr(data, name) for name in ("block_size", "packing", "micro_batch_size")}
-        _write_teacher(TokenShards(path=str(out), **settings), teacher, own, replace=False)
-        chats = _DISTIL
+        print(write_teacher(TokenShards(path=str(out), **settings), teacher, **how, replace=False))
     recipe = chats if summary.masked else "RECIPE --data TokenShards"
+    recipe += "" if teacher is None else " --objective Distillation"
     print(f"train on it: python -m lit_llm fit --config {recipe} --data.path {out}")
     return 0
-
-
-def _write_teacher(data: TokenShards, teacher: InitialWeights, own: argparse.Namespace, *, replace: bool) -> None:
-    from lit_llm.training.teacher import write_teacher
-
-    settings = {"top_k": own.top_k, "temperature": own.temperature, "device": own.device, "replace": replace}
-    print(write_teacher(data, teacher, **settings, progress=ProgressLog()))
 
 
 def _ids(manifest: Manifest) -> str:

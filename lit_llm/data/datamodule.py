@@ -241,21 +241,16 @@ class TokenDataModule(LightningDataModule, ABC):
             for name in (streams if self.pairs else self._train_streams())
         }
 
-    @property
-    def tokens_hash(self) -> str:
-        """Of the training stream."""
-        return self._open_data.hashes["train"]
-
     def find_teachers(self) -> TeacherInfo:
         """Let training batches have what a teacher gives.
 
         Raises:
             UserError: as `Teacher`; or the sources of a mixture have different ones.
         """
-        rest: dict[str, Any] = {"vocab_size": self.vocab_size, "block_size": self._block_size, "packing": self.packing}
+        of_blocks = {"vocab_size": self.vocab_size, "block_size": self._block_size, "packing": self.packing}
+        hashes = self._open_data.hashes
         self.teachers = {
-            name: Teacher(self.corpus.streams[name], tokens=self._open_data.hashes[name], **rest)
-            for name in self._train_streams()
+            name: Teacher(self.corpus.streams[name], of_blocks | {"tokens": hashes[name]}) for name in self._train_streams()
         }
         infos = [each.info for each in self.teachers.values()]
         if len({(info.weights, info.top_k, info.temperature) for info in infos}) > 1:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -72,33 +74,25 @@ class Teacher:
     """The files of a stream. Pickling transfers no content.
 
     Args:
-        tokens, vocab_size, block_size, packing: of the stream and its blocks: as the teacher's.
+        expected: what `TeacherInfo` must say of the stream and its blocks.
 
     Raises:
         UserError: There is no teacher, or one of other tokens or blocks; or a file is damaged.
     """
 
-    def __init__(self, stream: TokenStream, *, tokens: str, vocab_size: int, block_size: int, packing: str) -> None:
-        self.stream, path = stream, info_path(stream)
+    def __init__(self, stream: TokenStream, expected: Mapping[str, Any]) -> None:
+        path = info_path(stream)
         if (info := read_info(path)) is None:
-            raise UserError(
-                f"The data have no teacher: there is no {path} (prepare --teacher RUN --data TokenShards --data.path "
-                f"{path.parent}, and the same path for fit)."
-            )
-        self.info, self._files = info, OpenFiles()
-        if info.tokens != tokens:
-            raise UserError(f"{path} is about other tokens than the shards beside it: {_AGAIN}.")
-        if info.vocab_size != vocab_size:
-            raise UserError(f"{path} is of a teacher with {info.vocab_size} ids, but the data have {vocab_size}: {_AGAIN}.")
-        if (info.block_size, info.packing) != (block_size, packing):
-            raise UserError(
-                f"{path} is of a teacher that has read blocks of {info.block_size} tokens, {info.packing}, and these are of "
-                f"{block_size}, {packing} (--data.block_size {info.block_size} --data.packing {info.packing}, or {_AGAIN})."
-            )
+            raise UserError(f"The data have no teacher, {path} is missing: {_AGAIN}.")
+        self.stream, self.info, self._files = stream, info, OpenFiles()
+        for name, value in expected.items():
+            if (of_teacher := getattr(info, name)) != value:
+                mend = f"set --data.{name} {of_teacher}, or " if name in ("block_size", "packing") else ""
+                raise UserError(f"{path} is for data with {name} {of_teacher}, but these have {value}: {mend}{_AGAIN}.")
         for layout in stream.layouts:
-            size, expected = _size(file_of(layout)), layout.tokens * info.record.itemsize
-            if size != expected:
-                raise UserError(f"{file_of(layout)} has {size} bytes, but must have {expected}: {_AGAIN}.")
+            file, size = file_of(layout), layout.tokens * info.record.itemsize
+            if not os.path.exists(file) or os.path.getsize(file) != size:
+                raise UserError(f"{file} does not have {size} bytes: {_AGAIN}.")
 
     def read(self, start: int, length: int) -> np.ndarray:
         """(length,) of type `TeacherInfo.record`, at the positions from `start` on.
@@ -117,62 +111,38 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Writes the files beside their places, and puts them there when all are complete.
-
-    If the files of an interrupted writer with the same `info` are there, it goes on with them.
-
-    Attributes:
-        done: the number of blocks that they have. Keep it up to date.
-    """
+    """Writes the files beside their places, and puts them there when all are complete."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
-        self._stream, self._info, self._path = stream, info, info_path(stream)
-        self._partial = self._path.with_name(f".{self._path.name}.unfinished")
-        self._names = {file_of(layout): file_of(layout) + ".partial" for layout in stream.layouts}
-        sizes = [layout.tokens * info.record.itemsize for layout in stream.layouts]
-        saved = read_json(self._partial) if self._partial.exists() else {}
-        kept = saved.pop("done", 0) if list(map(_size, self._names.values())) == sizes else 0
-        self.done = kept if saved == asdict(info) else 0
-        new = 0 if self.done else os.O_TRUNC
-        self._files = [open_ordinary(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | new) for name in self._names.values()]
-        for file, size in zip(self._files, sizes, strict=True):
-            os.ftruncate(file, size)
+        self._stream, self._info = stream, info
+        self._files: dict[str, int] = {}  # descriptors by name
+        for layout in stream.layouts:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            self._files[file_of(layout)] = file = open_ordinary(file_of(layout) + ".partial", flags)
+            os.ftruncate(file, layout.tokens * info.record.itemsize)
 
     def write(self, start: int, ids: np.ndarray, logp: np.ndarray) -> None:
         """Write what was given to the positions from `start` on: (n, k) each."""
         records = np.empty(len(ids), dtype=self._info.record)
         records["ids"], records["logp"] = ids, logp.clip(LOWEST, HIGHEST)
         for shard, first, count in self._stream.places(start, len(ids)):
-            os.pwrite(self._files[shard], records[:count].tobytes(), first * records.itemsize)
+            file = self._files[file_of(self._stream.layouts[shard])]
+            os.pwrite(file, records[:count].tobytes(), first * records.itemsize)
             records = records[count:]
 
-    def save(self) -> None:
-        """Remember what is written, to go on from there."""
-        for file in self._files:
-            os.fsync(file)
-        write_text(self._partial, json.dumps(asdict(self._info) | {"done": self.done}))
-
     def finish(self) -> None:
-        self.save()
-        self._path.unlink(missing_ok=True)  # first: it is about older files
-        for (name, partial), file in zip(self._names.items(), self._files, strict=True):
+        path = info_path(self._stream)
+        path.unlink(missing_ok=True)  # it is about older files
+        for name, file in self._files.items():
+            os.fsync(file)
             os.close(file)
-            os.replace(partial, name)
-        write_text(self._path, json.dumps(asdict(self._info), indent=1) + "\n")
-        self._partial.unlink()
+            os.replace(name + ".partial", name)
+        write_text(path, json.dumps(asdict(self._info), indent=1) + "\n")
 
 
-_AGAIN = "write the teacher's again (prepare --teacher RUN --data TokenShards --data.path DIR --replace true)"
+_AGAIN = "write it (prepare --teacher RUN --data TokenShards --data.path DIR --replace true)"
 
 
 def file_of(layout: ShardLayout) -> str:
     """The name of the file of a shard."""
     return os.path.splitext(layout.path)[0] + ".teacher"
-
-
-def _size(path: str) -> int:
-    """Bytes of a file; -1 without one."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1

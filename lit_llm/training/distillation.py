@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import at_least, range_problems
 from lit_llm.data.teacher import TeacherInfo
+from lit_llm.data.token_shards import ShardDataModule
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.distillation_loss import distillation
@@ -39,31 +39,21 @@ class Distillation(CrossEntropy):
 
     def use(self, data: Any, stage: str) -> None:
         super().use(data, stage)
-        if stage != "fit":
-            return
-        if not hasattr(data, "find_teachers"):
-            raise UserError(f"{type(data).__name__} has no teacher: use --data TokenShards, prepared with --teacher.")
-        self.teacher = data.find_teachers()
-
-    def describe(self) -> str | None:
-        of = self.teacher
-        if of is None:
-            return None
-        return (
-            f"objective: distillation with weight {self.weight:g}, from the top {of.top_k} of teacher {of.weights[:8]} at "
-            f"temperature {of.temperature:g}"
-        )
+        if stage == "fit":
+            self.teacher = data.find_teachers()
 
     def means(self, model: GPTConfig) -> tuple[str, ...]:
         return ("kl",)
 
     def problems(self, parts: Mapping[str, Any]) -> list[str]:
         found = range_problems(Distillation, "objective", vars(self))
-        model, loss = parts.get("model"), parts.get("loss")
+        model, loss, data = (parts.get(group) for group in ("model", "loss", "data"))
         if model is not None and model.predict_ahead:
             found.append("a teacher says nothing about tokens further ahead (--model.predict_ahead 0)")
         if loss is not None and loss.z_loss:
             found.append("distillation has no z-loss (--loss.z_loss 0)")
+        if data is not None and not isinstance(data, ShardDataModule):
+            found.append(f"{type(data).__name__} has no teacher: prepare --teacher RUN --out DIR, then --data TokenShards")
         return found
 
     def function(self, batch: Mapping[str, Tensor], loss: LossConfig, model: GPT | CustomModel) -> LossFunction:

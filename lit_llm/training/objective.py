@@ -50,10 +50,6 @@ class Objective(ABC):
         """
         _check_pairs(self, data)
 
-    def describe(self) -> str | None:
-        """What `fit` says of it when it starts."""
-        return None
-
     def means(self, model: GPTConfig) -> tuple[str, ...]:
         """Names of the k rows of `LossSums.means`, such as loss_ahead, which is logged as train/loss_ahead."""
         return ()

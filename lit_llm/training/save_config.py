@@ -107,8 +107,6 @@ class SaveRunFolder(Callback):
             trained, everything = trainable(pl_module.whole_model)
             print(f"lora: {trained:,} parameters are trained ({trained / everything:.2%}), rank {pl_module.lora.rank}")
             print(f"base: the frozen weights of {pl_module.init_from}")
-        if (line := pl_module.objective.describe()) is not None:
-            print(line)
         if isinstance(data, TokenDataModule):
             assert data.block_size is not None
             if pl_module.init_from is not None and pl_module.lora is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,6 @@ from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import CHUNK_SIZE, logits
 from lit_llm.runs.initial_weights import InitialWeights
 
-_SECONDS_BETWEEN_SAVES = 60.0
-
 
 def teacher_problems(teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, *, top_k: int) -> list[str]:
     """Why a model cannot read these data, which have this tokenizer."""
@@ -37,19 +34,11 @@ def teacher_problems(teacher: InitialWeights, data: TokenDataModule, tokenizer: 
 
 
 def write_teacher(
-    data: TokenShards,
-    teacher: InitialWeights,
-    *,
-    top_k: int,
-    temperature: float,
-    device: str,
-    replace: bool,
-    progress: ProgressLog,
+    data: TokenShards, teacher: InitialWeights, *, top_k: int, temperature: float, device: str, replace: bool
 ) -> str:
     """Write what the teacher gives to each block of the training shards, beside them; returns a line about it.
 
-    Blocks, packing and batches are those of `data`, documents are masked as the teacher masks them, and its precision is that
-    of its run: bf16, or else fp32.
+    Blocks, packing and batches are those of `data`; documents are masked, and numbers narrow (bf16), as in the teacher's run.
 
     Raises:
         UserError: Teacher and data do not fit; there is another teacher, without `replace`; or the folder cannot be written.
@@ -64,7 +53,13 @@ def write_teacher(
         found.append("pairs of answers have no teacher: prepare texts or conversations")
     refuse(found)
     info = TeacherInfo(
-        base_sha256(teacher.checkpoint), config.vocab_size, top_k, temperature, block_size, data.packing, data.tokens_hash
+        base_sha256(teacher.checkpoint),
+        config.vocab_size,
+        top_k,
+        temperature,
+        block_size,
+        data.packing,
+        stream.scan(data.vocab_size),
     )
     path = info_path(stream)
     if (old := read_info(path)) is not None and not replace:
@@ -79,25 +74,19 @@ def write_teacher(
     batch, narrow = data.micro_batch_size or 8, str(teacher.saved.settings.get("trainer.precision")).startswith("bf16")
     loss: Any = partial(_top, top_k=top_k, temperature=temperature)
     try:
-        writer, saved = TeacherWriter(stream, info), time.monotonic()
-        size = block_size * stream.itemsize
-        with progress.stage("Teacher", total=len(blocks) * size, done=writer.done * size, unit="MB of tokens") as report:
-            for first in range(writer.done, len(blocks), batch):
+        writer, size = TeacherWriter(stream, info), block_size * stream.itemsize
+        with ProgressLog().stage("Teacher", total=len(blocks) * size, unit="MB of tokens") as report:
+            for first in range(0, len(blocks), batch):
                 numbers = np.arange(first, min(first + batch, len(blocks)))
                 read = {name: tensor.to(device) for name, tensor in blocks[numbers].items()}
-                documents = {"documents": read["documents"]} if "documents" in read else {}
                 with torch.inference_mode(), torch.autocast(torch.device(device).type, torch.bfloat16, enabled=narrow):
-                    given: Any = model(read["input_ids"], read["targets"], loss=loss, **documents)
+                    given: Any = model(read["input_ids"], read["targets"], loss=loss, documents=read.get("documents"))
                 for block, ids, logp in zip(numbers.tolist(), *(each.cpu().numpy() for each in given), strict=True):
                     at = 0
                     for start, length in blocks.pieces(block):
                         writer.write(start, ids[at : at + length], logp[at : at + length])
                         at += length
-                writer.done = int(numbers[-1]) + 1
                 report(len(numbers) * size, len(numbers) * size)
-                if time.monotonic() > saved + _SECONDS_BETWEEN_SAVES:
-                    writer.save()
-                    saved = time.monotonic()
         writer.finish()
     except OSError as error:
         raise UserError(f"{path.parent} cannot be written: {error.strerror}. Mend it, and repeat the command.") from error
