@@ -105,12 +105,6 @@ def chunked_loss(
     return _forward(hidden, weight, targets, counted, row_loss, chunk_size, need_hidden=False, need_weight=False)[:3]
 
 
-def chunked_nll(hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, row_loss: RowLoss, chunk_size: int) -> Tensor:
-    """The NLL of each row (N,), differentiable: the backward pass computes the logits again. Arguments of `chunked_loss`."""
-    each: Tensor = _RowNLL.apply(hidden, weight, targets, counted, row_loss, chunk_size)
-    return each
-
-
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -137,7 +131,9 @@ class _ChunkedLoss(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None
 
 
-class _RowNLL(torch.autograd.Function):
+class RowNLL(torch.autograd.Function):
+    """The NLL of each row (N,), differentiable: the backward pass computes the logits again. Arguments of `chunked_loss`."""
+
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, row_loss: RowLoss, chunk_size: int
@@ -261,7 +257,7 @@ class CrossEntropyRows:
             target = target - shards.first_row
             here = (target >= 0) & (target < columns)  # (R, 1) bool
             target = torch.where(here, target, 0)
-            z_target, log_p_target, log_z = _sharded_softmax(z, torch.where(here, z.gather(1, target), 0), p, shards.group)
+            z_target, log_p_target, log_z = _sharded_softmax(z, torch.where(here, z.gather(1, target), 0), p, shards)
         if need_gradient:
             # d loss / d z = (1 + 2·z_loss·logsumexp)·softmax(z) − onehot; for the raw product, times 1 − (z/softcap)².
             # expm1 computes the target's entry: softmax minus 1 would cancel if the model is confident.
@@ -285,19 +281,26 @@ def _sharded_softmax(
     z: Tensor,  # (R, V) logits of this rank's columns, -inf where padding
     z_target: Tensor,  # (R, 1) the target's logit on the rank with its column, else 0
     p: Tensor,  # (R, V) overwritten by this rank's columns of the softmax over all ranks' columns
-    group: dist.ProcessGroup,
+    shards: VocabularyShards,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The target's logit, its log-probability, and the logsumexp of each row, (R, 1): the same on every rank."""
     # In a shard of padding only, the largest logit is -inf, and -inf − -inf is NaN. The clamp avoids that.
     top = z.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
     torch.sub(z, top, out=p).exp_()
     mine = torch.stack((top, p.sum(dim=-1, keepdim=True), z_target))  # (3, R, 1)
-    everyone = mine.new_empty(group.size(), *mine.shape)
-    dist.all_gather(list(everyone.unbind()), mine, group=group)
-    tops, sums, z_targets = everyone.unbind(1)  # (ranks, R, 1)
+    tops, sums, z_targets = gathered(mine, shards).unbind(1)  # (ranks, R, 1)
     highest = tops.amax(dim=0)
     total = (sums * torch.exp(tops - highest)).sum(dim=0)  # Σ exp(z − highest)
     z_target, log_total = z_targets.sum(dim=0), total.log()
     p.mul_(torch.exp(top - highest) / total)
     # Subtract in this order: highest + log_total would round away the loss of a confident prediction.
     return z_target, z_target - highest - log_total, highest + log_total
+
+
+def gathered(values: Tensor, shards: VocabularyShards | None) -> Tensor:
+    """The values of all ranks, (ranks, …); of this one, (1, …), without shards."""
+    if shards is None:
+        return values[None]
+    everyone = values.new_empty(shards.group.size(), *values.shape)
+    dist.all_gather(list(everyone.unbind()), values, group=shards.group)
+    return everyone

@@ -43,13 +43,14 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import STEPS, at_least, range_problems, whole
 from lit_llm.models.chunked_loss import (
     CrossEntropyRows,
+    RowNLL,
     VocabularyShards,
     check,
     checked_rows,
     chunked_loss,
-    chunked_nll,
     real_columns,
 )
+from lit_llm.models.distillation_loss import DistillationRows, TeacherLogits
 from lit_llm.models.router import RouterSums
 
 CHUNK_SIZE = 1024
@@ -205,7 +206,7 @@ def cross_entropy_of_logits(
     if by_row:
         each = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="none")  # (N,), 0 where ignored
         loss = each.sum()
-        rows = sums_by_row(each.detach(), counted, shape)
+        rows = _by_row(each.detach(), counted, shape)
     else:
         loss = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="sum")
     nll = loss.detach()
@@ -214,7 +215,7 @@ def cross_entropy_of_logits(
     return LossSums(loss, nll, counted.sum(), *rows)
 
 
-def sums_by_row(nll: Tensor, counted: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+def _by_row(nll: Tensor, counted: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """Sums of the NLL (N,) and of the counted targets (N,) over each row of `shape`, (B, T)."""
     assert len(shape) == 2, f"by_row needs targets of shape (B, T), not {tuple(shape)}"
     return nll.view(shape).sum(dim=1), counted.view(shape).sum(dim=1)
@@ -232,6 +233,7 @@ def chunked_cross_entropy(
     by_row: bool = False,
     chunk_size: int = CHUNK_SIZE,
     shards: VocabularyShards | None = None,
+    teacher: TeacherLogits | None = None,
 ) -> LossSums:
     """`cross_entropy` in chunks of ``chunk_size`` rows: memory of O(C·V) instead of O(N·V), plus the two gradients.
 
@@ -240,15 +242,18 @@ def chunked_cross_entropy(
     RuntimeError. Gradients that are not needed (``no_grad``, frozen weight) are not computed. The gradient of ``weight`` is
     summed over chunks in float32 (float64 for float64 inputs), regardless of the autocast dtype.
 
-    Arguments, result and errors are those of `cross_entropy`.
+    With ``teacher`` the loss is that of `lit_llm.models.distillation_loss`, without z-loss, and `means` has its KL. Other
+    arguments, result and errors are those of `cross_entropy`.
     """
     if chunk_size < 1:
         raise UserError(f"chunk_size is {chunk_size}, but must be at least 1 (--loss.chunk_size).")
     rows = checked_rows(hidden, weight, targets, vocab_size, ignore_index, shards)
-    row_loss = CrossEntropyRows(real_columns(weight, vocab_size, shards), softcap, z_loss, shards)
-    loss, nll, each = chunked_loss(*rows, row_loss, chunk_size)
-    counted = rows[-1]
-    return LossSums(loss, nll, counted.sum(), *(sums_by_row(each, counted, targets.shape) if by_row else ()))
+    columns, counted, given = real_columns(weight, vocab_size, shards), rows[-1], None
+    if teacher is not None:
+        given = DistillationRows(teacher, vocab_size, columns, softcap, shards)
+    loss, nll, each = chunked_loss(*rows, given or CrossEntropyRows(columns, softcap, z_loss, shards), chunk_size)
+    sums = LossSums(loss, nll, counted.sum(), *(_by_row(each, counted, targets.shape) if by_row else ()))
+    return sums if given is None else sums._replace(means=given.means(counted))
 
 
 def token_nll(
@@ -270,4 +275,5 @@ def token_nll(
     """
     rows = checked_rows(hidden, weight, targets, vocab_size, ignore_index, shards)
     row_loss = CrossEntropyRows(real_columns(weight, vocab_size, shards), softcap, shards=shards)
-    return chunked_nll(*rows, row_loss, max(1, targets.numel()) if chunk_size is None else chunk_size).view(targets.shape)
+    each: Tensor = RowNLL.apply(*rows, row_loss, max(1, targets.numel()) if chunk_size is None else chunk_size)
+    return each.view(targets.shape)

@@ -14,9 +14,9 @@ from lit_llm.data.teacher import TeacherInfo
 from lit_llm.data.token_shards import ShardDataModule
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import CustomModel
-from lit_llm.models.distillation_loss import distillation
+from lit_llm.models.distillation_loss import TeacherLogits
 from lit_llm.models.gpt import GPT, LossFunction
-from lit_llm.models.loss import LossConfig
+from lit_llm.models.loss import LossConfig, chunked_cross_entropy
 from lit_llm.training.objective import CrossEntropy
 
 
@@ -60,12 +60,7 @@ class Distillation(CrossEntropy):
         if self.teacher is None or "teacher_ids" not in batch:
             return super().function(batch, loss, model)
         assert isinstance(model, GPT), "`needs_gpt`"
-        return partial(
-            distillation,
-            teacher_ids=model.own_positions(batch["teacher_ids"], 0),
-            teacher_logp=model.own_positions(batch["teacher_logp"], 0).view(torch.float16),
-            temperature=self.teacher.temperature,
-            teacher_weight=self.weight,
-            by_row="sources" in batch,
-            chunk_size=loss.chunk_size,
-        )
+        ids, logp = (model.own_positions(batch[name], 0) for name in ("teacher_ids", "teacher_logp"))
+        teacher = TeacherLogits(ids, logp.view(torch.float16), self.teacher.temperature, self.weight)
+        rows = loss.chunk_size or batch["targets"].numel()
+        return partial(chunked_cross_entropy, teacher=teacher, by_row="sources" in batch, chunk_size=rows)

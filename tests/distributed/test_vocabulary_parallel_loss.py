@@ -37,8 +37,8 @@ def exact(case: Case, ranks: int) -> dict[str, Tensor]:
     nll = (log_z - z[torch.arange(len(z)), targets[kept]]).sum()
     loss = nll + case.z_loss * log_z.square().sum()
     if case.teacher is not None:
-        temperature, given = case.teacher[1], {name: value[kept] for name, value in teacher(case, ranks).items()}
-        q, p, ids = F.softmax(z / temperature, dim=1), given["teacher_logp"].exp(), given["teacher_ids"].long()
+        temperature, (ids, logp) = case.teacher[1], (each[kept] for each in teacher(case, ranks))
+        q, p, ids = F.softmax(z / temperature, dim=1), logp.exp(), ids.long()
         kl = (p * (p.log() - q.gather(1, ids).log())).sum()
         if case.teacher[0]:  # the class of all other ids
             p_rest, q_rest = 1 - p.sum(1), (q * torch.ones_like(q).scatter(1, ids, 0)).sum(1)

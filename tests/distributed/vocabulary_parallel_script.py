@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from lit_llm.models import chunked_loss as loss_module
-from lit_llm.models.distillation_loss import distillation
+from lit_llm.models.distillation_loss import TeacherLogits
 from lit_llm.models.loss import VocabularyShards, chunked_cross_entropy, cross_entropy
 
 SHARD = 6
@@ -99,13 +99,13 @@ def inputs(case: Case, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
     return hidden.to(case.dtype), weight.to(case.dtype), targets
 
 
-def teacher(case: Case, ranks: int) -> dict[str, Tensor]:
-    """What the teacher of a case gives for each target, (N, k)."""
+def teacher(case: Case, ranks: int) -> tuple[Tensor, Tensor]:
+    """What the teacher of a case gives for each target: ids and log-probabilities (N, k)."""
     assert case.teacher is not None
     size, (k, temperature) = case.vocab_size(ranks), case.teacher
     z = torch.randn(case.rows, size, generator=torch.Generator().manual_seed(case.seed + 7), dtype=case.dtype)
     logp, ids = torch.log_softmax(3 * z / temperature, dim=-1).topk(k or size)
-    return {"teacher_ids": ids.int(), "teacher_logp": logp}
+    return ids.int(), logp
 
 
 def run(case: Case, hidden: Tensor, weight: Tensor, targets: Tensor, ranks: int, shards: VocabularyShards | None) -> dict:
@@ -116,9 +116,8 @@ def run(case: Case, hidden: Tensor, weight: Tensor, targets: Tensor, ranks: int,
     evaluation = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}.get(case.frozen, torch.enable_grad)
     with evaluation(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=case.autocast):
         if case.teacher is not None:
-            options = {name: value for name, value in case.options(ranks).items() if name != "z_loss"}
-            of_teacher = teacher(case, ranks) | {"temperature": case.teacher[1], "teacher_weight": 0.3}
-            sums = distillation(hidden, weight, targets, **of_teacher, **options, chunk_size=case.chunk_size, shards=shards)
+            given = {"teacher": TeacherLogits(*teacher(case, ranks), case.teacher[1], 0.3), "chunk_size": case.chunk_size or 99}
+            sums = chunked_cross_entropy(hidden, weight, targets, **given, **case.options(ranks), shards=shards)
         elif case.chunk_size is None:
             sums = cross_entropy(hidden, weight, targets, **case.options(ranks), shards=shards)
         else:

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_llm.models.distillation_loss import distillation
-from lit_llm.models.loss import cross_entropy
+from lit_llm.models.distillation_loss import TeacherLogits
+from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
 
 V, PADDED, WIDTH = 11, 16, 5
 
@@ -26,6 +26,13 @@ def inputs(k: int, temperature: float, seed: int = 0, dtype: torch.dtype = torch
         "teacher_ids": ids.int(),
         "teacher_logp": logp,
     }
+
+
+def distillation(
+    *, teacher_ids: torch.Tensor, teacher_logp: torch.Tensor, temperature: float, teacher_weight: float, **rest
+) -> LossSums:
+    rest["chunk_size"] = rest.get("chunk_size") or 100
+    return chunked_cross_entropy(**rest, teacher=TeacherLogits(teacher_ids, teacher_logp, temperature, teacher_weight))
 
 
 def student(given: dict[str, torch.Tensor], softcap: float | None) -> torch.Tensor:
