@@ -63,7 +63,7 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
         raise UserError(f"{type(data).__name__} has no text to tokenise: use --data TextFiles, ChatFiles or PythonStdlib")
     out = expanded(built.config.out, key="out", flag="--out")
     if teacher is not None:
-        refuse(teacher_problems(teacher, data, data.source_tokenizer, top_k=own.top_k))
+        refuse(teacher_problems(teacher, data, data.source_tokenizer, own.top_k, own.device))
     read, above = data.source_files(), data.source_folders()
     with new_folder(out, replace=built.config.replace, sources=read, above=above, resumable=PARTS) as partial:
         data.raise_problems()

@@ -51,7 +51,9 @@ class DistillationRows:
         self.is_known, self.is_whole = self.logp[:, :1] < 0, ids.shape[1] >= vocab_size  # (N, 1) bool
         others = torch.arange(ids.shape[1], dtype=ids.dtype, device=ids.device)  # different ones
         self.ids = torch.where(self.is_known, ids, others)
-        self.divergence = torch.zeros(self.logp[:, :1].shape, dtype=torch.promote_types(self.logp.dtype, torch.float32), device=ids.device)
+        self.divergence = torch.zeros(
+            self.logp[:, :1].shape, dtype=torch.promote_types(self.logp.dtype, torch.float32), device=ids.device
+        )
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
         # The logits and, for each temperature, exponentials. The last column stands for ids of other ranks' columns.

@@ -21,13 +21,19 @@ from lit_llm.models.loss import CHUNK_SIZE, logits
 from lit_llm.runs.initial_weights import InitialWeights
 
 
-def teacher_problems(teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, *, top_k: int) -> list[str]:
+def teacher_problems(
+    teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, top_k: int, device: str
+) -> list[str]:
     """Why a model cannot read these data, which have this tokenizer."""
     config, found = teacher.model, list(filter(None, [teacher.tokenizer_problem(tokenizer)]))
     if teacher.architecture is not None:
         found.append(f"a teacher must be lit_llm's GPT, not {teacher.architecture.class_path} (--teacher)")
     if config.vocab_size is not None and top_k > config.vocab_size:
         found.append(f"top_k is {top_k}, but the teacher has {config.vocab_size} ids (--top_k {config.vocab_size})")
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError):
+        found.append(f"device {device} is not available on this machine (--device cpu)")
     if config.position != "rope" and (data.block_size or 0) > config.block_size:
         found.append(f"the teacher reads at most {config.block_size} tokens (--data.block_size {config.block_size})")
     return found
@@ -46,7 +52,7 @@ def write_teacher(
     data.setup("fit")
     stream, config, block_size = data.corpus.streams["train"], teacher.model, data.block_size
     assert block_size is not None and config.vocab_size is not None
-    found = teacher_problems(teacher, data, data.tokenizer, top_k=top_k)
+    found = teacher_problems(teacher, data, data.tokenizer, top_k, device)
     if config.vocab_size != data.vocab_size:
         found.append(f"the teacher has {config.vocab_size} ids, but the data have {data.vocab_size}: prepare them for it")
     if data.pairs:
