@@ -73,22 +73,13 @@ class StreamBlocks(Blocks):
 
     Args:
         documents: where the stream's documents are, if batches have ``documents``.
-        teacher: of the stream, if batches have what it gives.
     """
 
     _random: bool  # whether blocks are read in random order
+    teacher: Teacher | None = None  # of the stream, if batches have what it gives
 
-    def __init__(
-        self,
-        stream: TokenStream,
-        *,
-        block_size: int,
-        vocab_size: int,
-        documents: Documents | None = None,
-        teacher: Teacher | None = None,
-    ) -> None:
+    def __init__(self, stream: TokenStream, *, block_size: int, vocab_size: int, documents: Documents | None = None) -> None:
         self.stream, self.block_size, self.vocab_size, self.documents = stream, block_size, vocab_size, documents
-        self.teacher = teacher
 
     @abstractmethod
     def pieces(self, block: int) -> list[tuple[int, int]]:
@@ -123,13 +114,12 @@ class StreamBlocks(Blocks):
     def _padding(self, rows: int) -> Rows:
         """Rows without targets. Any valid id serves as input: attention is causal."""
         shape = rows, self.block_size
-        padding = Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64))
-        if self.documents is not None:
-            padding = padding._replace(documents=np.zeros(shape, dtype=np.int32))
-        if self.teacher is not None:
-            given = *shape, self.teacher.info.top_k
-            padding = padding._replace(teacher_ids=np.zeros(given, np.int32), teacher_logp=np.zeros(given, np.int16))
-        return padding
+        documents = None if self.documents is None else np.zeros(shape, dtype=np.int32)
+        padding = Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64), documents)
+        if self.teacher is None:
+            return padding
+        given = *shape, self.teacher.info.top_k
+        return padding._replace(teacher_ids=np.zeros(given, np.int32), teacher_logp=np.zeros(given, np.int16))
 
     def _read_pairs(self, start: int, input_ids: np.ndarray, targets: np.ndarray) -> None:
         """Fill ``input_ids`` (n,) with the tokens from ``start`` on, and ``targets`` (n,) with those that follow each.

@@ -25,7 +25,7 @@ from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import GlobalOrder, HeldOutOrder, ResumableLoader
-from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, PairBlocks, TrainBlocks
+from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, PairBlocks, StreamBlocks, TrainBlocks
 from lit_llm.data.corpus import Corpus, OpenedCorpus, describe_files
 from lit_llm.data.document_ends import Documents
 from lit_llm.data.order import sample_index
@@ -584,9 +584,13 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _train_blocks_of(self, name: str) -> Blocks:
         """The blocks of the training stream of that name in ``corpus.streams``."""
-        if self.packing == "concatenate":
-            return TrainBlocks(self.corpus.streams[name], **self._block_settings(name))
-        return self._blocks_of_plan(name)
+        blocks: StreamBlocks = (
+            self._blocks_of_plan(name)
+            if self.packing == "best_fit"
+            else TrainBlocks(self.corpus.streams[name], **self._block_settings(name))
+        )
+        blocks.teacher = self.teachers.get(name)
+        return blocks
 
     def _blocks_of_plan(self, name: str) -> PackedBlocks:
         stream, settings = self.corpus.streams[name], self._block_settings(name)
@@ -605,8 +609,7 @@ class TokenDataModule(LightningDataModule, ABC):
         alike = {other for other in self.corpus.streams if split_of(other) == split_of(name)}
         known = (self.gives_documents or self.pairs) and self._open_data.with_documents.issuperset(alike)
         documents = self._documents(self.corpus.streams[name]) if known else None
-        settings = {"block_size": self._block_size, "vocab_size": self.vocab_size, "documents": documents}
-        return settings | {"teacher": self.teachers.get(name)}
+        return {"block_size": self._block_size, "vocab_size": self.vocab_size, "documents": documents}
 
     def _documents(self, stream: TokenStream) -> Documents:
         return Documents(stream, ends_open=self._ends_open(stream))

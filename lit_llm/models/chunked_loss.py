@@ -74,7 +74,7 @@ class RowLoss(Protocol):
     """The loss of each row, and its gradient with respect to the row of h Wᵀ, as if every row counted."""
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
-        """What `__call__` needs of temporary memory for this many rows of a product (C, V); its last rows may be cut off."""
+        """(n, rows, …): temporary memory for this many rows of a product (C, V)."""
 
     def __call__(
         self, product: Tensor, targets: Tensor, rows: slice, scratch: Tensor, *, need_gradient: bool

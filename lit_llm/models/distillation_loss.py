@@ -49,11 +49,8 @@ class DistillationRows:
         self.temperatures = (1.0,) if self.tau == 1 else (1.0, self.tau)
         ids, self.logp = teacher.ids.flatten(0, -2), teacher.logp.flatten(0, -2)  # (N, k)
         self.is_known, self.is_whole = self.logp[:, :1] < 0, ids.shape[1] >= vocab_size  # (N, 1) bool
-        others = torch.arange(ids.shape[1], dtype=ids.dtype, device=ids.device)  # different ones
-        self.ids = torch.where(self.is_known, ids, others)
-        self.divergence = torch.zeros(
-            self.logp[:, :1].shape, dtype=torch.promote_types(self.logp.dtype, torch.float32), device=ids.device
-        )
+        self.ids = torch.where(self.is_known, ids, torch.arange(ids.shape[1], device=ids.device))  # different ones
+        self.divergence = torch.zeros_like(self.logp[:, :1], dtype=torch.promote_types(self.logp.dtype, torch.float32))
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
         # The logits and, for each temperature, exponentials. The last column stands for ids of other ranks' columns.

@@ -48,7 +48,16 @@ class Objective(ABC):
         Raises:
             UserError: data and objective do not fit.
         """
-        _check_pairs(self, data)
+        name, pairs = type(self).__name__, bool(getattr(data, "pairs", False))
+        if self.uses_pairs and not pairs:
+            raise UserError(
+                f"objective {name} compares two answers, but the data are no pairs: prepare rows with prompt, chosen and rejected "
+                "(prepare --chat_template auto, then --data TokenShards --data.path DIR)."
+            )
+        if pairs and not self.uses_pairs:
+            raise UserError(
+                f"The data are pairs of a chosen and a rejected answer, and {name} would learn both: use --objective Preference."
+            )
 
     def means(self, model: GPTConfig) -> tuple[str, ...]:
         """Names of the k rows of `LossSums.means`, such as loss_ahead, which is logged as train/loss_ahead."""
@@ -57,20 +66,6 @@ class Objective(ABC):
     def problems(self, parts: Mapping[str, Any]) -> list[str]:
         """Why it cannot be used with the other groups of a recipe, one sentence each."""
         return []
-
-
-def _check_pairs(objective: Objective, data: Any) -> None:
-    """Refuse pairs of answers for an objective that would learn the rejected ones, and others for one that compares two."""
-    name, pairs = type(objective).__name__, bool(getattr(data, "pairs", False))
-    if objective.uses_pairs and not pairs:
-        raise UserError(
-            f"objective {name} compares two answers, but the data are no pairs: prepare rows with prompt, chosen and rejected "
-            "(prepare --chat_template auto, then --data TokenShards --data.path DIR)."
-        )
-    if pairs and not objective.uses_pairs:
-        raise UserError(
-            f"The data are pairs of a chosen and a rejected answer, and {name} would learn both: use --objective Preference."
-        )
 
 
 class CrossEntropy(Objective):

@@ -51,22 +51,15 @@ def write_teacher(
     """
     data.setup("fit")
     stream, config, block_size = data.corpus.streams["train"], teacher.model, data.block_size
-    assert block_size is not None and config.vocab_size is not None
+    assert block_size is not None
     found = teacher_problems(teacher, data, data.tokenizer, top_k, device)
     if config.vocab_size != data.vocab_size:
         found.append(f"the teacher has {config.vocab_size} ids, but the data have {data.vocab_size}: prepare them for it")
     if data.pairs:
         found.append("pairs of answers have no teacher: prepare texts or conversations")
     refuse(found)
-    info = TeacherInfo(
-        base_sha256(teacher.checkpoint),
-        config.vocab_size,
-        top_k,
-        temperature,
-        block_size,
-        data.packing,
-        stream.scan(data.vocab_size),
-    )
+    weights, tokens = base_sha256(teacher.checkpoint), stream.scan(data.vocab_size)
+    info = TeacherInfo(weights, data.vocab_size, top_k, temperature, block_size, data.packing, tokens)
     path = info_path(stream)
     if (old := read_info(path)) is not None and not replace:
         if old == info:
@@ -96,16 +89,15 @@ def write_teacher(
         writer.finish()
     except OSError as error:
         raise UserError(f"{path.parent} cannot be written: {error.strerror}. Mend it, and repeat the command.") from error
-    gigabytes = len(stream) * info.record.itemsize / 1e9
-    return f"teacher: top {top_k} of {config.vocab_size:,} ids for {len(blocks):,} blocks of {block_size}, {gigabytes:,.3f} GB"
+    megabytes = len(stream) * info.record.itemsize / 1e6
+    return f"teacher: top {top_k} of {data.vocab_size:,} ids for {len(blocks):,} blocks of {block_size}, {megabytes:,.1f} MB"
 
 
 def _top(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, top_k: int, temperature: float, shards: None, **head: Any
 ) -> tuple[Tensor, Tensor]:
     """In place of a loss: the likeliest ids (B, T, k), falling, and their log-probabilities."""
-    parts = []
-    for rows in hidden.flatten(0, 1).split(CHUNK_SIZE):
-        parts.append(torch.log_softmax(logits(rows, weight, **head) / temperature, dim=-1).topk(top_k))
+    chunks = (logits(rows, weight, **head) / temperature for rows in hidden.flatten(0, 1).split(CHUNK_SIZE))
+    parts = [torch.log_softmax(z, dim=-1).topk(top_k) for z in chunks]
     logp, ids = (torch.cat(each).view(*targets.shape, top_k) for each in zip(*parts, strict=True))
     return ids, logp
