@@ -311,9 +311,11 @@ class LanguageModel(TextGeneration):
 
     def _end_step_of_routers(self, sums: Tensor) -> None:
         """Say what experts computed in the step, and set the shares that the balancing loss of the next one uses."""
-        # Under tensor parallelism each rank has routed a part of the positions, and counted the targets of all.
-        tokens = self.step_count.clamp(min=1) / self._mesh("tensor_parallel", 1)
-        self.expert_counts, means = sums[:, :-2], sums[:, -2:] / tokens
+        assert self.config.moe is not None
+        self.expert_counts, of_tokens = sums[:, :-2], sums[:, -2:]
+        # Not the step's count: an objective may count pairs, and ranks of tensor parallelism route a part of the positions.
+        tokens = self.expert_counts.sum(dim=1, keepdim=True) / self.config.moe.top_k
+        means = of_tokens / tokens.clamp(min=1)
         self.router_means = {"entropy": means[:, 0], "z": means[:, 1]}
         model = self.whole_model
         assert isinstance(model, GPT)

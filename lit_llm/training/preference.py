@@ -83,8 +83,9 @@ class Preference(Objective):
                 found.append("pairs share a row, so their documents must not see each other (--model.mask_documents true)")
             if model.predict_ahead:
                 found.append("preferences are about the next token only (--model.predict_ahead 0)")
-            if model.moe is not None:
-                found.append("preferences train dense models only: losses of routers are means over tokens, not pairs")
+            for name in ("balance", "sequence_balance", "z_loss"):
+                if model.moe is not None and getattr(model.moe, name):
+                    found.append(f"model.moe.{name} is a mean over tokens, not over pairs (--model.moe.{name} 0)")
         if loss is not None and loss.z_loss:
             found.append("preferences have no z-loss (--loss.z_loss 0)")
         return found

@@ -30,6 +30,8 @@ LAYOUTS = {
     "cp": {"strategy": {"shard": 1, "context": 2}},
     "pp": {"strategy": {"shard": 1, "pipeline": 2}, "micro_batch_size": 2},
 }
+MOE = {"experts": 4, "top_k": 2, "expert_width": 12, "router": "sigmoid"}
+EXPERTS = {"model": "experts", "settings": {"moe": MOE, "n_layer": 2}, "balance": 0.02}
 
 
 def write_pairs(folder: Path) -> None:
@@ -61,6 +63,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "text.txt").write_text(layouts.TEXT)
     layouts.train(folder, steps=2, to="base", validate=False)
+    layouts.train(folder, steps=2, to="experts", validate=False, **EXPERTS)
     (folder / "pairs").mkdir()
     write_pairs(folder / "pairs")
     return folder
@@ -77,6 +80,10 @@ def test_two_processes_train_as_one_and_continue_each_other(folder):
     jobs |= {f"{loss} / cp": recipe(loss, **LAYOUTS["cp"]) for loss in ("ipo", "simpo")}
     jobs["dpo / chunked"] = recipe("dpo", **LAYOUTS["tp"], loss={"chunk_size": 5})
     jobs |= {f"lora / {name}": recipe("dpo", lora={"rank": 3}, **LAYOUTS[name]) for name in ("fsdp2", "tp", "cp", "pp")}
+    of_experts = recipe("dpo", init_from="experts/step-00000002.ckpt", **EXPERTS)
+    alone["experts"] = layouts.train(folder, **of_experts)
+    jobs |= {f"experts / {name}": of_experts | LAYOUTS[name] for name in ("tp", "pp")}
+    jobs["experts / ep"] = of_experts | {"strategy": {"shard": 2, "expert": 2}}
     jobs["dpo / fsdp2"] |= {"save_at": 2, "to": "saved"}
     (folder / "jobs.json").write_text(json.dumps(jobs))
     reports = run_ranks(SCRIPT, 2, folder, folder / "jobs.json", timeout=500)

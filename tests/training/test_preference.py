@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from lit_llm.models.config import GPTConfig
+from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.loss import LossConfig, cross_entropy, token_nll
 from lit_llm.training.preference import Preference
 
@@ -239,6 +240,7 @@ def test_what_has_no_meaning_is_refused():
         "--model.mask_documents true": {"model": GPTConfig()},
         "--model.predict_ahead 0": {"model": GPTConfig(mask_documents=True, predict_ahead=1)},
         "--loss.z_loss 0": {"loss": LossConfig(z_loss=0.1)},
+        "--model.moe.balance 0": {"model": GPTConfig(mask_documents=True, moe=MoEConfig(experts=4, top_k=2, balance=0.1))},
     }
     for flag, part in refused.items():
         assert [flag in problem for problem in Preference().problems(parts | part)] == [True]
