@@ -51,12 +51,13 @@ class Objective(ABC):
         name, pairs = type(self).__name__, bool(getattr(data, "pairs", False))
         if self.uses_pairs and not pairs:
             raise UserError(
-                f"objective {name} compares two answers, but the data are no pairs: prepare rows with prompt, chosen and rejected "
-                "(prepare --chat_template auto, then --data TokenShards --data.path DIR)."
+                f"objective {name} compares two answers, but the data are no pairs: prepare rows with prompt, chosen and "
+                "rejected (prepare --chat_template auto, then --data TokenShards --data.path DIR)."
             )
         if pairs and not self.uses_pairs:
             raise UserError(
-                f"The data are pairs of a chosen and a rejected answer, and {name} would learn both: use --objective Preference."
+                f"The data are pairs of a chosen and a rejected answer, and {name} would learn both: use --objective "
+                "Preference."
             )
 
     def means(self, model: GPTConfig) -> tuple[str, ...]:
