@@ -50,11 +50,11 @@ class DistillationRows:
         ids, self.logp = teacher.ids.flatten(0, -2), teacher.logp.flatten(0, -2)  # (N, k)
         self.is_known, self.is_whole = self.logp[:, :1] < 0, ids.shape[1] >= vocab_size  # (N, 1) bool
         self.ids = torch.where(self.is_known, ids, torch.arange(ids.shape[1], device=ids.device))  # different ones
-        self.divergence = torch.zeros_like(self.logp[:, :1], dtype=torch.promote_types(self.logp.dtype, torch.float32))
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
         # The logits and, for each temperature, exponentials. The last column stands for ids of other ranks' columns.
         dtype = torch.promote_types(product.dtype, torch.float32)
+        self.divergence = product.new_zeros(len(self.ids), 1, dtype=dtype)
         return product.new_empty(1 + len(self.temperatures), rows, product.shape[1] + 1, dtype=dtype)
 
     def means(self, counted: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class DistillationRows:
         p = logp.exp()
         beyond = torch.where(p_rest > 0, torch.xlogy(p_rest, p_rest) - p_rest * log_rest_tau, 0)
         divergence = ((p * (logp - logq_tau[:, 1:])).sum(dim=1, keepdim=True) + beyond) * is_known
-        self.divergence[rows] = divergence.to(self.divergence.dtype)
+        self.divergence[rows] = divergence
         nll, of_nll = -logq[:, :1], 1 - self.weight
         if need_gradient:
             of_teacher = self.weight * tau * is_known  # (R, 1)
