@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from lit_llm.__main__ import main
 from lit_llm.core.errors import UserError
-from lit_llm.data import TextFiles, TokenShards
+from lit_llm.data import Mixture, MixturePhase, MixtureSource, TextFiles, TokenShards
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.training.distillation import Distillation
@@ -84,6 +85,22 @@ def test_packed_blocks_of_existing_shards_give_it_to_training_and_not_to_validat
     finally:
         for file, content in before.items():
             file.write_bytes(content)
+
+
+def test_rows_of_a_mixture_have_what_the_teacher_says_of_their_source(project):
+    shutil.copytree("shards", "others", dirs_exist_ok=True)
+    sources = {name: MixtureSource(path=path) for name, path in (("a", "shards"), ("b", "others"))}
+    data = Mixture(sources=sources, phases=[MixturePhase({"a": 60, "b": 40})], block_size=T)
+    data.find_run(max_steps=2, max_epochs=None, saved=None)
+    data.setup()
+    data.find_teachers()
+    batch = data.train_blocks()[np.array([(0, 0), (1, 3), (0, 2)])]
+    logp, _ = said_by(project[1], batch["input_ids"])
+    torch.testing.assert_close(batch["teacher_logp"].view(torch.float16).double(), logp, rtol=2e-3, atol=0)
+    info = Path("others/train_teacher.json")
+    info.write_text(info.read_text().replace("2.0", "3.0"))
+    with pytest.raises(UserError, match="different teachers"):
+        data.find_teachers()
 
 
 @pytest.mark.parametrize(
