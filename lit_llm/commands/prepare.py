@@ -1,12 +1,15 @@
-"""`python -m lit_llm prepare`: tokenise text into shards."""
+"""`python -m lit_llm prepare`: tokenise text into shards, and let a teacher read them."""
 
 from __future__ import annotations
+
+import argparse
 
 from lit_llm.commands.launch import launch
 from lit_llm.commands.new_output import log_beside, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
+from lit_llm.core.number_domain import above, whole
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.token_parts import PARTS
@@ -21,24 +24,46 @@ def main(words: list[str]) -> int:
     flags = OwnFlags("prepare")
     text = "Conversations: short for --data ChatFiles --data.chat_template (docs/chat.md)."
     flags.add_argument("--chat_template", help=text)
+    text = "Run of a teacher: write its likeliest next tokens beside the shards, new ones or those of --data TokenShards."
+    flags.add_argument("--teacher", metavar="RUN", help=text)
+    flags.add_argument("--top_k", range=whole(1, 2**20), default=64, metavar="K", help="Of the teacher: ids for each position.")
+    flags.add_argument("--temperature", range=above(0, 100), default=1.0, metavar="T", help="Of the teacher's probabilities.")
+    flags.add_argument("--device", default="cpu", help="Of the teacher: cpu, cuda, …")
     own, rest = flags.split(words)
+    if own.teacher is not None:
+        own.teacher = expanded(own.teacher, key="teacher", flag="--teacher")
+    elif (own.top_k, own.temperature, own.device) != (64, 1, "cpu"):
+        raise UserError("--top_k, --temperature and --device are about a teacher: name its run (--teacher RUN)")
     if own.chat_template is not None:
         rest = ["--data", "ChatFiles", f"--data.chat_template={own.chat_template}", *rest]
-    return launch("prepare", rest, _run, own=flags)
+    try:
+        return launch("prepare", rest, lambda arguments: _run(arguments, own), own=flags)
+    except UserError as error:
+        raise error if own.teacher is None else UserError(str(error).replace("--init_from", "--teacher")) from None
 
 
-def _run(arguments: Arguments) -> int:
+def _run(arguments: Arguments, own: argparse.Namespace) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
-    from lit_llm.data import TextDataModule
+    from lit_llm.data import TextDataModule, TokenShards
+    from lit_llm.training.teacher import teacher_problems, write_teacher
 
-    built = build(read_recipe("prepare", arguments))
+    built = build(read_recipe("prepare", arguments, weights=own.teacher))
+    data, teacher = built.datamodule, built.run.initial
+    how = {"top_k": own.top_k, "temperature": own.temperature, "device": own.device}
+    if teacher is not None and isinstance(data, TokenShards):
+        if built.config.out is not None:
+            raise UserError("a teacher is written beside the shards: leave out --out")
+        print(write_teacher(data, teacher, **how, replace=built.config.replace))
+        print("train on it: python -m lit_llm fit --config RECIPE --objective Distillation, with the same flags --data")
+        return 0
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
-    data = built.datamodule
     if not isinstance(data, TextDataModule):
         raise UserError(f"{type(data).__name__} has no text to tokenise: use --data TextFiles, ChatFiles or PythonStdlib")
     out = expanded(built.config.out, key="out", flag="--out")
+    if teacher is not None:
+        refuse(teacher_problems(teacher, data, data.source_tokenizer, own.top_k, own.device))
     read, above = data.source_files(), data.source_folders()
     with new_folder(out, replace=built.config.replace, sources=read, above=above, resumable=PARTS) as partial:
         data.raise_problems()
@@ -59,7 +84,11 @@ def _run(arguments: Arguments) -> int:
         print(f"skipped: {summary.skipped:,} documents without {'messages' if summary.masked else 'text'}")
     print(f"documents: {'as the chat template writes them' if summary.masked else _ids(manifest)}")
     chats = f"{'dpo' if manifest.pairs else 'sft'} --init_from RUN"
+    if teacher is not None:
+        settings = {name: getattr(data, name) for name in ("block_size", "packing", "micro_batch_size")}
+        print(write_teacher(TokenShards(path=str(out), **settings), teacher, **how, replace=False))
     recipe = chats if summary.masked else "RECIPE --data TokenShards"
+    recipe += "" if teacher is None else " --objective Distillation"
     print(f"train on it: python -m lit_llm fit --config {recipe} --data.path {out}")
     return 0
 

@@ -47,7 +47,7 @@ def _objective_problems(run: Run, made: Objects) -> list[str]:
     if objective is None:
         return []
     name, found = type(objective).__name__, objective.problems(made.parts)
-    if objective.uses_pairs and made.architecture is not None:
+    if objective.needs_gpt and made.architecture is not None:
         found.append(
             f"objective {name} trains lit_llm's GPT only, not {made.architecture.class_path} (--objective CrossEntropy)"
         )
@@ -171,7 +171,8 @@ def initial_problems(run: Run, made: Objects) -> list[str]:
     initial = run.initial
     if initial is None:
         return []
-    found = [] if made.model is None else initial.model_problems(made.model, made.architecture)
+    of_teacher = run.recipe.command == "prepare"  # which another model learns from
+    found = [] if made.model is None or of_teacher else initial.model_problems(made.model, made.architecture)
     damage = initial.damage(ranks=made.ranks)
     return [*found, damage] if damage else [*found, *_average_problems(run, made, initial.saved)]
 

@@ -57,8 +57,7 @@ def print_help(command: Command, group: str | None, program: str, own: Flags) ->
 def _overview(command: Command, program: str, own: Flags) -> Iterator[str]:
     yield f"usage: {program} {_USAGE.get(command, '--config RECIPE [--config OVERLAY ...] [--KEY VALUE ...]')}"
     yield ""
-    yield "Every key can be set in a recipe (YAML) or by a flag. Later files and flags override earlier ones."
-    yield "Environment variables do not override settings."
+    yield "Set every key in a recipe (YAML) or by a flag; later ones win. Environment variables do not override settings."
     yield f"python -m lit_llm {command} --help GROUP explains one group in full, --help GROUP.CLASS one of its classes."
     yield f"python -m lit_llm {command} --config RECIPE --print_config prints every setting of a recipe."
     yield ""

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 import lit_llm.data
 import lit_llm.optim
-import lit_llm.training.preference  # another objective than the default
+import lit_llm.training.distillation  # other objectives than the default
+import lit_llm.training.preference
 from lit_llm.config.groups import ARCHITECTURE, CALLBACKS, CLASSES, OFF, PLAIN, TRAINER, Command, options_of
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml, read_yaml

@@ -99,17 +99,20 @@ class Run:
         return bool(self.config.use_ema) and (self.fits or self.recipe.arguments.asks_for("use_ema") is not None)
 
 
-def read_recipe(command: Command, arguments: Arguments | list[str]) -> Recipe:
+def read_recipe(command: Command, arguments: Arguments | list[str], *, weights: Path | None = None) -> Recipe:
     """The parsed recipe. Its defaults of the model and the tokenizer are those of the weights that `init_from` names.
+
+    Args:
+        weights: for `prepare`: the teacher, whose block size and tokenizer are the defaults.
 
     Raises:
         UserError: As `parse`; or `init_from` is no path.
     """
     arguments = read(arguments) if isinstance(arguments, list) else arguments
-    named = arguments.value_of("init_from")
-    if command != "fit" or named in (None, "null"):
+    named = weights or (arguments.value_of("init_from") if command == "fit" else None)
+    if named in (None, "null"):
         return parse(command, arguments)
-    if not isinstance(named, str):
+    if not isinstance(named, str | Path):
         raise UserError(f"init_from is {named!r}, but must be the path of a run folder or checkpoint (--init_from)")
     try:
         initial = InitialWeights.find(Path(named))

@@ -6,6 +6,8 @@ A batch is a dict of tensors:
   nothing to predict, or the data say that the token is no target.
 - ``documents``: (B, T) int32, if the model needs them: a number for each document of a row. They never decrease along a row.
 - ``pairs``: (B, P) int64, of data of preferences only (``PairBlocks``).
+- ``teacher_ids`` (B, T, k) int32 and ``teacher_logp`` (B, T, k) int16, if an objective asks for a teacher: what it gives in the
+  place of each target (``lit_llm.data.teacher``). The bits of float16: precisions that convert batches would round numbers.
 
 A sampler yields the block numbers of a whole micro-batch, and the dataset reads it at once (``DataLoader(batch_size=None)``).
 There are no per-sample Python objects and no collation.
@@ -25,6 +27,7 @@ from torch.utils.data import Dataset
 from lit_llm.core.errors import UserError
 from lit_llm.data.document_ends import Documents
 from lit_llm.data.pack_plan import PackPlan
+from lit_llm.data.teacher import Teacher
 from lit_llm.data.token_stream import TokenStream
 
 IGNORE = -100
@@ -41,6 +44,10 @@ class Rows(NamedTuple):
     """(B, T) int32."""
     pairs: np.ndarray | None = None
     """(B, P) int64."""
+    teacher_ids: np.ndarray | None = None
+    """(B, T, k) int32."""
+    teacher_logp: np.ndarray | None = None
+    """(B, T, k) int16."""
 
     def batch(self) -> dict[str, Tensor]:
         return {name: torch.from_numpy(array) for name, array in self._asdict().items() if array is not None}
@@ -62,22 +69,57 @@ class Blocks(Dataset, ABC):
 
 
 class StreamBlocks(Blocks):
-    """Blocks of one stream.
+    """Blocks of one stream. What its pieces leave of a block is padding: it has no targets, and is a document of its own.
 
     Args:
         documents: where the stream's documents are, if batches have ``documents``.
     """
 
     _random: bool  # whether blocks are read in random order
+    teacher: Teacher | None = None  # of the stream, if batches have what it gives
 
     def __init__(self, stream: TokenStream, *, block_size: int, vocab_size: int, documents: Documents | None = None) -> None:
         self.stream, self.block_size, self.vocab_size, self.documents = stream, block_size, vocab_size, documents
+
+    @abstractmethod
+    def pieces(self, block: int) -> list[tuple[int, int]]:
+        """The pieces of a block in order: the position of the first input in the stream, and the number of pairs."""
+
+    def rows(self, blocks: np.ndarray) -> Rows:
+        rows = self._padding(len(blocks))
+        starts: list[list[int]] = []  # of the pieces of each row
+        for row, block in enumerate(blocks.tolist()):
+            at, pieces = 0, self.pieces(block)
+            for number, (start, pairs) in enumerate(pieces):
+                place = row, slice(at, at + pairs)
+                self._read_pairs(start, rows.input_ids[place], rows.targets[place])
+                if rows.documents is not None:
+                    rows.documents[place] = self._numbers(number, start, rows.targets[place])
+                if self.teacher is not None and rows.teacher_ids is not None and rows.teacher_logp is not None:
+                    given = self.teacher.read(start, pairs)
+                    rows.teacher_ids[place], rows.teacher_logp[place] = given["ids"], given["logp"].view(np.int16)
+                at += pairs
+            if rows.documents is not None:
+                rows.documents[row, at:] = self.block_size
+            starts.append([start for start, _ in pieces])
+        return self._completed(rows, starts)
+
+    def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray | int:
+        """The documents of the piece ``number`` of a row, whose first input is ``start``."""
+        return number
+
+    def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
+        return rows
 
     def _padding(self, rows: int) -> Rows:
         """Rows without targets. Any valid id serves as input: attention is causal."""
         shape = rows, self.block_size
         documents = None if self.documents is None else np.zeros(shape, dtype=np.int32)
-        return Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64), documents)
+        padding = Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64), documents)
+        if self.teacher is None:
+            return padding
+        given = *shape, self.teacher.info.top_k
+        return padding._replace(teacher_ids=np.zeros(given, np.int32), teacher_logp=np.zeros(given, np.int16))
 
     def _read_pairs(self, start: int, input_ids: np.ndarray, targets: np.ndarray) -> None:
         """Fill ``input_ids`` (n,) with the tokens from ``start`` on, and ``targets`` (n,) with those that follow each.
@@ -96,19 +138,14 @@ class StreamBlocks(Blocks):
 class _Consecutive(StreamBlocks):
     """Block i starts at token i * T, whatever the documents, so consecutive blocks share one token."""
 
-    def rows(self, blocks: np.ndarray) -> Rows:
-        rows = self._padding(len(blocks))
-        for row, block in enumerate(blocks.tolist()):
-            start = block * self.block_size
-            pairs = min(self.block_size, len(self.stream) - 1 - start)
-            pairs = max(pairs, 0)  # a single last token is the target of the previous block
-            if pairs:
-                self._read_pairs(start, rows.input_ids[row, :pairs], rows.targets[row, :pairs])
-            if rows.documents is not None:
-                assert self.documents is not None
-                rows.documents[row, :pairs] = self.documents.numbers(start, pairs)
-                rows.documents[row, pairs:] = self.block_size  # padding is a document of its own
-        return rows
+    def pieces(self, block: int) -> list[tuple[int, int]]:
+        start = block * self.block_size
+        pairs = min(self.block_size, len(self.stream) - 1 - start)  # a single last token is the target of the previous block
+        return [(start, pairs)] if pairs > 0 else []
+
+    def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray:
+        assert self.documents is not None
+        return self.documents.numbers(start, len(targets))
 
 
 class TrainBlocks(_Consecutive):
@@ -133,7 +170,7 @@ class HeldOutBlocks(_Consecutive):
 
 
 class PackedBlocks(StreamBlocks):
-    """The blocks of a plan. What documents leave of a block is padding: it has no targets, and is a document of its own.
+    """The blocks of a plan.
 
     Args:
         plan: made for this stream and block size.
@@ -150,30 +187,11 @@ class PackedBlocks(StreamBlocks):
     def __len__(self) -> int:
         return len(self.plan)
 
-    def rows(self, blocks: np.ndarray) -> Rows:
-        rows = self._padding(len(blocks))
-        starts: list[list[int]] = []  # of the pieces of each row
-        for row, block in enumerate(blocks.tolist()):
-            at, pieces = 0, self.plan.block(block).tolist() if block < len(self.plan) else []  # held-out ones end in padding
-            for number, (start, pairs) in enumerate(pieces):
-                if start + pairs >= len(self.stream):
-                    raise UserError(f"{self.plan.path} is damaged: delete it, and the next run makes it again.")
-                place = row, slice(at, at + pairs)
-                self._read_pairs(start, rows.input_ids[place], rows.targets[place])
-                if rows.documents is not None:
-                    rows.documents[place] = self._numbers(number, start, rows.targets[place])
-                at += pairs
-            if rows.documents is not None:
-                rows.documents[row, at:] = self.block_size
-            starts.append([start for start, _ in pieces])
-        return self._completed(rows, starts)
-
-    def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray | int:
-        """The documents of the piece ``number`` of a row, whose first input is ``start``."""
-        return number
-
-    def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
-        return rows
+    def pieces(self, block: int) -> list[tuple[int, int]]:
+        pieces = self.plan.block(block).tolist() if block < len(self.plan) else []  # held-out ones end in padding
+        if any(start + pairs >= len(self.stream) for start, pairs in pieces):
+            raise UserError(f"{self.plan.path} is damaged: delete it, and the next run makes it again.")
+        return pieces
 
 
 class PairBlocks(PackedBlocks):

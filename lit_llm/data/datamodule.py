@@ -25,12 +25,13 @@ from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import GlobalOrder, HeldOutOrder, ResumableLoader
-from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, PairBlocks, TrainBlocks
+from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, PairBlocks, StreamBlocks, TrainBlocks
 from lit_llm.data.corpus import Corpus, OpenedCorpus, describe_files
 from lit_llm.data.document_ends import Documents
 from lit_llm.data.order import sample_index
 from lit_llm.data.pack_plan import PackPlan, open_plan
 from lit_llm.data.run_length import set_accumulation, set_end
+from lit_llm.data.teacher import Teacher, TeacherInfo
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatForm
 from lit_llm.tokenizers import Tokenizer
@@ -81,6 +82,7 @@ class TokenDataModule(LightningDataModule, ABC):
             self.every_target_counts = False  # blocks have padding
         # Whether batches have the numbers of documents, if the shards know where documents end. The model asks for it.
         self.gives_documents = False
+        self.teachers: dict[str, Teacher] = {}  # of the training streams, by name, if `find_teachers` was called
         self._plans: dict[str, PackPlan] = {}  # of the training streams, by name
         self._plans_shared = False  # whether all ranks know that the plans are there
         self.ramp: BatchRamp | None = None  # set by `find_ramp`
@@ -239,6 +241,22 @@ class TokenDataModule(LightningDataModule, ABC):
             for name in (streams if self.pairs else self._train_streams())
         }
 
+    def find_teachers(self) -> TeacherInfo:
+        """Let training batches have what a teacher gives.
+
+        Raises:
+            UserError: as `Teacher`; or the sources of a mixture have different ones.
+        """
+        of_blocks = {"vocab_size": self.vocab_size, "block_size": self._block_size, "packing": self.packing}
+        hashes = self._open_data.hashes
+        self.teachers = {
+            name: Teacher(self.corpus.streams[name], of_blocks | {"tokens": hashes[name]}) for name in self._train_streams()
+        }
+        infos = [each.info for each in self.teachers.values()]
+        if len({info.name for info in infos}) > 1:
+            raise UserError("The sources have different teachers: prepare all with one, and equal --top_k and --temperature.")
+        return infos[0]
+
     def raise_problems(self) -> None:
         """Raise a ``UserError`` with all ``problems``, if there are any."""
         refuse(self.problems(self._data_parallel()[1]))
@@ -363,7 +381,7 @@ class TokenDataModule(LightningDataModule, ABC):
     # ---- Loaders ------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> DataLoader:
-        blocks = self._train_blocks()
+        blocks = self.train_blocks()
         rank, world_size = self._data_parallel()
         if self.trainer is not None:
             set_micro_batches_made(self.trainer, self.micro_batches_before(self.trainer.global_step))
@@ -505,6 +523,7 @@ class TokenDataModule(LightningDataModule, ABC):
             "block_size": self._block_size,
             "seed": self.seed,
             "packing": self.packing,
+            **{"teacher": teacher.info.name for teacher in self.teachers.values()},  # of all sources the same
         }
         return identity if self._opened is None else identity | self._data_identity()
 
@@ -517,7 +536,7 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def epoch_samples(self) -> int:
         """Samples of one pass over the training data."""
-        return len(self._train_blocks())
+        return len(self.train_blocks())
 
     def epochs_by_source(self, steps: int) -> dict[str, float]:
         """Passes over each source that a run of `steps` steps reads. Data without sources have one, without a name."""
@@ -546,7 +565,8 @@ class TokenDataModule(LightningDataModule, ABC):
 
     # ---- Blocks and their order ---------------------------------------------------------------------------------
 
-    def _train_blocks(self) -> Blocks:
+    def train_blocks(self) -> Blocks:
+        """The blocks of training, in the order of the text."""
         return self._train_blocks_of("train")
 
     def _held_out_blocks(self, split: str) -> Blocks:
@@ -564,9 +584,13 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _train_blocks_of(self, name: str) -> Blocks:
         """The blocks of the training stream of that name in ``corpus.streams``."""
-        if self.packing == "concatenate":
-            return TrainBlocks(self.corpus.streams[name], **self._block_settings(name))
-        return self._blocks_of_plan(name)
+        blocks: StreamBlocks = (
+            self._blocks_of_plan(name)
+            if self.packing == "best_fit"
+            else TrainBlocks(self.corpus.streams[name], **self._block_settings(name))
+        )
+        blocks.teacher = self.teachers.get(name)
+        return blocks
 
     def _blocks_of_plan(self, name: str) -> PackedBlocks:
         stream, settings = self.corpus.streams[name], self._block_settings(name)
@@ -596,7 +620,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def locate(self, g: np.ndarray) -> np.ndarray:
         """The addresses of the blocks that the global samples (n,) read: (n,), or (n, k) if an address has k numbers."""
-        return sample_index(g, samples=len(self._train_blocks()), seed=self.seed)
+        return sample_index(g, samples=len(self.train_blocks()), seed=self.seed)
 
 
 def chat_forms(streams: Iterable[TokenStream]) -> dict[ChatForm, Path]:

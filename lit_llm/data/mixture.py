@@ -196,7 +196,7 @@ class Mixture(ShardDataModule):
     def _train_streams(self) -> list[str]:
         return [f"{name}/train" for name in self._streams_of("train") if self._is_trained(name)]
 
-    def _train_blocks(self) -> Blocks:
+    def train_blocks(self) -> Blocks:
         names = list(self.sources)
         return MixtureBlocks({names.index(key.rpartition("/")[0]): self._train_blocks_of(key) for key in self._train_streams()})
 

@@ -119,7 +119,7 @@ class TokenStream:
             raise IndexError(f"tokens [{start}, {start + length}) of a stream of {len(self)}")
         if length == 0:
             return np.empty(0, dtype=np.uint16)
-        parts = [self._read(*place, random) for place in self._places(start, length)]
+        parts = [self._read(*place, random) for place in self.places(start, length)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def read_mask(self, start: int, length: int, *, random: bool = False) -> np.ndarray | None:
@@ -130,11 +130,11 @@ class TokenStream:
         """
         if not self.masked:
             return None
-        places = self._places(start, length)
+        places = self.places(start, length)
         parts = [self._files.read(self.layouts[shard].mask_path, first, count, random=random) for shard, first, count in places]
         return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
-    def _places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
+    def places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
         """The shards that have the tokens [start, start + length): number, the first token in it, and how many."""
         shard = bisect_right(self.starts, start) - 1
         while length:

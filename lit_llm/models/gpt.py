@@ -299,13 +299,15 @@ class GPT(nn.Module):
         return -length % ((1 if shard is None else shard.multiple) * self._norm_ranks)
 
     def own_positions(self, values: Tensor, fill: int) -> Tensor:
-        """Of (B, T) for whole sequences, those of the positions whose targets this rank has. Ranks may share a sequence.
+        """Of (B, T, …) for whole sequences, those of the positions whose targets this rank has. Ranks may share a sequence.
 
         Args:
             fill: the value of positions that are added, so that ranks have equal parts.
         """
-        shard = self.sequence_shard
-        return values if shard is None else shard.take(F.pad(values, (0, self._padding(values.size(1), shard)), value=fill))
+        if (shard := self.sequence_shard) is None:
+            return values
+        further = (0, 0) * (values.dim() - 2)
+        return shard.take(F.pad(values, (*further, 0, self._padding(values.size(1), shard)), value=fill))
 
     @property
     def _norm_ranks(self) -> int:

@@ -32,17 +32,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lit_llm.core.errors import UserError
-from lit_llm.core.memory import SOFTMAX_NUMEL
 from lit_llm.core.number_domain import STEPS, at_least, range_problems, whole
+from lit_llm.models.chunked_loss import (
+    CrossEntropyRows,
+    RowNLL,
+    VocabularyShards,
+    check,
+    checked_rows,
+    chunked_loss,
+    real_columns,
+)
+from lit_llm.models.distillation_loss import DistillationRows, TeacherLogits
 from lit_llm.models.router import RouterSums
 
 CHUNK_SIZE = 1024
@@ -105,20 +113,6 @@ def with_routers(sums: LossSums, routers: Sequence[RouterSums]) -> LossSums:
     of_all = RouterSums(*map(torch.stack, zip(*routers, strict=True)))
     loss = sums.loss + of_all.loss.sum().to(sums.loss.dtype)
     return sums._replace(loss=loss, router=of_all._replace(loss=of_all.loss.detach()))
-
-
-class VocabularyShards(NamedTuple):
-    """States that ``weight`` is this rank's shard of the output matrix: V consecutive rows, equally many on every rank.
-
-    Every rank of the group must call with the same ``hidden``, ``targets`` and settings. The caller must sum the gradient of
-    ``hidden`` over the group: each rank's is the *partial sum* through its own columns. The gradient of ``weight`` is complete
-    for this rank's rows. All tensors are plain ones, not DTensors.
-    """
-
-    group: dist.ProcessGroup
-    """The ranks that hold the shards of one output matrix."""
-    first_row: int
-    """Row of the whole (padded) output matrix that is row 0 of this rank's ``weight``: a multiple of V."""
 
 
 def logits(
@@ -187,7 +181,7 @@ def cross_entropy(
             chunk_size=max(1, targets.numel()),
             shards=shards,
         )
-    _check(hidden, weight, targets, vocab_size, shards)
+    check(hidden, weight, targets, vocab_size, shards)
     z = logits(hidden.reshape(-1, hidden.shape[-1]), weight, vocab_size=vocab_size, softcap=softcap)  # (N, vocab_size)
     return cross_entropy_of_logits(z, targets, ignore_index=ignore_index, z_loss=z_loss, by_row=by_row)
 
@@ -239,6 +233,7 @@ def chunked_cross_entropy(
     by_row: bool = False,
     chunk_size: int = CHUNK_SIZE,
     shards: VocabularyShards | None = None,
+    teacher: TeacherLogits | None = None,
 ) -> LossSums:
     """`cross_entropy` in chunks of ``chunk_size`` rows: memory of O(C·V) instead of O(N·V), plus the two gradients.
 
@@ -247,19 +242,18 @@ def chunked_cross_entropy(
     RuntimeError. Gradients that are not needed (``no_grad``, frozen weight) are not computed. The gradient of ``weight`` is
     summed over chunks in float32 (float64 for float64 inputs), regardless of the autocast dtype.
 
-    Arguments, result and errors are those of `cross_entropy`.
+    With ``teacher`` the loss is that of `lit_llm.models.distillation_loss`, without z-loss, and `means` has its KL. Other
+    arguments, result and errors are those of `cross_entropy`.
     """
     if chunk_size < 1:
         raise UserError(f"chunk_size is {chunk_size}, but must be at least 1 (--loss.chunk_size).")
-    shape = targets.shape
-    rows = _rows(hidden, weight, targets, vocab_size, ignore_index, shards)
-    settings = _Settings(_columns(weight, vocab_size, shards), softcap, z_loss, chunk_size, shards)
-    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        loss, nll, each = _ChunkedCrossEntropy.apply(*rows, settings)
-    else:
-        loss, nll, each, _, _ = _forward(*rows, settings, need_hidden=False, need_weight=False)
-    counted = rows[-1]
-    return LossSums(loss, nll, counted.sum(), *(_by_row(each, counted, shape) if by_row else ()))
+    rows = checked_rows(hidden, weight, targets, vocab_size, ignore_index, shards)
+    columns, counted, given = real_columns(weight, vocab_size, shards), rows[-1], None
+    if teacher is not None:
+        given = DistillationRows(teacher, vocab_size, columns, softcap, shards)
+    loss, nll, each = chunked_loss(*rows, given or CrossEntropyRows(columns, softcap, z_loss, shards), chunk_size)
+    sums = LossSums(loss, nll, counted.sum(), *(_by_row(each, counted, targets.shape) if by_row else ()))
+    return sums if given is None else sums._replace(means=given.means(counted))
 
 
 def token_nll(
@@ -279,239 +273,7 @@ def token_nll(
     them again, ``chunk_size`` rows at a time (None: all): it costs one product more than `chunked_cross_entropy`, and as much
     memory. Arguments and errors are those of `cross_entropy`.
     """
-    rows = _rows(hidden, weight, targets, vocab_size, ignore_index, shards)
-    chunk_size = max(1, targets.numel()) if chunk_size is None else chunk_size
-    settings = _Settings(_columns(weight, vocab_size, shards), softcap, 0.0, chunk_size, shards)
-    each: Tensor = _TokenNLL.apply(*rows, settings)
+    rows = checked_rows(hidden, weight, targets, vocab_size, ignore_index, shards)
+    row_loss = CrossEntropyRows(real_columns(weight, vocab_size, shards), softcap, shards=shards)
+    each: Tensor = RowNLL.apply(*rows, row_loss, max(1, targets.numel()) if chunk_size is None else chunk_size)
     return each.view(targets.shape)
-
-
-def _rows(
-    hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, ignore_index: int, shards: VocabularyShards | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Checked: hidden (N, d), weight, targets (N,) and which of them count (N,) bool."""
-    _check(hidden, weight, targets, vocab_size, shards)
-    targets = targets.reshape(-1)
-    counted = targets != ignore_index
-    # Ignored rows stay in the products, with id 0: dropping them would need their positions on the host.
-    targets = torch.where(counted, targets, 0)
-    _check_range(targets, vocab_size)
-    return hidden.reshape(-1, hidden.shape[-1]), weight, targets, counted
-
-
-def _columns(weight: Tensor, vocab_size: int, shards: VocabularyShards | None) -> int:
-    return vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
-
-
-def _check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shards: VocabularyShards | None) -> None:
-    for name, tensor in (("hidden", hidden), ("weight", weight), ("targets", targets)):
-        # Detects a DTensor without importing its class, which takes 0.7 s.
-        assert not hasattr(tensor, "to_local"), f"{name} is a DTensor; the loss takes plain local tensors, and `shards`"
-    assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
-    rows, ranks = weight.shape[0], 1 if shards is None else shards.group.size()
-    assert 0 < vocab_size <= rows * ranks, (vocab_size, weight.shape, ranks)
-    assert shards is None or shards.first_row in range(0, rows * ranks, rows), (shards, weight.shape, ranks)
-
-
-def _check_range(targets: Tensor, vocab_size: int) -> None:
-    """Check all targets on every rank, so that all ranks raise."""
-    if targets.device.type == "cpu":
-        wrong = targets[(targets < 0) | (targets >= vocab_size)]
-        if len(wrong):
-            raise IndexError(f"Target {wrong[0]} is out of bounds: the vocabulary has {vocab_size} tokens.")
-    else:  # gather from an expanded 1-element tensor: a bounds check on the device, without a synchronisation
-        targets.new_zeros(1).expand(vocab_size).gather(0, targets)
-
-
-class _Settings(NamedTuple):
-    columns: int
-    """Leading columns of h Wᵀ that are not padding; may be 0 with `shards`."""
-    softcap: float | None
-    z_loss: float
-    chunk_size: int
-    shards: VocabularyShards | None
-
-
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, settings: _Settings
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        need_hidden, need_weight, *_ = ctx.needs_input_grad
-        loss, nll, each, *ctx.gradients = _forward(
-            hidden, weight, targets, counted, settings, need_hidden=need_hidden, need_weight=need_weight
-        )
-        ctx.dtypes = _gradient_dtypes(hidden, weight)
-        ctx.mark_non_differentiable(nll, each)
-        return loss, nll, each
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        if ctx.gradients is None:
-            raise RuntimeError("chunked_cross_entropy can be differentiated only once: the first backward frees its gradients.")
-        # Scaled in place and released, so that the (V, d) gradient exists once and becomes weight.grad without a copy.
-        gradients, ctx.gradients = ctx.gradients, None
-        grad_hidden, grad_weight = (
-            None if g is None else g.mul_(grad_loss).to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)
-        )
-        return grad_hidden, grad_weight, None, None, None
-
-
-class _TokenNLL(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, settings: _Settings) -> Tensor:
-        ctx.save_for_backward(hidden, weight, targets, counted)
-        ctx.settings, ctx.dtypes = settings, _gradient_dtypes(hidden, weight)
-        device = hidden.device.type  # autocast is off in the backward pass
-        ctx.autocast = {"enabled": torch.is_autocast_enabled(device), "dtype": torch.get_autocast_dtype(device)}
-        return _forward(hidden, weight, targets, counted, settings, need_hidden=False, need_weight=False)[2]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, counted = ctx.saved_tensors
-        need_hidden, need_weight, *_ = ctx.needs_input_grad
-        with torch.autocast(hidden.device.type, **ctx.autocast):
-            *_, grad_hidden, grad_weight = _forward(
-                hidden, weight, targets, grad * counted, ctx.settings, need_hidden=need_hidden, need_weight=need_weight
-            )
-        gradients = zip((grad_hidden, grad_weight), ctx.dtypes, strict=True)
-        return *(None if g is None else g.to(dtype) for g, dtype in gradients), None, None, None
-
-
-def _gradient_dtypes(hidden: Tensor, weight: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """FSDP2 may give a narrow weight whose gradients are summed in fp32: then this one is not rounded either."""
-    return hidden.dtype, (weight.is_leaf and weight.grad_dtype) or weight.dtype
-
-
-def _forward(
-    hidden: Tensor,  # (N, d)
-    weight: Tensor,  # (V, d)
-    targets: Tensor,  # (N,) int64 in [0, vocab_size), also in ignored rows
-    counted: Tensor,  # (N,) bool, or the weight of each row
-    settings: _Settings,
-    *,
-    need_hidden: bool,
-    need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Sums of loss and NLL, the NLL of each row (N,), and the gradients of the loss sum.
-
-    The gradients are (N, d) in the compute dtype and (V, d) in the sum dtype.
-
-    With shards the sums cover the whole vocabulary, the gradients only this rank's columns.
-    """
-    device = hidden.device
-    if torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-    dtype, sum_dtype = weight.dtype, torch.promote_types(weight.dtype, torch.float32)
-    rows, padded_size = hidden.shape[0], weight.shape[0]
-    nll = torch.empty(rows, 1, dtype=sum_dtype, device=device)
-    log_z = torch.empty_like(nll)
-    grad_hidden = torch.empty_like(hidden) if need_hidden else None
-    grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if need_weight else None
-
-    # All chunks share buffers: new memory for each chunk costs page faults, a third of the time on a CPU. Matrix products
-    # are faster with many rows at once. The softmax is not, and needs twice the bytes, so it runs in smaller blocks.
-    product_block = torch.empty(min(chunk_size := settings.chunk_size, rows), padded_size, dtype=dtype, device=device)
-    softmax_rows = max(1, SOFTMAX_NUMEL // padded_size)
-    scratch = product_block.new_empty(2, min(softmax_rows, chunk_size, rows), padded_size, dtype=sum_dtype)
-    term = torch.empty_like(weight) if need_weight and dtype != sum_dtype else None
-
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        for start in range(0, rows, chunk_size):
-            chunk = slice(start, min(start + chunk_size, rows))
-            h = hidden[chunk]  # (C, d)
-            product = torch.mm(h, weight.T, out=product_block[: h.shape[0]])  # (C, V)
-            for first in range(chunk.start, chunk.stop, softmax_rows):
-                block = slice(first, min(first + softmax_rows, chunk.stop))
-                nll[block], log_z[block] = _softmax_to_gradient(
-                    product[block.start - start : block.stop - start],
-                    targets[block, None],
-                    scratch[:, : block.stop - block.start],
-                    settings,
-                    need_gradient=need_hidden or need_weight,
-                )
-            # Ignored rows are zeroed on the (C, d) side of each product, which is smaller than (C, V).
-            keep = counted[chunk, None]  # (C, 1)
-            if grad_hidden is not None:
-                torch.mm(product, weight, out=grad_hidden[chunk]).mul_(keep)
-            if grad_weight is not None and term is None:
-                grad_weight.addmm_(product.T, (h * keep).to(h.dtype))
-            elif grad_weight is not None:
-                grad_weight += torch.mm(product.T, (h * keep).to(h.dtype), out=term)
-
-    each = nll[:, 0].mul_(counted)
-    nll_sum = each.sum()
-    z_loss_sum = settings.z_loss * (log_z[:, 0].square() * counted).sum() if settings.z_loss else 0.0
-    return nll_sum + z_loss_sum, nll_sum, each, grad_hidden, grad_weight
-
-
-def _softmax_to_gradient(
-    product: Tensor,  # (R, V) rows of h Wᵀ; overwritten by the gradient of the loss with respect to them
-    target: Tensor,  # (R, 1)
-    scratch: Tensor,  # (2, R, V) in the sum dtype
-    settings: _Settings,
-    *,
-    need_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    """NLL and logsumexp of each row, (R, 1), as if every row counted."""
-    columns, softcap, z_loss, _, shards = settings
-    z, p = scratch
-    if z.dtype == product.dtype:
-        z = product
-    else:
-        z.copy_(product)
-    if softcap is not None:
-        z.div_(softcap).tanh_().mul_(softcap)
-    z[:, columns:] = -torch.inf
-    if shards is None:
-        torch.log_softmax(z, dim=-1, out=p)
-        z_target, log_p_target = z.gather(1, target), p.gather(1, target)  # (R, 1)
-        log_z = z_target - log_p_target
-        if need_gradient:
-            p.exp_()
-    else:
-        target = target - shards.first_row
-        here = (target >= 0) & (target < columns)  # (R, 1) bool
-        target = torch.where(here, target, 0)
-        z_target, log_p_target, log_z = _sharded_softmax(z, torch.where(here, z.gather(1, target), 0), p, shards.group)
-    if need_gradient:
-        # d loss / d z = (1 + 2·z_loss·logsumexp)·softmax(z) − onehot; for the raw product, times 1 − (z/softcap)².
-        # expm1 computes the target's entry: softmax minus 1 would cancel if the model is confident.
-        grad, grad_target = p, torch.expm1(log_p_target)
-        if z_loss:
-            grad_target += 2 * z_loss * log_z * log_p_target.exp()
-            grad.mul_(1 + 2 * z_loss * log_z)
-        if softcap is not None:
-            grad_target *= 1 - (z_target / softcap).square()
-            grad.addcmul_(grad, z.square_(), value=-1 / softcap**2)
-        if shards is not None:
-            grad_target = torch.where(here, grad_target, grad.gather(1, target))
-        grad.scatter_(1, target, grad_target)
-        product.copy_(grad)
-        product[:, columns:] = 0
-    return -log_p_target, log_z
-
-
-def _sharded_softmax(
-    z: Tensor,  # (R, V) logits of this rank's columns, -inf where padding
-    z_target: Tensor,  # (R, 1) the target's logit on the rank with its column, else 0
-    p: Tensor,  # (R, V) overwritten by this rank's columns of the softmax over all ranks' columns
-    group: dist.ProcessGroup,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The target's logit, its log-probability, and the logsumexp of each row, (R, 1): the same on every rank."""
-    # In a shard of padding only, the largest logit is -inf, and -inf − -inf is NaN. The clamp avoids that.
-    top = z.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
-    torch.sub(z, top, out=p).exp_()
-    mine = torch.stack((top, p.sum(dim=-1, keepdim=True), z_target))  # (3, R, 1)
-    everyone = mine.new_empty(group.size(), *mine.shape)
-    dist.all_gather(list(everyone.unbind()), mine, group=group)
-    tops, sums, z_targets = everyone.unbind(1)  # (ranks, R, 1)
-    highest = tops.amax(dim=0)
-    total = (sums * torch.exp(tops - highest)).sum(dim=0)  # Σ exp(z − highest)
-    z_target, log_total = z_targets.sum(dim=0), total.log()
-    p.mul_(torch.exp(top - highest) / total)
-    # Subtract in this order: highest + log_total would round away the loss of a confident prediction.
-    return z_target, z_target - highest - log_total, highest + log_total

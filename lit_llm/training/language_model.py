@@ -35,7 +35,7 @@ from lit_llm.plan.weights import planned_model
 from lit_llm.training.accumulation import Accumulation, mean_of
 from lit_llm.training.data_vocabulary import with_vocabulary
 from lit_llm.training.evaluation import Evaluation, safe_exp, without_repeats
-from lit_llm.training.objective import CrossEntropy, Objective, check_pairs
+from lit_llm.training.objective import CrossEntropy, Objective
 from lit_llm.training.reference import Reference
 from lit_llm.training.saved_state import add_entries, check_entries, keep_configured_options
 from lit_llm.training.text_generation import TextGeneration
@@ -119,7 +119,7 @@ class LanguageModel(TextGeneration):
         if isinstance(self.data, TokenDataModule):
             self.data.gives_documents = self.config.mask_documents
             if self.data.is_open:
-                check_pairs(self.objective, self.data)
+                self.objective.use(self.data, stage)
 
     def configure_model(self) -> None:
         """Build the model when the data is known. Lightning may call this more than once.

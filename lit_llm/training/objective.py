@@ -28,6 +28,8 @@ class Objective(ABC):
     """Whether the loss is nats per token of the text, so that perplexity and bits per byte mean something."""
     uses_pairs: ClassVar[bool] = False
     """Whether it needs data of pairs (`lit_llm.data.blocks.PairBlocks`). Others need data without."""
+    needs_gpt: ClassVar[bool] = False
+    """Whether it cannot train a model of the user's."""
     uses_reference: bool = False
     """Whether batches have "reference", the log-probability of each document under the weights that training starts from."""
 
@@ -40,6 +42,24 @@ class Objective(ABC):
             model: of a pipeline the whole one. If ranks share sequences, the function gets `GPT.own_positions`.
         """
 
+    def use(self, data: Any, stage: str) -> None:
+        """Get to know the data, which are open, for "fit", "validate" or "test".
+
+        Raises:
+            UserError: data and objective do not fit.
+        """
+        name, pairs = type(self).__name__, bool(getattr(data, "pairs", False))
+        if self.uses_pairs and not pairs:
+            raise UserError(
+                f"objective {name} compares two answers, but the data are no pairs: prepare rows with prompt, chosen and "
+                "rejected (prepare --chat_template auto, then --data TokenShards --data.path DIR)."
+            )
+        if pairs and not self.uses_pairs:
+            raise UserError(
+                f"The data are pairs of a chosen and a rejected answer, and {name} would learn both: use --objective "
+                "Preference."
+            )
+
     def means(self, model: GPTConfig) -> tuple[str, ...]:
         """Names of the k rows of `LossSums.means`, such as loss_ahead, which is logged as train/loss_ahead."""
         return ()
@@ -47,24 +67,6 @@ class Objective(ABC):
     def problems(self, parts: Mapping[str, Any]) -> list[str]:
         """Why it cannot be used with the other groups of a recipe, one sentence each."""
         return []
-
-
-def check_pairs(objective: Objective, data: Any) -> None:
-    """Refuse pairs of answers for an objective that would learn the rejected ones, and others for one that compares two.
-
-    Raises:
-        UserError: data and objective do not fit.
-    """
-    name, pairs = type(objective).__name__, bool(getattr(data, "pairs", False))
-    if objective.uses_pairs and not pairs:
-        raise UserError(
-            f"objective {name} compares two answers, but the data are no pairs: prepare rows with prompt, chosen and rejected "
-            "(prepare --chat_template auto, then --data TokenShards --data.path DIR)."
-        )
-    if pairs and not objective.uses_pairs:
-        raise UserError(
-            f"The data are pairs of a chosen and a rejected answer, and {name} would learn both: use --objective Preference."
-        )
 
 
 class CrossEntropy(Objective):

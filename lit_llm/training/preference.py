@@ -54,7 +54,7 @@ class Preference(Objective):
     """
 
     of_tokens = False
-    uses_pairs = True
+    uses_pairs = needs_gpt = True
 
     def __init__(
         self,

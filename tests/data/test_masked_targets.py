@@ -72,7 +72,7 @@ def test_packed_documents_are_learned_where_their_mask_says_so(tmp_path):
     folder = folder_with_masks(tmp_path / "shards")
     data = TokenShards(path=str(folder), block_size=13, global_batch_size=1, packing="best_fit")
     data.setup("fit")
-    blocks = data._train_blocks()
+    blocks = data.train_blocks()
     rows = blocks.rows(np.arange(len(blocks)))
     learned = rows.targets != -100
     assert sorted(rows.targets[learned]) == sorted([20, 21, 256] * 5)

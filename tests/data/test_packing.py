@@ -87,7 +87,7 @@ def test_an_epoch_predicts_every_token_but_the_first_once_in_its_document(tmp_pa
     module = data(tmp_path)
     module.gives_documents = True
     module.setup("fit")
-    blocks = module._train_blocks()
+    blocks = module.train_blocks()
     rows = blocks.rows(np.arange(len(blocks)))
     tokens = [token for document in documents for token in document]
     assert Counter(rows.targets[rows.targets >= 0].tolist()) == Counter(tokens[1:])
@@ -112,7 +112,7 @@ def test_documents_that_begin_with_an_id_are_read_from_it(tmp_path):
     module = data(tmp_path, bos_id=1, eos_id=None)
     module.gives_documents = True
     module.setup("fit")
-    [ids], [targets], [numbers] = module._train_blocks().rows(np.array([0]))[:3]
+    [ids], [targets], [numbers] = module.train_blocks().rows(np.array([0]))[:3]
     assert ids.tolist() == [1, 4, 5, 1, 2, 1, 7, 0] and targets.tolist() == [4, 5, 6, 2, 3, 7, 8, -100]
     assert numbers.tolist() == [0, 0, 0, 1, 1, 2, 2, T]
 
@@ -202,7 +202,7 @@ def test_a_plan_for_other_data_or_blocks_and_missing_documents_are_refused(tmp_p
         with pytest.raises(UserError, match=message):
             module = data(tmp_path)
             module.setup("fit")
-            module._train_blocks().rows(np.arange(len(module._train_blocks())))
+            module.train_blocks().rows(np.arange(len(module.train_blocks())))
     path.write_bytes(made)
     with pytest.raises(UserError, match="is the plan of other shards, or of another tokenizer's: delete it"):
         data(tmp_path, eos_id=None).setup("fit")  # documents would be read from elsewhere

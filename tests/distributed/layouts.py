@@ -34,7 +34,9 @@ from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
 from lit_llm.tokenizers import Bytes
+from lit_llm.training.distillation import Distillation
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.objective import Objective
 from lit_llm.training.preference import Preference
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(600))
@@ -184,6 +186,7 @@ def train(
     val_fraction: float = 0.0225,
     validate: bool = True,
     pairs: dict[str, Any] | None = None,
+    taught: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
 
@@ -201,6 +204,7 @@ def train(
         val_fraction: of the text, for validation: 22 blocks, which four ranks cannot share evenly.
         validate: after the training.
         pairs: train on the folder `folder`/pairs with a Preference of these arguments.
+        taught: train on the folder `folder`/taught with a Distillation of these arguments.
         more: callbacks after the others.
     """
     seed_everything(1, verbose=False)
@@ -216,9 +220,14 @@ def train(
         rest = {"micro_batch_size": micro_batch_size, "global_batch_size": 8, "packing": "best_fit"}
         data = TokenShards(path=str(folder / "pairs"), **rest)  # type: ignore[assignment]
         packed = True
+    if taught is not None:
+        rest = {"micro_batch_size": micro_batch_size, "global_batch_size": 8}
+        data = TokenShards(path=str(folder / "taught"), **rest)  # type: ignore[assignment]
     size = {**SIZE, **MODELS[model]} if architecture is None else {"block_size": SIZE["block_size"]}
     config = GPTConfig(**{**size, "mask_documents": packed, **(settings or {})})
     data.block_size = 31 if packed and pairs is None else config.block_size
+    objective: Objective | None = None if pairs is None else Preference(**pairs)
+    objective = objective if taught is None else Distillation(**taught)
     module = LEAVES_OUT[ignoring](
         config,
         OPTIMIZERS[optimizer],
@@ -227,7 +236,7 @@ def train(
         architecture=None if architecture is None else Architecture(**architecture),
         lora=None if lora is None else LoRAConfig(**lora),
         init_from=None if init_from is None else folder / init_from,
-        objective=None if pairs is None else Preference(**pairs),
+        objective=objective,
     )
     guard = SpikeGuard()
     callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), guard, StepSeed(3)]
@@ -272,7 +281,7 @@ def train(
     if config.predict_ahead:
         result["train/loss_ahead"] = [row["train/loss_ahead"] for row in rows.values()]
     result["steps"], result["guard"] = list(rows), guard.state_dict()["losses"]
-    if pairs is not None:
+    if objective is not None:
         means = [f"train/{name}" for name in module.objective.means(config)]
         result["means"] = {name: [row[name] for row in rows.values()] for name in means}
     names = [f"{name}/loss" for name in data.source_names]

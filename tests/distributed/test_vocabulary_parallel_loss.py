@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from launch import run_ranks
 from torch import Tensor
-from vocabulary_parallel_script import CASES, SHARD, Case, inputs, run
+from vocabulary_parallel_script import CASES, SHARD, Case, inputs, run, teacher
 
-from lit_llm.models import loss as loss_module
+from lit_llm.models import chunked_loss as loss_module
 
 SCRIPT = Path(__file__).with_name("vocabulary_parallel_script.py")
 EXACT = {name: case for name, case in CASES.items() if case.dtype == torch.float64}
@@ -36,6 +36,14 @@ def exact(case: Case, ranks: int) -> dict[str, Tensor]:
     log_z = z.exp().sum(1).log()
     nll = (log_z - z[torch.arange(len(z)), targets[kept]]).sum()
     loss = nll + case.z_loss * log_z.square().sum()
+    if case.teacher is not None:
+        temperature, (ids, logp) = case.teacher[1], (each[kept] for each in teacher(case, ranks))
+        q, p, ids = F.softmax(z / temperature, dim=1), logp.exp(), ids.long()
+        kl = (p * (p.log() - q.gather(1, ids).log())).sum()
+        if case.teacher[0]:  # the class of all other ids
+            p_rest, q_rest = 1 - p.sum(1), (q * torch.ones_like(q).scatter(1, ids, 0)).sum(1)
+            kl = kl + (p_rest * (p_rest / q_rest).log()).sum()
+        loss = 0.7 * nll + 0.3 * temperature**2 * kl
     grad_hidden, grad_weight = torch.autograd.grad(loss * 0.37, (hidden, weight))
     return {"loss": loss.detach(), "nll": nll.detach(), "count": kept.sum(), "hidden": grad_hidden, "weight": grad_weight}
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from lit_llm.models import loss as loss_module
+from lit_llm.models import chunked_loss as loss_module
+from lit_llm.models.distillation_loss import TeacherLogits
 from lit_llm.models.loss import VocabularyShards, chunked_cross_entropy, cross_entropy
 
 SHARD = 6
@@ -36,6 +37,8 @@ class Case(NamedTuple):
     """Rows of a softmax block, which divides neither a chunk nor all rows."""
     frozen: str = ""
     seed: int = 1
+    teacher: tuple[int, float] | None = None
+    """Distillation instead: the k ids that a teacher gives, 0 for all, and the temperature."""
 
     def vocab_size(self, ranks: int) -> int:
         return self.shard * ranks - self.missing
@@ -77,6 +80,10 @@ CASES = {
         rows=96, width=32, shard=200, missing=20, chunk_size=40, dtype=torch.float32, autocast=True, softcap=8.0, z_loss=1e-2
     ),
     "bf16-autocast-full": Case(rows=96, width=32, shard=200, missing=20, chunk_size=None, dtype=torch.float32, autocast=True),
+    "teacher": Case(teacher=(3, 1.0), softcap=2.5),
+    "teacher-temperature": Case(teacher=(4, 2.0)),
+    "teacher-one-id-full": Case(teacher=(1, 0.7), chunk_size=None, missing=SHARD),
+    "teacher-all": Case(teacher=(0, 2.0), softcap=2.5),
     "bf16-weights": Case(rows=96, width=32, shard=200, missing=20, softmax_rows=10, dtype=torch.bfloat16, z_loss=1e-2),
 }
 
@@ -92,6 +99,15 @@ def inputs(case: Case, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
     return hidden.to(case.dtype), weight.to(case.dtype), targets
 
 
+def teacher(case: Case, ranks: int) -> tuple[Tensor, Tensor]:
+    """What the teacher of a case gives for each target: ids and log-probabilities (N, k)."""
+    assert case.teacher is not None
+    size, (k, temperature) = case.vocab_size(ranks), case.teacher
+    z = torch.randn(case.rows, size, generator=torch.Generator().manual_seed(case.seed + 7), dtype=case.dtype)
+    logp, ids = torch.log_softmax(3 * z / temperature, dim=-1).topk(k or size)
+    return ids.int(), logp
+
+
 def run(case: Case, hidden: Tensor, weight: Tensor, targets: Tensor, ranks: int, shards: VocabularyShards | None) -> dict:
     """The sums, and the gradients of 0.37 × the loss (training also scales the loss). None for frozen inputs."""
     hidden = hidden.clone().requires_grad_(case.frozen != "hidden")
@@ -99,7 +115,10 @@ def run(case: Case, hidden: Tensor, weight: Tensor, targets: Tensor, ranks: int,
     loss_module.SOFTMAX_NUMEL = case.softmax_rows * len(weight)
     evaluation = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}.get(case.frozen, torch.enable_grad)
     with evaluation(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=case.autocast):
-        if case.chunk_size is None:
+        if case.teacher is not None:
+            given = {"teacher": TeacherLogits(*teacher(case, ranks), case.teacher[1], 0.3), "chunk_size": case.chunk_size or 99}
+            sums = chunked_cross_entropy(hidden, weight, targets, **given, **case.options(ranks), shards=shards)
+        elif case.chunk_size is None:
             sums = cross_entropy(hidden, weight, targets, **case.options(ranks), shards=shards)
         else:
             chunks = {"chunk_size": case.chunk_size, "shards": shards}

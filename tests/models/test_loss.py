@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_llm.models import loss as loss_module
+from lit_llm.models import chunked_loss as loss_module
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy, logits
 
 BOTH = pytest.mark.parametrize("loss_function", [cross_entropy, chunked_cross_entropy])

@@ -112,6 +112,10 @@ CONFIGURATIONS = [
     Configuration("lora, packed", f"{LORA} {SHARDS} {PACKED}", other="--data.num_workers 1"),
     Configuration("chats, packed", f"--data TokenShards --data.path chats {PACKED} --optimizer AdamW --schedule Cosine"
                   " --schedule.warmup_steps 2", other="--async_checkpoints true"),
+    Configuration("preferences", f"--objective Preference --init_from longer --data TokenShards --data.path pairs {PACKED}"
+                  " --model.block_size 96 --optimizer AdamW", other="--data.num_workers 1"),
+    Configuration("two shards, distillation", f"--objective Distillation --objective.weight 0.7 {SHARDS} --loss.chunk_size 7"
+                  " --optimizer AdamW", 2, SHARDED, "fsdp2"),
     Configuration("compressed lines", "--data.paths text.jsonl.gz --optimizer NAdam", other="--data.num_workers 2"),
     Configuration("gradient noise", "--gradient_noise.every_n_steps 2 --data.micro_batch_size 1 --trainer.log_every_n_steps 2"),
     Configuration("early stopping", "--config stopping.yaml"),
@@ -167,8 +171,14 @@ def prepare(folder: Path) -> None:
         Path("chat.jinja").write_text(TEMPLATE)
         Path("stopping.yaml").write_text(STOPPING)
         tokens = ["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "longer/tokenizer.json"]
+        asked = [(question, answer) for question, _, answer in (line.partition(" is ") for line in lines)]
+        pairs = ({"prompt": question, "chosen": answer[:9], "rejected": answer[9:18]} for question, answer in asked * 2)
+        Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
         chats = ["--chat_template", "chat.jinja", "--data.paths", "chat.jsonl", *tokens, "--out", "chats"]
         assert lit_llm(["prepare", *chats, "--replace", "true"]) == 0
+        chats[chats.index("chat.jsonl")], chats[-1] = "pairs.jsonl", "pairs"
+        assert lit_llm(["prepare", *chats, "--replace", "true"]) == 0
+        assert lit_llm(["prepare", "--teacher", "longer", "--top_k", "5", *SHARDS.split()]) == 0
     finally:
         os.chdir(here)
 

@@ -1,4 +1,4 @@
-"""Runs of other configurations than the matrix's, killed and continued: four of them, or all with `make soak`."""
+"""Runs of other configurations than the matrix's, killed and continued: six of them, or all with `make soak`."""
 
 import random
 
@@ -7,7 +7,14 @@ import matrix
 import pytest
 from configurations import CONFIGURATIONS
 
-QUICK = ("adamw cosine", "two shards, lora", "two ranks, health", "two shards, experts, ema")
+QUICK = (
+    "adamw cosine",
+    "two shards, lora",
+    "two ranks, health",
+    "two shards, experts, ema",
+    "preferences",
+    "two shards, distillation",
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,153 @@
+"""What a teacher gives to the positions of a training stream, for distillation: files beside its shards.
+
+``train_000000.teacher`` belongs to ``train_000000.bin``. For each token of the shard it has k ids (uint16, or uint32 for more
+than 65,536 ids), the likeliest first, and the k log-probabilities (float16) that they follow. These are below 0: 0 says that no
+block has this position. ``train_teacher.json`` is a `TeacherInfo`. It is written last: without it, nothing is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_llm.core.disk import open_ordinary, read_json, write_text
+from lit_llm.core.errors import UserError
+from lit_llm.data.open_files import OpenFiles
+from lit_llm.data.shard_layout import ShardLayout
+from lit_llm.data.token_stream import TokenStream
+from lit_llm.ingest.shard_manifest import Unexpected, from_json
+
+HIGHEST, LOWEST = -(2.0**-24), -65504.0
+"""Of log-probabilities: the least that float16 has below 0, and its largest."""
+
+
+@dataclass(frozen=True)
+class TeacherInfo:
+    """What the files are."""
+
+    weights: str
+    """`base_sha256` of the teacher's checkpoint."""
+    vocab_size: int
+    top_k: int
+    temperature: float
+    """Of the probabilities."""
+    block_size: int
+    packing: str
+    """With the block size, what the teacher has read before each position."""
+    tokens: str
+    """Hash of the stream (`TokenStream.scan`)."""
+
+    @property
+    def name(self) -> str:
+        """What two runs must have in common."""
+        return f"{self.weights[:16]}, top {self.top_k} at {self.temperature:g}"
+
+    @property
+    def record(self) -> np.dtype:
+        """What the files have for each position."""
+        ids = "<u2" if self.vocab_size <= 2**16 else "<u4"
+        return np.dtype([("ids", ids, (self.top_k,)), ("logp", "<f2", (self.top_k,))])
+
+
+def info_path(stream: TokenStream) -> Path:
+    """The name of the JSON file, after the first shard."""
+    first = stream.paths[0]
+    return first.with_name(f"{re.sub('_[0-9]+$', '', first.stem)}_teacher.json")
+
+
+def read_info(path: Path) -> TeacherInfo | None:
+    """Raises:
+    UserError: It is damaged.
+    """
+    try:
+        info: TeacherInfo = from_json(TeacherInfo, read_json(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, Unexpected) as error:
+        raise UserError(f"{path} is damaged ({error}): {_AGAIN}.") from error
+    return info
+
+
+class Teacher:
+    """The files of a stream. Pickling transfers no content.
+
+    Args:
+        expected: what `TeacherInfo` must say of the stream and its blocks.
+
+    Raises:
+        UserError: There is no teacher, or one of other tokens or blocks; or a file is damaged.
+    """
+
+    def __init__(self, stream: TokenStream, expected: Mapping[str, Any]) -> None:
+        path = info_path(stream)
+        if (info := read_info(path)) is None:
+            raise UserError(f"The data have no teacher, {path} is missing: {_AGAIN}.")
+        self.stream, self.info, self._files = stream, info, OpenFiles()
+        for name, value in expected.items():
+            if (of_teacher := getattr(info, name)) != value:
+                mend = f"set --data.{name} {of_teacher}, or " if name in ("block_size", "packing") else ""
+                raise UserError(f"{path} is for data with {name} {of_teacher}, but these have {value}: {mend}{_AGAIN}.")
+        for layout in stream.layouts:
+            file, size = file_of(layout), layout.tokens * info.record.itemsize
+            if not os.path.exists(file) or os.path.getsize(file) != size:
+                raise UserError(f"{file} does not have {size} bytes: {_AGAIN}.")
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        """(length,) of type `TeacherInfo.record`, at the positions from `start` on.
+
+        Raises:
+            UserError: A file is damaged.
+        """
+        record, parts, path = self.info.record, [], ""
+        for shard, first, count in self.stream.places(start, length):
+            path = file_of(self.stream.layouts[shard])
+            parts.append(self._files.read(path, first * record.itemsize, count * record.itemsize, random=True))
+        found = np.frombuffer(b"".join(parts), dtype=record)
+        if found["ids"].max() >= self.info.vocab_size or not (found["logp"] <= 0).all():
+            raise UserError(f"{path} is damaged: {_AGAIN}.")
+        return found
+
+
+class TeacherWriter:
+    """Writes the files beside their places, and puts them there when all are complete."""
+
+    def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
+        self._stream, self._info = stream, info
+        self._files: dict[str, int] = {}  # descriptors by name
+        for layout in stream.layouts:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            self._files[file_of(layout)] = file = open_ordinary(file_of(layout) + ".partial", flags)
+            os.ftruncate(file, layout.tokens * info.record.itemsize)
+
+    def write(self, start: int, ids: np.ndarray, logp: np.ndarray) -> None:
+        """Write what was given to the positions from `start` on: (n, k) each."""
+        records = np.empty(len(ids), dtype=self._info.record)
+        records["ids"], records["logp"] = ids, logp.clip(LOWEST, HIGHEST)
+        for shard, first, count in self._stream.places(start, len(ids)):
+            file = self._files[file_of(self._stream.layouts[shard])]
+            os.pwrite(file, records[:count].tobytes(), first * records.itemsize)
+            records = records[count:]
+
+    def finish(self) -> None:
+        path = info_path(self._stream)
+        path.unlink(missing_ok=True)  # it is about older files
+        for name, file in self._files.items():
+            os.fsync(file)
+            os.close(file)
+            os.replace(name + ".partial", name)
+        write_text(path, json.dumps(asdict(self._info), indent=1) + "\n")
+
+
+_AGAIN = "write it (prepare --teacher RUN --data TokenShards --data.path DIR --replace true)"
+
+
+def file_of(layout: ShardLayout) -> str:
+    """The name of the file of a shard."""
+    return os.path.splitext(layout.path)[0] + ".teacher"

@@ -1,0 +1,103 @@
+"""A trained model as a teacher: its likeliest ids for each position of the training shards, for the objective Distillation."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_llm.checkpoint.adapters import base_sha256
+from lit_llm.checkpoint.load_weights import load_model
+from lit_llm.core.errors import UserError, refuse
+from lit_llm.data import TokenDataModule, Tokenizer, TokenShards
+from lit_llm.data.blocks import StreamBlocks
+from lit_llm.data.teacher import TeacherInfo, TeacherWriter, info_path, read_info
+from lit_llm.ingest.progress import ProgressLog
+from lit_llm.models.gpt import GPT
+from lit_llm.models.loss import CHUNK_SIZE, logits
+from lit_llm.runs.initial_weights import InitialWeights
+
+
+def teacher_problems(
+    teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, top_k: int, device: str
+) -> list[str]:
+    """Why a model cannot read these data, which have this tokenizer."""
+    config, found = teacher.model, list(filter(None, [teacher.tokenizer_problem(tokenizer)]))
+    if teacher.architecture is not None:
+        found.append(f"a teacher must be lit_llm's GPT, not {teacher.architecture.class_path} (--teacher)")
+    if config.vocab_size is not None and top_k > config.vocab_size:
+        found.append(f"top_k is {top_k}, but the teacher has {config.vocab_size} ids (--top_k {config.vocab_size})")
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError):
+        found.append(f"device {device} is not available on this machine (--device cpu)")
+    if config.position != "rope" and (data.block_size or 0) > config.block_size:
+        found.append(f"the teacher reads at most {config.block_size} tokens (--data.block_size {config.block_size})")
+    return found
+
+
+def write_teacher(
+    data: TokenShards, teacher: InitialWeights, *, top_k: int, temperature: float, device: str, replace: bool
+) -> str:
+    """Write what the teacher gives to each block of the training shards, beside them; returns a line about it.
+
+    Blocks, packing and batches are those of `data`; documents are masked, and numbers narrow (bf16), as in the teacher's run.
+
+    Raises:
+        UserError: Teacher and data do not fit; there is another teacher, without `replace`; or the folder cannot be written.
+    """
+    data.setup("fit")
+    stream, config, block_size = data.corpus.streams["train"], teacher.model, data.block_size
+    assert block_size is not None
+    found = teacher_problems(teacher, data, data.tokenizer, top_k, device)
+    if config.vocab_size != data.vocab_size:
+        found.append(f"the teacher has {config.vocab_size} ids, but the data have {data.vocab_size}: prepare them for it")
+    if data.pairs:
+        found.append("pairs of answers have no teacher: prepare texts or conversations")
+    refuse(found)
+    weights, tokens = base_sha256(teacher.checkpoint), stream.scan(data.vocab_size)
+    info = TeacherInfo(weights, data.vocab_size, top_k, temperature, block_size, data.packing, tokens)
+    path = info_path(stream)
+    if (old := read_info(path)) is not None and not replace:
+        if old == info:
+            return f"teacher: {path} is there already"
+        raise UserError(f"{path} is of another teacher, or of other settings: replace it with --replace true")
+    model = load_model(teacher.checkpoint, device)
+    assert isinstance(model, GPT)
+    data.gives_documents = config.mask_documents
+    blocks = data.train_blocks()
+    assert isinstance(blocks, StreamBlocks)
+    batch, narrow = data.micro_batch_size or 8, str(teacher.saved.settings.get("trainer.precision")).startswith("bf16")
+    loss: Any = partial(_top, top_k=top_k, temperature=temperature)
+    try:
+        writer, size = TeacherWriter(stream, info), block_size * stream.itemsize
+        with ProgressLog().stage("Teacher", total=len(blocks) * size, unit="MB of tokens") as report:
+            for first in range(0, len(blocks), batch):
+                numbers = np.arange(first, min(first + batch, len(blocks)))
+                read = {name: tensor.to(device) for name, tensor in blocks[numbers].items()}
+                with torch.inference_mode(), torch.autocast(torch.device(device).type, torch.bfloat16, enabled=narrow):
+                    given: Any = model(read["input_ids"], read["targets"], loss=loss, documents=read.get("documents"))
+                for block, ids, logp in zip(numbers.tolist(), *(each.cpu().numpy() for each in given), strict=True):
+                    at = 0
+                    for start, length in blocks.pieces(block):
+                        writer.write(start, ids[at : at + length], logp[at : at + length])
+                        at += length
+                report(len(numbers) * size, len(numbers) * size)
+        writer.finish()
+    except OSError as error:
+        raise UserError(f"{path.parent} cannot be written: {error.strerror}. Mend it, and repeat the command.") from error
+    megabytes = len(stream) * info.record.itemsize / 1e6
+    return f"teacher: top {top_k} of {data.vocab_size:,} ids for {len(blocks):,} blocks of {block_size}, {megabytes:,.1f} MB"
+
+
+def _top(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, top_k: int, temperature: float, shards: None, **head: Any
+) -> tuple[Tensor, Tensor]:
+    """In place of a loss: the likeliest ids (B, T, k), falling, and their log-probabilities."""
+    chunks = (logits(rows, weight, **head) / temperature for rows in hidden.flatten(0, 1).split(CHUNK_SIZE))
+    parts = [torch.log_softmax(z, dim=-1).topk(top_k) for z in chunks]
+    logp, ids = (torch.cat(each).view(*targets.shape, top_k) for each in zip(*parts, strict=True))
+    return ids, logp

@@ -1,0 +1,173 @@
+"""`prepare --teacher`: the files hold what the teacher says, and others are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import text_runs
+import torch
+
+from lit_llm.__main__ import main
+from lit_llm.core.errors import UserError
+from lit_llm.data import Mixture, MixturePhase, MixtureSource, TextFiles, TokenShards
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.loss import LossConfig
+from lit_llm.training.distillation import Distillation
+
+T, K, TEMPERATURE = 16, 5, 2.0
+TEACHER = ("--teacher", "teacher", "--top_k", str(K), "--temperature", str(TEMPERATURE))
+TEXT = ("--data", "TextFiles", "--data.paths", "text.txt", "--data.block_size", str(T))
+SHARDS = ("--data", "TokenShards", "--data.path", "shards", "--data.block_size", str(T))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A random teacher of bytes, and shards of 100 tokens with what it says."""
+    folder = tmp_path_factory.mktemp("teacher")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        model = text_runs.base_run(folder / "teacher")
+        lines = (f"{i} plus {i} is {2 * i}" + "." * (i % 7) for i in range(30))
+        Path("text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+        words = ["text.jsonl" if word == "text.txt" else word for word in TEXT]
+        assert main(["prepare", *TEACHER, *words, "--out", "shards", "--shard_tokens", "100"]) == 0
+    return folder, model
+
+
+@pytest.fixture(autouse=True)
+def here(project, monkeypatch):
+    monkeypatch.chdir(project[0])
+
+
+def said_by(model, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, T, K) log-probabilities and ids, from whole logits of (B, T) inputs."""
+    with torch.no_grad():
+        top = torch.log_softmax(model(rows).double() / TEMPERATURE, dim=-1).topk(K)
+    return top.values, top.indices
+
+
+def test_each_block_has_what_the_teacher_says_of_it(project):
+    _, model = project
+    tokens = np.concatenate([np.fromfile(file, "<u2")[512:] for file in sorted(Path("shards").glob("train_*.bin"))])
+    record = np.dtype([("ids", "<u2", K), ("logp", "<f2", K)])
+    files = sorted(Path("shards").glob("train_*.teacher"))
+    found = np.concatenate([np.fromfile(file, record) for file in files])
+    blocks = (len(tokens) - 1) // T
+    assert len(files) > 2 and len(found) == len(tokens) and not found[blocks * T :]["logp"].any()
+    logp, ids = said_by(model, torch.from_numpy(tokens[: blocks * T].astype(np.int64)).view(blocks, T))
+    assert (found["ids"][: blocks * T] == ids.flatten(0, 1).numpy()).mean() > 0.999  # equals may be in either order
+    np.testing.assert_allclose(found["logp"][: blocks * T], logp.flatten(0, 1).numpy(), rtol=2e-3)
+
+
+def test_packed_blocks_of_existing_shards_give_it_to_training_and_not_to_validation(project, capsys):
+    _, model = project
+    packed = (*SHARDS, "--data.packing", "best_fit")
+    assert main(["prepare", *TEACHER, *packed]) == 2 and "--replace true" in capsys.readouterr().err
+    before = {file: file.read_bytes() for file in Path("shards").glob("train_*teacher*")}
+    try:
+        assert main(["prepare", *TEACHER, *packed, "--replace", "true"]) == 0
+        data = TokenShards(path="shards", block_size=T, packing="best_fit")
+        data.setup("fit")
+        info = data.find_teachers()
+        assert (info.top_k, info.temperature, info.packing) == (K, TEMPERATURE, "best_fit")
+        batch = data.train_blocks()[np.arange(len(data.train_blocks()))]
+        logp, ids = said_by(model, batch["input_ids"])
+        learned = batch["targets"] != -100
+        given = batch["teacher_logp"].view(torch.float16)
+        assert not given[~learned].any() and (given[learned] < 0).all()
+        torch.testing.assert_close(given[learned].double(), logp[learned], rtol=2e-3, atol=0)
+        assert (batch["teacher_ids"][learned] == ids[learned]).double().mean() > 0.999
+        assert "teacher_ids" not in next(iter(data.val_dataloader()))
+    finally:
+        for file, content in before.items():
+            file.write_bytes(content)
+
+
+def test_rows_of_a_mixture_have_what_the_teacher_says_of_their_source(project):
+    shutil.copytree("shards", "others", dirs_exist_ok=True)
+    sources = {name: MixtureSource(path=path) for name, path in (("a", "shards"), ("b", "others"))}
+    data = Mixture(sources=sources, phases=[MixturePhase({"a": 60, "b": 40})], block_size=T)
+    data.find_run(max_steps=2, max_epochs=None, saved=None)
+    data.setup()
+    data.find_teachers()
+    batch = data.train_blocks()[np.array([(0, 0), (1, 3), (0, 2)])]
+    logp, _ = said_by(project[1], batch["input_ids"])
+    torch.testing.assert_close(batch["teacher_logp"].view(torch.float16).double(), logp, rtol=2e-3, atol=0)
+    info = Path("others/train_teacher.json")
+    info.write_text(info.read_text().replace("2.0", "3.0"))
+    with pytest.raises(UserError, match="different teachers"):
+        data.find_teachers()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*TEACHER[:2], "--top_k", "999", *TEXT, "--out", "out"), "--top_k 257"),
+        ((*TEACHER, *TEXT, "--data.tokenizer", "Characters", "--out", "out"), "--data.tokenizer.path"),
+        ((*TEACHER, *SHARDS, "--out", "out"), "--out"),
+        (("--teacher", "nobody", *SHARDS), "--teacher"),
+        (("--top_k", "3", *SHARDS), "--teacher RUN"),
+        ((*TEACHER, "--device", "cuda:99", *SHARDS, "--replace", "true"), "--device"),
+    ],
+)
+def test_what_cannot_teach_is_a_sentence_before_anything_is_written(words, said, capsys):
+    Path("text.txt").write_text("a text\n" * 40)
+    before = sorted(Path().rglob("*"))
+    assert main(["prepare", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and said in line
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_another_teacher_than_that_of_the_data_is_refused():
+    def find(**settings) -> None:
+        data = TokenShards(path="shards", **{"block_size": T} | settings)
+        data.setup("fit")
+        data.find_teachers()
+
+    find()
+    info, file = Path("shards/train_teacher.json"), Path("shards/train_000001.teacher")
+    for said, settings in (
+        ("--data.block_size 16", {"block_size": 8}),
+        ("--data.packing concatenate", {"packing": "best_fit"}),
+    ):
+        with pytest.raises(UserError, match=said):
+            find(**settings)
+    content, whole = info.read_text(), file.read_bytes()
+    damages = {
+        "has no teacher|have no teacher": lambda: info.unlink(),
+        "is damaged": lambda: info.write_text(content[:-9]),
+        "tokens": lambda: info.write_text(content.replace('"tokens": "', '"tokens": "0')),
+        "vocab_size": lambda: info.write_text(content.replace("257", "258")),
+        "bytes": lambda: file.write_bytes(whole[:-1]),
+    }
+    for said, damage in damages.items():
+        damage()
+        with pytest.raises(UserError, match=said):
+            find()
+        info.write_text(content)
+        file.write_bytes(whole)
+    file.write_bytes(b"\xff" * len(whole))
+    data = TokenShards(path="shards", block_size=T)
+    data.setup("fit")
+    data.find_teachers()
+    with pytest.raises(UserError, match=r"000001.teacher is damaged"):
+        data.train_blocks()[np.arange(len(data.train_blocks()))]
+    file.write_bytes(whole)
+
+
+def test_what_has_no_teacher_is_refused_before_a_run():
+    parts = {"model": GPTConfig(), "loss": LossConfig(), "data": TokenShards(path="shards")}
+    assert Distillation().problems(parts) == [] and Distillation.needs_gpt
+    refused = {
+        "--model.predict_ahead 0": {"model": GPTConfig(predict_ahead=1)},
+        "--loss.z_loss 0": {"loss": LossConfig(z_loss=0.1)},
+        "--data TokenShards": {"data": TextFiles(paths="text.txt")},
+    }
+    for flag, part in refused.items():
+        assert [flag in problem for problem in Distillation().problems(parts | part)] == [True]
+    assert ["objective.weight" in problem for problem in Distillation(1.5).problems(parts)] == [True]
