@@ -523,8 +523,9 @@ class TokenDataModule(LightningDataModule, ABC):
             "block_size": self._block_size,
             "seed": self.seed,
             "packing": self.packing,
-            **{"teacher": teacher.info.name for teacher in self.teachers.values()},  # of all sources the same
         }
+        for teacher in self.teachers.values():  # the same of all sources
+            identity["teacher"] = teacher.info.name
         return identity if self._opened is None else identity | self._data_identity()
 
     def _data_identity(self) -> dict[str, Any]:
