@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from typing import TYPE_CHECKING
 
 from lit_llm.commands.launch import launch
 from lit_llm.commands.new_output import log_beside, new_folder
@@ -14,6 +16,9 @@ from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.runs.run_folder import expanded
+
+if TYPE_CHECKING:
+    from lit_llm.data import TokenDataModule
 
 
 def main(words: list[str]) -> int:
@@ -35,11 +40,13 @@ def main(words: list[str]) -> int:
     elif (own.top_k, own.temperature, own.device) != (64, 1, "cpu"):
         raise UserError("--top_k, --temperature and --device are about a teacher: name its run (--teacher RUN)")
     if own.chat_template is not None:
-        rest = ["--data", "ChatFiles", f"--data.chat_template={own.chat_template}", *rest]
+        packing = [] if own.teacher is None else ["--data.packing=best_fit"]  # that of the recipe sft
+        rest = ["--data", "ChatFiles", f"--data.chat_template={own.chat_template}", *packing, *rest]
     try:
         return launch("prepare", rest, lambda arguments: _run(arguments, own), own=flags)
     except UserError as error:
-        raise error if own.teacher is None else UserError(str(error).replace("--init_from", "--teacher")) from None
+        flag = re.compile("--(init_from|ckpt_path)")
+        raise error if own.teacher is None else UserError(flag.sub("--teacher", str(error))) from None
 
 
 def _run(arguments: Arguments, own: argparse.Namespace) -> int:
@@ -55,7 +62,8 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
         if built.config.out is not None:
             raise UserError("a teacher is written beside the shards: leave out --out")
         print(write_teacher(data, teacher, **how, replace=built.config.replace))
-        print("train on it: python -m lit_llm fit --config RECIPE --objective Distillation, with the same flags --data")
+        size = f" --data.vocab_size {data.vocab_size}" if data.tokenizer is None else ""
+        print(f"train on it: fit --config RECIPE --objective Distillation{_blocks(data)}{size}, and the same paths")
         return 0
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
@@ -63,7 +71,9 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
         raise UserError(f"{type(data).__name__} has no text to tokenise: use --data TextFiles, ChatFiles or PythonStdlib")
     out = expanded(built.config.out, key="out", flag="--out")
     if teacher is not None:
-        refuse(teacher_problems(teacher, data, data.source_tokenizer, own.top_k, own.device))
+        tokenizer = data.source_tokenizer
+        ids = None if tokenizer is None or teacher.tokenizer_problem(tokenizer) else tokenizer.vocab_size
+        refuse(teacher_problems(teacher, data, tokenizer, ids, own.top_k, own.device))
     read, above = data.source_files(), data.source_folders()
     with new_folder(out, replace=built.config.replace, sources=read, above=above, resumable=PARTS) as partial:
         data.raise_problems()
@@ -73,7 +83,9 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
             workers=built.config.workers,
             progress=ProgressLog(log_beside(out)),
         )
-    manifest = summary.manifest
+        manifest = summary.manifest
+        if teacher is not None and manifest.pairs:
+            raise UserError("pairs of answers have no teacher: prepare texts or conversations, or leave out --teacher")
     for name, split in manifest.splits.items():
         learned = "" if split.targets is None else f", of which {split.targets:,} are learned"
         kind = f"{split.documents // 2:,} pairs" if manifest.pairs else f"{split.documents:,} documents"
@@ -88,9 +100,14 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
         settings = {name: getattr(data, name) for name in ("block_size", "packing", "micro_batch_size")}
         print(write_teacher(TokenShards(path=str(out), **settings), teacher, **how, replace=False))
     recipe = chats if summary.masked else "RECIPE --data TokenShards"
-    recipe += "" if teacher is None else " --objective Distillation"
+    recipe += "" if teacher is None else f" --objective Distillation{_blocks(data)}"
     print(f"train on it: python -m lit_llm fit --config {recipe} --data.path {out}")
     return 0
+
+
+def _blocks(data: TokenDataModule) -> str:
+    """Flags for the blocks that a teacher has read."""
+    return f" --data.block_size {data.block_size} --data.packing {data.packing}"
 
 
 def _ids(manifest: Manifest) -> str:

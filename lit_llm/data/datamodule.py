@@ -504,7 +504,7 @@ class TokenDataModule(LightningDataModule, ABC):
         """One phrase about a part of `_identity` that was ``before`` in a saved state."""
         if name == "fingerprint":
             return self._open_data.change_since(str(before), saved.get("files", {}), self.source_files())
-        key = "batch_ramp.tokens_per_batch" if name == "batch_ramp" else f"data.{name}"
+        key = {"batch_ramp": "batch_ramp.tokens_per_batch", "teacher": "the teacher"}.get(name, f"data.{name}")
         return f"{key} was {before} in the checkpoint and is {self._identity()[name]}"
 
     def changed_settings(self, saved: dict[str, Any]) -> dict[str, Any]:

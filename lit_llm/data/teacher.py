@@ -92,7 +92,7 @@ class Teacher:
         self.stream, self.info, self._files = stream, info, OpenFiles()
         for name, value in expected.items():
             if (of_teacher := getattr(info, name)) != value:
-                mend = f"set --data.{name} {of_teacher}, or " if name in ("block_size", "packing") else ""
+                mend = "" if name == "tokens" else f"set --data.{name} {of_teacher}, or "
                 raise UserError(f"{path} is for data with {name} {of_teacher}, but these have {value}: {mend}{_AGAIN}.")
         for layout in stream.layouts:
             file, size = file_of(layout), layout.tokens * info.record.itemsize
@@ -116,7 +116,7 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Writes the files beside their places, and puts them there when all are complete."""
+    """Writes the files beside their places, and puts them there when all are complete. A context manager: else deletes them."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
         self._stream, self._info = stream, info
@@ -132,7 +132,10 @@ class TeacherWriter:
         records["ids"], records["logp"] = ids, logp.clip(LOWEST, HIGHEST)
         for shard, first, count in self._stream.places(start, len(ids)):
             file = self._files[file_of(self._stream.layouts[shard])]
-            os.pwrite(file, records[:count].tobytes(), first * records.itemsize)
+            content, at = records[:count].tobytes(), first * records.itemsize
+            while content:  # a disk that is almost full takes a part
+                written = os.pwrite(file, content, at)
+                content, at = content[written:], at + written
             records = records[count:]
 
     def finish(self) -> None:
@@ -140,9 +143,16 @@ class TeacherWriter:
         path.unlink(missing_ok=True)  # it is about older files
         for name, file in self._files.items():
             os.fsync(file)
-            os.close(file)
             os.replace(name + ".partial", name)
         write_text(path, json.dumps(asdict(self._info), indent=1) + "\n")
+
+    def __enter__(self) -> TeacherWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, file in self._files.items():
+            os.close(file)
+            Path(name + ".partial").unlink(missing_ok=True)
 
 
 _AGAIN = "write it (prepare --teacher RUN --data TokenShards --data.path DIR --replace true)"

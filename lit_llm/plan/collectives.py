@@ -205,6 +205,12 @@ def _recomputed_whole(settings: RunSettings, layers: list[int]) -> int:
     return sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0
 
 
+def _recomputed_attention(settings: RunSettings, layers: list[int]) -> int:
+    """In how many of these blocks attention runs forward once more."""
+    is_alone = settings.compute.activation_checkpointing == "attention"
+    return len(layers) if is_alone else _recomputed_whole(settings, layers)
+
+
 def _of_experts(settings: RunSettings, rank: int) -> list[Collective]:
     """The rows that ranks send to each other's experts and get back, if all experts have equally many.
 
@@ -233,7 +239,7 @@ def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
 
     A recomputed block sends forward once more; with tensor parallelism up to the last product.
     """
-    model, layout, mode = settings.gpt, settings.layout, settings.compute.activation_checkpointing
+    model, layout = settings.gpt, settings.layout
     stages, (wide, narrow), found = stages_of_rank(settings, rank), settings.sizes, list[Collective]()
     layers = [i for stage in stages for i in stage.layers]
     tokens, tp, context = settings.sequences * settings.local_length, layout.tensor_parallel, layout.context
@@ -247,7 +253,7 @@ def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
             # Experts compute the rank's own positions. Shared ones are split as an MLP is.
             has_mlp = not model.layer(i).experts or (model.moe is not None and model.moe.shared_experts > 0)
             sizes += [stream, product] * (4 if has_mlp else 2)
-            if mode == "full":
+            if _recomputed_whole(settings, [i]):
                 sizes += [stream, product, stream] if has_mlp else [stream, product]
         if first and model.position == "learned":  # gradients of the positions that a batch uses
             sizes.append(settings.local_length * model.n_embd * wide)
@@ -264,8 +270,8 @@ def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
             values = tokens * context * (model.latent.kv_rank + model.latent.rope_head_dim)
         else:
             values = 2 * tokens * context * model.kv_heads * head  # keys and values of the whole sequence
-        passes = 3 if mode in ("full", "attention") else 2
-        sent = passes * (context - 1) / context * (values * narrow) * len(layers)
+        passes = 2 * len(layers) + _recomputed_attention(settings, layers)
+        sent = passes * (context - 1) / context * (values * narrow)
         found.append(Collective("keys and values between ranks of a sequence", "exchange", sent, each=True))
     return found
 
@@ -276,11 +282,10 @@ def _of_convolutions(settings: RunSettings, rank: int) -> list[Collective]:
     Each rank sends the last n - 1 positions of its pieces (`lit_llm.models.short_convolution`): all channels of the inputs of
     attention and MLP, which tensor-parallel ranks share by positions, and this rank's channels of queries, keys and values.
     """
-    model, layout, mode = settings.gpt, settings.layout, settings.compute.activation_checkpointing
+    model, layout = settings.gpt, settings.layout
     tp, (wide, narrow) = layout.tensor_parallel, settings.sizes
     layers = [i for stage in stages_of_rank(settings, rank) for i in stage.layers]
-    blocks = _recomputed_whole(settings, layers)
-    attentions = len(layers) if mode == "attention" else blocks
+    blocks, attentions = _recomputed_whole(settings, layers), _recomputed_attention(settings, layers)
     heads = (model.n_head + 2 * model.kv_heads) * model.resolved_head_dim // tp
     chunks = 2 if layout.context_attention == "gather" and layout.context > 1 else 1
     found = list[Collective]()

@@ -170,8 +170,8 @@ class Passes:
     def __init__(self, step: Step) -> None:
         self.step, settings, context = step, step.settings, step.settings.layout.context
         model, every = settings.gpt, settings.compute.activation_checkpointing
-        recomputed = [isinstance(every, int) and i % every == 0 for i in range(model.n_layer)]
-        traced, kinds = representatives([(repr(model.layer(i)), again) for i, again in enumerate(recomputed)])
+        recomputed = [isinstance(every, int) and i % every == 0 for i in range(model.n_blocks)]
+        traced, kinds = representatives([(repr(model.layer(i)), recomputed[i]) for i in range(model.n_layer)])
         body = _body(step, traced)
         self.weights = settings.weights
         largest = gathered_groups(self.weights, tied=True)[0]  # block: with experts, if there are any
@@ -190,7 +190,7 @@ class Passes:
             for segment, layer in zip(segments, layers, strict=True):
                 share = share_in_experts if layer is not None and model.layer(layer).experts else 1.0
                 change = Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights)
-                found.append(change if layer is None else _with_keys(change, more, context))
+                found.append(change if layer is None else _with_keys(change, 0 if recomputed[layer] else more, context))
             blocks = found[1 : len(traced) + 1]
             return [found[0], *(blocks[i] for i in kinds), *found[len(traced) + 1 :]]
 

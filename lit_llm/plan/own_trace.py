@@ -108,7 +108,7 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
     FSDP2 has the largest block whole all the time, and its gradients all the time of the backward pass.
     """
     weights, exist = weights_of(step.settings.model), step.gradients_exist
-    gathered = GatheredWeights(step, weights, already_gathered=exist, last=exist)
+    gathered = GatheredWeights(step, weights, already_gathered=exist, last=exist or step.micro_batches == 1)
     gradients = gathered.gradients + gathered.root_gradients + gathered.sent
     beside = {
         "forward": gathered.forward(0),

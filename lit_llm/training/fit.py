@@ -107,6 +107,7 @@ def _check_data(
     """Raise a UserError if the data do not fit. Runs early, because Lightning opens the event file before the data."""
     data.prepare_data()
     data.setup()
+    model.objective.use(data, "fit")
     problem = None if initial is None else initial.tokenizer_problem(data.tokenizer)
     if problem is not None:
         raise UserError(problem)

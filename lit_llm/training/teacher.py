@@ -22,19 +22,21 @@ from lit_llm.runs.initial_weights import InitialWeights
 
 
 def teacher_problems(
-    teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, top_k: int, device: str
+    teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, ids: int | None, top_k: int, device: str
 ) -> list[str]:
-    """Why a model cannot read these data, which have this tokenizer."""
+    """Why a model cannot read these data, which have this tokenizer and so many ids."""
     config, found = teacher.model, list(filter(None, [teacher.tokenizer_problem(tokenizer)]))
     if teacher.architecture is not None:
         found.append(f"a teacher must be lit_llm's GPT, not {teacher.architecture.class_path} (--teacher)")
-    if config.vocab_size is not None and top_k > config.vocab_size:
-        found.append(f"top_k is {top_k}, but the teacher has {config.vocab_size} ids (--top_k {config.vocab_size})")
+    if ids is not None and top_k > ids:
+        found.append(f"top_k is {top_k}, but there are {ids} ids (--top_k {ids})")
+    if ids is not None and config.vocab_size is not None and config.vocab_size < ids:  # it may have rows of padding
+        found.append(f"the teacher has {config.vocab_size} ids, but the data have {ids}: prepare them for it")
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError):
         found.append(f"device {device} is not available on this machine (--device cpu)")
-    if config.position != "rope" and (data.block_size or 0) > config.block_size:
+    if (data.block_size or 0) > config.block_size:
         found.append(f"the teacher reads at most {config.block_size} tokens (--data.block_size {config.block_size})")
     return found
 
@@ -52,9 +54,9 @@ def write_teacher(
     data.setup("fit")
     stream, config, block_size = data.corpus.streams["train"], teacher.model, data.block_size
     assert block_size is not None
-    found = teacher_problems(teacher, data, data.tokenizer, top_k, device)
-    if config.vocab_size != data.vocab_size:
-        found.append(f"the teacher has {config.vocab_size} ids, but the data have {data.vocab_size}: prepare them for it")
+    found = teacher_problems(teacher, data, data.tokenizer, data.vocab_size, top_k, device)
+    if len({str(layout.path).rpartition("_")[0] for layout in stream.layouts}) > 1:
+        found.append("the shards are of several folders or names, and one teacher's file is for one: prepare each alone")
     if data.pairs:
         found.append("pairs of answers have no teacher: prepare texts or conversations")
     refuse(found)
@@ -71,10 +73,13 @@ def write_teacher(
     blocks = data.train_blocks()
     assert isinstance(blocks, StreamBlocks)
     batch, narrow = data.micro_batch_size or 8, str(teacher.saved.settings.get("trainer.precision")).startswith("bf16")
-    loss: Any = partial(_top, top_k=top_k, temperature=temperature)
+    loss: Any = partial(_top, ids=data.vocab_size, top_k=top_k, temperature=temperature)
+    size = block_size * stream.itemsize
     try:
-        writer, size = TeacherWriter(stream, info), block_size * stream.itemsize
-        with ProgressLog().stage("Teacher", total=len(blocks) * size, unit="MB of tokens") as report:
+        with (
+            TeacherWriter(stream, info) as writer,
+            ProgressLog().stage("Teacher", total=len(blocks) * size, unit="MB of tokens") as report,
+        ):
             for first in range(0, len(blocks), batch):
                 numbers = np.arange(first, min(first + batch, len(blocks)))
                 read = {name: tensor.to(device) for name, tensor in blocks[numbers].items()}
@@ -86,7 +91,7 @@ def write_teacher(
                         writer.write(start, ids[at : at + length], logp[at : at + length])
                         at += length
                 report(len(numbers) * size, len(numbers) * size)
-        writer.finish()
+            writer.finish()
     except OSError as error:
         raise UserError(f"{path.parent} cannot be written: {error.strerror}. Mend it, and repeat the command.") from error
     megabytes = len(stream) * info.record.itemsize / 1e6
@@ -94,10 +99,11 @@ def write_teacher(
 
 
 def _top(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, top_k: int, temperature: float, shards: None, **head: Any
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, ids: int, top_k: int, temperature: float, shards: None, **head: Any
 ) -> tuple[Tensor, Tensor]:
-    """In place of a loss: the likeliest ids (B, T, k), falling, and their log-probabilities."""
-    chunks = (logits(rows, weight, **head) / temperature for rows in hidden.flatten(0, 1).split(CHUNK_SIZE))
-    parts = [torch.log_softmax(z, dim=-1).topk(top_k) for z in chunks]
-    logp, ids = (torch.cat(each).view(*targets.shape, top_k) for each in zip(*parts, strict=True))
-    return ids, logp
+    """In place of a loss: the likeliest of the tokenizer's ids (B, T, k), falling, and their log-probabilities."""
+    head["vocab_size"] = ids
+    chunks = (logits(rows, weight, **head) for rows in hidden.flatten(0, 1).split(CHUNK_SIZE))
+    parts = [torch.log_softmax(z / temperature, dim=-1).topk(top_k) for z in chunks]
+    logp, found = (torch.cat(each).view(*targets.shape, top_k) for each in zip(*parts, strict=True))
+    return found, logp

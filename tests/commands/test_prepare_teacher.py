@@ -17,11 +17,13 @@ from lit_llm.data import Mixture, MixturePhase, MixtureSource, TextFiles, TokenS
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.training.distillation import Distillation
+from lit_llm.training.teacher import _top
 
 T, K, TEMPERATURE = 16, 5, 2.0
 TEACHER = ("--teacher", "teacher", "--top_k", str(K), "--temperature", str(TEMPERATURE))
 TEXT = ("--data", "TextFiles", "--data.paths", "text.txt", "--data.block_size", str(T))
 SHARDS = ("--data", "TokenShards", "--data.path", "shards", "--data.block_size", str(T))
+TWO = ("--data.train", "['shards/train_*.bin', 'copy/train_*.bin']", "--data.val", "shards/val_*.bin")
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +114,13 @@ def test_rows_of_a_mixture_have_what_the_teacher_says_of_their_source(project):
         (("--teacher", "nobody", *SHARDS), "--teacher"),
         (("--top_k", "3", *SHARDS), "--teacher RUN"),
         ((*TEACHER, "--device", "cuda:99", *SHARDS, "--replace", "true"), "--device"),
+        ((*TEACHER, *SHARDS[:2], *TWO, "--data.block_size", str(T), "--replace", "true"), "several folders"),
+        ((*TEACHER, *SHARDS[:-1], "128", "--model.block_size", "128", "--replace", "true"), "--data.block_size "),
     ],
 )
 def test_what_cannot_teach_is_a_sentence_before_anything_is_written(words, said, capsys):
     Path("text.txt").write_text("a text\n" * 40)
+    shutil.copytree("shards", "copy", dirs_exist_ok=True)
     before = sorted(Path().rglob("*"))
     assert main(["prepare", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -158,6 +163,31 @@ def test_another_teacher_than_that_of_the_data_is_refused():
     with pytest.raises(UserError, match=r"000001.teacher is damaged"):
         data.train_blocks()[np.arange(len(data.train_blocks()))]
     file.write_bytes(whole)
+
+
+def test_a_run_does_not_continue_with_another_teacher(capsys):
+    small = ("--model.n_layer", "1", "--model.n_head", "2", "--model.n_embd", "16", "--model.block_size", str(T))
+    run = ["fit", *small, *SHARDS, "--data.micro_batch_size", "2", "--data.global_batch_size", "2", "--run_dir", "run"]
+    run += ["--objective", "Distillation", "--resume", "auto", "--schedule.warmup_steps", "1", "--trainer.max_steps"]
+    assert main([*run, "2"]) == 0
+    info = Path("shards/train_teacher.json")
+    content = info.read_text()
+    info.write_text(content.replace("2.0", "3.0"))
+    capsys.readouterr()
+    assert main([*run, "3"]) == 2 and "teacher" in capsys.readouterr().err
+    info.write_text(content)
+    assert main([*run, "3"]) == 0
+
+
+def test_rows_of_padding_are_no_ids():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(16, 4, dtype=torch.float64)
+    ids, logp = _top(
+        hidden, weight, torch.zeros(2, 3), ids=11, top_k=11, temperature=2.0, softcap=None, shards=None, vocab_size=16
+    )
+    expected = torch.log_softmax(hidden @ weight[:11].T / 2, dim=-1)
+    assert ids.max() == 10
+    torch.testing.assert_close(logp, expected.gather(-1, ids), rtol=1e-12, atol=0)
 
 
 def test_what_has_no_teacher_is_refused_before_a_run():

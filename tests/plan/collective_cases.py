@@ -43,7 +43,8 @@ EACH_TIME = {"reshard_after_forward": True, "reduce_each_micro_batch": True}
 
 
 class Case(NamedTuple):
-    """`ranks`: those that are counted; with Muon all, because only their mean is known in advance."""
+    """`ranks`: those that are counted; with Muon all, because only their mean is known in advance. `recomputed`: every
+    n-th block."""
 
     world: int
     strategy: dict[str, Any]
@@ -51,6 +52,7 @@ class Case(NamedTuple):
     model: dict[str, Any] = {}  # noqa: RUF012
     muon: bool = False
     ranks: tuple[int, ...] = (0,)
+    recomputed: int | str = "none"
 
 
 CASES = {
@@ -58,10 +60,10 @@ CASES = {
     "FSDP2, each time, bf16-mixed": Case(4, EACH_TIME, "bf16-mixed"),
     "FSDP2, auto, bf16-mixed": Case(4, {}, "bf16-mixed"),
     "HSDP": Case(4, {"replicate": 2}),
-    "tensor parallel": Case(2, {"tensor_parallel": 2}, model={"position": "learned"}),
+    "tensor parallel": Case(2, {"tensor_parallel": 2}, model={"position": "learned"}, recomputed=2),
     "tensor parallel, bf16-mixed": Case(4, {"tensor_parallel": 4}, "bf16-mixed", {"n_kv_head": 4}),
     "pipeline, tied": Case(2, {"pipeline": 2}, model={"tie_embeddings": True}, ranks=(0, 1)),
-    "context, gather": Case(2, {"context": 2}, "bf16-mixed"),
+    "context, gather": Case(2, {"context": 2}, "bf16-mixed", recomputed=1),
     "context, heads": Case(2, {"context": 2, "context_attention": "heads"}, "bf16-mixed"),
     "Muon": Case(2, {}, muon=True, ranks=(0, 1)),
     "experts": Case(4, {"expert": 2}, "bf16-mixed", EXPERTS),
@@ -96,6 +98,7 @@ def planned(case: Case) -> list[float]:
         SEQUENCES,
         case.precision,
         layout=layout,
+        compute=ComputeConfig(activation_checkpointing=case.recomputed),
     )
     settings = resolved(settings, find("a100-80gb"))  # the memory that a dry run assumes
     stages = case.world // layout.pipeline.ranks
@@ -115,7 +118,8 @@ def _dry_run(case: Case, rank: int) -> list[tuple[str, str, float]]:
     if (child := os.fork()) == 0:
         try:
             optimizer: Any = MuonAdamW if case.muon else partial(torch.optim.AdamW, fused=True)
-            model = LanguageModel(GPTConfig(**{**MODEL, **case.model}), optimizer, LossConfig(), ComputeConfig())
+            compute = ComputeConfig(activation_checkpointing=case.recomputed)
+            model = LanguageModel(GPTConfig(**{**MODEL, **case.model}), optimizer, LossConfig(), compute)
             callbacks: list[Callback] = [GradientNorm(1.0)]
             batch, strategy = Batch(SEQUENCES, LENGTH, MICRO_BATCHES, VOCABULARY), MeshStrategy(**case.strategy)
             run = DryRun(Cluster(1, case.world), batch, model, strategy, case.precision, callbacks, {}, True).rank(rank)

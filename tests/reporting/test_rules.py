@@ -433,3 +433,10 @@ def test_the_loss_of_further_tokens_is_no_wrong_scale():
     }
     assert "loss-scale" not in [finding.name for finding in diagnose(observed(curves, {"loss": {"ahead_weight": 0.3}}))]
     assert "loss-scale" in [finding.name for finding in diagnose(observed(curves))]
+
+
+def test_the_loss_of_a_teacher_is_no_wrong_scale():
+    """The logged loss is the cross-entropy alone; the other half of the loss is a smaller divergence."""
+    curves = everywhere("health/backward_loss_ratio", 0.58)
+    assert "loss-scale" not in [finding.name for finding in diagnose(observed(curves, {"objective": {"weight": 0.5}}))]
+    assert "loss-scale" in [finding.name for finding in diagnose(observed(curves))]

@@ -112,7 +112,7 @@ def rounded_away(run: Observed) -> str | None:
 )
 def wrong_scale(run: Observed) -> str | None:
     ratios = run.values("health/backward_loss_ratio", 0)
-    if not ratios:
+    if not ratios or run.setting("objective.weight"):  # distillation: a teacher's divergence is a part of the loss
         return None
     ratio = statistics.median(ratios)
     if ahead := run.median("train/loss_ahead"):  # is no part of the logged loss
