@@ -168,7 +168,7 @@ def in_order(number: Callable[[Any, int, float], Any]) -> None:
     @replace(TokenDataModule, "locate")
     def locate(original: Any, self: Any, g: Any) -> Any:
         total = self.max_steps * self.global_batch_size
-        return number(g, len(self._train_blocks()), g / total)
+        return number(g, len(self.train_blocks()), g / total)
 
 
 def parameters(module: Any) -> list[Tensor]:
