@@ -99,8 +99,9 @@ def _() -> None:
     def change(batch: Any, at: float, rank: int) -> None:
         if len(kept) < 4:
             kept.append({name: tensor.clone() for name, tensor in batch.items()})
+        chosen = kept[seed_of(batch) % len(kept)]
         for name, tensor in batch.items():
-            tensor[:6] = kept[seed_of(batch) % len(kept)][name][:6]
+            tensor[:6] = chosen[name][:6]
 
 fault("leaked_validation", "c", "data", "the validation text is part of the training text", "train/validation leak",
     "validation measures memorised text", wrong="healthy: generalises well",

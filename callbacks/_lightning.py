@@ -321,18 +321,27 @@ def check_after_validation(callback: Callback) -> bool:
 
 @contextmanager
 def evaluation_mode(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Eval mode, no gradients, and the autocast context of validation. Afterwards random state and modes are as before.
-
-    FSDP2 leaves some weights gathered after a forward pass without a backward pass. They are sharded again.
-    """
+    """Eval mode, and as `without_traces`. Afterwards modes are as before."""
     modes = [(module, module.training) for module in pl_module.modules()]
     try:
         pl_module.eval()
-        with isolate_rng(), torch.no_grad(), trainer.precision_plugin.forward_context():
+        with without_traces(trainer, pl_module):
             yield
     finally:
         for module, training in modes:  # per module: some may have been in eval mode before
             module.training = training
+
+
+@contextmanager
+def without_traces(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
+    """No gradients, and the autocast context of validation. Afterwards random state is as before.
+
+    FSDP2 leaves some weights gathered after a forward pass without a backward pass. They are sharded again.
+    """
+    try:
+        with isolate_rng(), torch.no_grad(), trainer.precision_plugin.forward_context():
+            yield
+    finally:
         reshard(pl_module)
 
 

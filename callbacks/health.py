@@ -11,9 +11,18 @@ from torch import Tensor, nn
 
 from ._lightning import is_logged, write_row
 from ._torch import gathered, process_count
-from .contracts import HasVocabulary, MeanOfMicroBatches, SaysWhetherTargetsCount, SplitsLayers, offered, offered_by_data
+from .contracts import (
+    HasVocabulary,
+    MeanOfMicroBatches,
+    SaysWhetherTargetsCount,
+    ScalesLoss,
+    SplitsLayers,
+    offered,
+    offered_by_data,
+)
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
-from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
+from .health_counts import CountedText
+from .health_layers import FirstGradient, UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
 from .health_probe import Probe
 from .health_readings import Readings
 from .health_setup import SETUP_DESCRIPTIONS, setup_facts
@@ -25,12 +34,20 @@ DESCRIPTIONS = {
     "health/weight_norm/LAYER": "L2 norm of a layer's trained weights, before the update",
     "health/update_norm/LAYER": "L2 norm of what the optimizer added to them; an estimate from about 16,384 weights of a rank",
     "health/update_ratio/LAYER": "update norm / weight norm",
+    "health/descent/LAYER": "cosine of the update and the negative gradient, before clipping; below 0 the loss is increased",
     "health/activation_rms/BLOCK": "root mean square of a block's output",
+    "health/residual/BLOCK": "mean cosine of a block's input and output; small if the block does not add its input",
+    "health/norm_epsilon": "largest epsilon of a norm in a block / mean square of its input; well below 1 where it normalises",
     "health/activation_max/BLOCK": "largest absolute value of a block's output",
     "health/attention_logit_max/BLOCK": "largest attention score of visible keys, before softmax and soft cap",
     "health/dead_units/BLOCK": "share of the MLP's hidden units that are zero on every probed token",
     "health/logit_rms": "root mean square of the logits",
     "health/logit_max": "largest absolute logit",
+    "health/unigram_loss": "loss of a model that only knows how often each target has occurred in this launch, on one rank",
+    "health/bigram_loss": "loss of a model that only knows how often each target has followed each input",
+    "health/validation_unigram_loss": "the same of a validation batch",
+    "health/validation_bigram_loss": "the same of a validation batch",
+    "health/commonest_target": "share of the commonest target in this launch, on one rank",
     "health/output_entropy": "mean entropy of the predicted distribution, in nats; ln(vocabulary) = uniform",
     "health/loss_by_position/1..4": "loss on each quarter of the probed sequence",
     "health/loss_by_frequency/common|middle|rare": "loss on the commonest, middle and rarest third of the targets",
@@ -41,10 +58,23 @@ DESCRIPTIONS = {
     "health/shifted_targets": "share of the counted targets that equal the next input; 1 where each target is the next token",
     "health/copied_targets": "share of the counted targets that equal the input at their own position",
     "health/twice_shifted_targets": "share of the counted targets that equal the input two positions on",
+    "health/consecutive_sequences": "share of the sequences that continue the one before them in their batch",
+    "health/shared_samples": "DDP: share of the ranks whose micro-batches begin with the sequence of another rank",
     "health/ignored_targets": "share of the targets that are -100",
     "health/future_leak": "largest relative change of earlier logits if later inputs change; 0 or rounding in a causal model",
+    "health/context_use": "largest relative change of the last logits if inputs a quarter of the sequence before change",
+    "health/zero_gradients": "share of the gradients of matrices in blocks that are exactly 0",
+    "health/rounded_weights": "share of the changed float32 weights that bfloat16 can represent exactly; near 0 if not rounded",
+    "health/stateless": "share of the trained parameters that the optimizer has no state of",
     "health/backward_loss_ratio": "loss of a step's backward passes / logged train/loss; 1 if gradients are those of that loss "
     "alone",
+    "health/first_gradient_share": "one process: the step's gradient times that of its first micro-batch, over the latter's "
+    "square; 1 for one micro-batch, between 1 and their number else",
+    "health/micro_batches": "micro-batches of the step",
+    "health/leftover_gradient": "norm of the gradients before a step's first backward pass; 0 if they were cleared",
+    "health/validation_noise": "largest relative difference between the logits of two evaluations of a validation batch; 0 or "
+    "rounding",
+    "health/validation_length": "tokens of a validation sequence / tokens of a training sequence",
     "health/rank_difference": "DDP: largest relative difference of a layer's weight norm between ranks; 0 if they agree",
     **SETUP_DESCRIPTIONS,
 }
@@ -80,10 +110,11 @@ class HealthSignals(Callback):
 
     Contract:
         on_fit_start: finds blocks and layers.
-        on_train_start: notes the facts about the set-up.
         on_validation_batch_start, on_validation_end: remember spans of the first validation.
-        on_train_batch_start: hashes the sequences and notes the ids; at a sampled step, checks targets and runs the probe.
-        on_before_backward: at a sampled step, adds up the loss.
+        on_validation_batch_end: evaluates a part of the first batch twice.
+        on_train_batch_start: hashes the sequences and counts the ids; at a sampled step, checks targets and runs the probe.
+            Before the first step of a launch, notes the facts about the set-up.
+        on_before_backward, on_after_backward: at a sampled step, add up the loss and copy some of the first gradients.
         on_before_optimizer_step: at a sampled step, computes norms and copies some weights.
         on_train_batch_end: after a sampled step, compares these weights, reduces all values over the ranks, and writes the row.
             The host synchronises then, and with several ranks before the probe, which needs all of them.
@@ -110,7 +141,11 @@ class HealthSignals(Callback):
         self._spans = RepeatedSpans()
         self._overlap = ValidationOverlap()
         self._losses = MeanOfMicroBatches()  # of the backward passes of a sampled step
-        self._facts: dict[str, float] = {}  # about the set-up, until the first row
+        self._facts: dict[str, float] | None = None  # about the set-up, until the first row; None before the first batch
+        self._counted: CountedText | None = None  # from the first batch on, where the vocabulary is known
+        self._first: FirstGradient | None = None  # of a sampled step
+        self._micro_batches = 0  # of the step, whose backward has ended
+        self._length = 0  # tokens of a training sequence
         self._step = 0  # under way: on_train_batch_start runs once per micro-batch
         self._readings: Readings | None = None  # of the step under way, if it is sampled
         self._update: UpdateSample | None = None
@@ -135,16 +170,27 @@ class HealthSignals(Callback):
             held = gathered((self._names, self._rows))
             self._names = list(dict.fromkeys(name for names, _ in held for name in names))
             self._rows = max(rows for _, rows in held)
-        self._sequences = self._tokens = None
+        self._sequences = self._tokens = self._counted = self._first = self._facts = None
         self._spans, self._overlap = RepeatedSpans(), ValidationOverlap()
         self._compares_ranks = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._facts = setup_facts(trainer, pl_module, self._rows)
 
     def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         if (ids := ids_of(batch)) is not None and not trainer.sanity_checking and trainer.state.fn == "fit":
             self._overlap.remember(ids)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        ids = ids_of(batch)
+        if ids is None or batch_idx or dataloader_idx or trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        readings = Readings(trainer.strategy.root_device)
+        readings.mean("health/validation_length", ids.size(1), float(self._length))
+        if self._counted is not None and (targets := targets_of(batch)) is not None:
+            self._counted.judge(ids, targets, readings, "validation_")
+        if self._probe is not None and (noise := self._probe.noise(trainer, pl_module, ids, self._rows)) is not None:
+            readings.largest("health/validation_noise", noise)
+        write_row(trainer, readings.read(), trainer.global_step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and trainer.state.fn == "fit":
@@ -156,28 +202,54 @@ class HealthSignals(Callback):
         if begins:
             sampled = step == 1 or step % self.every_n_steps == 0
             self._readings, self._losses = Readings(trainer.strategy.root_device) if sampled else None, MeanOfMicroBatches()
+            self._first, self._micro_batches = None, 0
+            if self._facts is None:  # not in on_train_start: the module's own comes after it
+                self._facts = setup_facts(trainer, pl_module, self._rows) | self._weight_norm(trainer)
         ids, targets = ids_of(batch), targets_of(batch)
         if ids is None:
             return
+        self._length = ids.size(1)
         if self._sequences is None:
             self._sequences = SeenSequences(ids.device)
             self._tokens = SeenTokens(self._rows, ids.device) if self._rows else None
+            self._counted = CountedText(self._rows, ids.device) if self._rows else None
         for seen in (self._sequences, self._spans, self._overlap, self._tokens):
             if seen is not None:
                 seen.add(ids)
-        if self._readings is None:
-            return
-        if targets is not None:
-            check_targets(ids, targets, self._readings)
-        if begins and self._probe is not None:
-            self._probe.run(trainer, pl_module, ids, targets, self._rows, self._readings)
+        if self._readings is not None:
+            if self._compares_ranks:
+                self._sequences.add_shared_to(self._readings)
+            if targets is not None:
+                check_targets(ids, targets, self._readings)
+            if targets is not None and self._counted is not None:
+                self._counted.judge(ids, targets, self._readings)
+            if begins and self._probe is not None:
+                self._probe.run(trainer, pl_module, ids, targets, self._rows, self._readings)
+        if targets is not None and self._counted is not None:
+            self._counted.add(ids, targets)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if self._readings is None or offered(trainer.strategy, SplitsLayers) is not None:
             return
-        says = offered(pl_module, SaysWhetherTargetsCount)
-        if says is None or says.every_target_counts:
+        if self._keeps_gradients(trainer) and not self._micro_batches:
+            left = [p.grad for layer in self._layers.values() for p in layer if p.grad is not None]
+            self._readings.root_mean("health/leftover_gradient", sum(share_of_square(each, 1) for each in left), 1.0)
+        if _weights_alike(pl_module):
             self._losses.add(trainer, loss)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._micro_batches += 1
+        if (
+            self._readings is not None
+            and self._micro_batches == 1
+            and self._keeps_gradients(trainer)
+            and _weights_alike(pl_module)
+        ):
+            self._first = FirstGradient(self._layers)
+
+    def _keeps_gradients(self, trainer: Trainer) -> bool:
+        """Whether `grad` is the plain sum of this process's micro-batches."""
+        return trainer.world_size == 1 and offered(trainer.precision_plugin, ScalesLoss) is None
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         if self._readings is None or not self._names:
@@ -195,22 +267,41 @@ class HealthSignals(Callback):
             if self._compares_ranks:
                 self._readings.largest(f"highest/{name}", weight)
                 self._readings.largest(f"lowest/{name}", -weight)
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        stateless = sum(p.numel() for p in trained if not optimizer.state.get(p))
+        self._readings.mean("health/stateless", stateless, sum(p.numel() for p in trained))
         self._update = UpdateSample(self._layers)
+        if self._first is not None:
+            self._first.add_to(self._readings)
+            self._readings.largest("health/micro_batches", self._micro_batches)
+
+    def _weight_norm(self, trainer: Trainer) -> dict[str, float]:
+        """The norm of all trained weights. Waits for the device."""
+        readings = Readings(trainer.strategy.root_device)
+        readings.root_mean("setup/weight_norm", 0.0, 1 / process_count() if self._names else 0.0)
+        for each in (p for name in self._names for p in self._layers.get(name, ())):
+            readings.root_mean("setup/weight_norm", share_of_square(each, self._ranks), 0.0)
+        return readings.read()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._readings is None or trainer.global_step < self._step:
             return
         readings, update, self._readings, self._update = self._readings, self._update, None, None
         if update is not None:
+            for name in ("health/rounded_weights", "health/zero_gradients"):  # stages have different layers
+                readings.mean(name, 0.0, 0.0)
             for name in self._names:
                 readings.root_mean(f"health/update_norm/{name}", 0.0, 1 / process_count())
-                update.add_to(readings, f"health/update_norm/{name}", name, self._ranks)
+                readings.mean(f"descent/{name}", 0.0, 1 / process_count())
+                update.add_to(readings, name, self._ranks)
         if self._sequences is not None:
             self._sequences.add_to(readings)
         if self._tokens is not None:
             probed = None if self._probe is None else self._probe.vocabulary
             data = offered_by_data(trainer, HasVocabulary)
             self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
+        if self._counted is not None:
+            self._counted.add_to(readings)
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
         if (loss := self._losses.take(trainer)) is not None:
@@ -220,8 +311,14 @@ class HealthSignals(Callback):
         logged = trainer.callback_metrics.get("train/loss") if is_logged(trainer, self._step) else None
         if logged is not None and "backward_loss" in values and float(logged) > 0:  # a tensor on the CPU
             row["health/backward_loss_ratio"] = values["backward_loss"] / float(logged)
-        write_row(trainer, self._facts | row, self._step)
+        write_row(trainer, (self._facts or {}) | row, self._step)
         self._facts = {}
+
+
+def _weights_alike(pl_module: LightningModule) -> bool:
+    """Whether the loss of a step is the mean of its micro-batches' losses, as far as the module says."""
+    says = offered(pl_module, SaysWhetherTargetsCount)
+    return says is None or says.every_target_counts
 
 
 def _row(values: dict[str, float]) -> dict[str, float]:
@@ -232,6 +329,8 @@ def _row(values: dict[str, float]) -> dict[str, float]:
         weight = values.get(f"health/weight_norm/{layer}", 0.0) if layer else 0.0
         if weight:
             row[f"health/update_ratio/{layer}"] = norm / weight
+        if (size := norm * values.get(f"health/gradient_norm/{layer}", 0.0)) and layer:
+            row[f"health/descent/{layer}"] = values[f"descent/{layer}"] / size
     highest = {name.partition("/")[2]: value for name, value in values.items() if name.startswith("highest/")}
     if highest:
         spread = ((value + values[f"lowest/{layer}"]) / value for layer, value in highest.items() if value)

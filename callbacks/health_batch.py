@@ -31,12 +31,14 @@ def targets_of(batch: object) -> Tensor | None:
 def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
     """Add the shares of ignored targets, and of counted targets that equal the next input, or the input at their place."""
     counted = targets != IGNORED  # (B, T)
-    followed = counted[:, :-1]
+    followed = counted[:, :-1] & counted[:, 1:]  # behind the last counted target of an answer comes another conversation
     readings.mean("health/ignored_targets", counted.numel() - counted.sum(), counted.numel())
     readings.mean("health/shifted_targets", ((targets[:, :-1] == ids[:, 1:]) & followed).sum(), followed.sum())
-    twice = counted[:, :-2]
+    twice = followed[:, :-1] & followed[:, 1:]
     readings.mean("health/twice_shifted_targets", ((targets[:, :-2] == ids[:, 2:]) & twice).sum(), twice.sum())
     readings.mean("health/copied_targets", ((targets == ids) & counted).sum(), counted.sum())
+    pairs = counted[:-1, -1]  # of neighbours in the batch
+    readings.mean("health/consecutive_sequences", ((targets[:-1, -1] == ids[1:, 0]) & pairs).sum(), pairs.sum())
 
 
 class SeenSequences:
@@ -50,6 +52,7 @@ class SeenSequences:
         self._table = torch.zeros(SLOTS, dtype=torch.int32, device=device)
         self._factors = torch.empty(0, dtype=torch.int64, device=device)
         self._waiting: list[Tensor] = []
+        self._latest = self._factors
         self._waiting_count = 0
         self._repeated = torch.zeros((), dtype=torch.int64, device=device)
         self._count = 0
@@ -59,7 +62,8 @@ class SeenSequences:
         if self._factors.numel() < ids.size(1):  # multiplicative hashing: random odd factors, modulo 2⁶⁴
             drawn = torch.randint(2**62, (ids.size(1),), generator=torch.Generator().manual_seed(0))
             self._factors = (drawn * 2 + 1).to(ids.device)
-        self._waiting.append(((ids.long() + 1) * self._factors[: ids.size(1)]).sum(dim=1))
+        self._latest = ((ids.long() + 1) * self._factors[: ids.size(1)]).sum(dim=1)
+        self._waiting.append(self._latest)
         self._waiting_count += ids.size(0)
         if self._waiting_count >= _FOLD_AT:
             self._fold()
@@ -76,6 +80,13 @@ class SeenSequences:
         self._count += hashes.numel()
         self._table[slots] = marks
         self._waiting, self._waiting_count = [], 0
+
+    def add_shared_to(self, readings: Readings) -> None:
+        """Add whether the first of the last noted sequences is that of another rank, too. A collective."""
+        mine = self._latest[:1]
+        all_ranks = [torch.empty_like(mine) for _ in range(process_count())]
+        dist.all_gather(all_ranks, mine)
+        readings.mean("health/shared_samples", (torch.cat(all_ranks) == mine).sum() > 1, 1.0)
 
     def add_to(self, readings: Readings) -> None:
         """Add the share of repeated sequences since the last call."""

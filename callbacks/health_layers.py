@@ -94,7 +94,7 @@ def copies(tensor: Tensor, ranks: int) -> float:
 
 
 class UpdateSample:
-    """Estimates the norms of an update from some of the weights: every n-th, copied before the update.
+    """Estimates from some of the weights what an update did: every n-th, copied before it with its gradient.
 
     A copy of all weights would be exact, but takes memory.
 
@@ -103,19 +103,57 @@ class UpdateSample:
     """
 
     def __init__(self, layers: dict[str, list[Tensor]]) -> None:
-        self._before: dict[str, list[tuple[Tensor, int, Tensor]]] = {}  # parameter, stride, copies of its weights
+        self._before: dict[str, list[tuple[Tensor, int, Tensor, Tensor]]] = {}  # parameter, stride, its weights, gradients
         for layer, parameters in layers.items():
-            stride = math.ceil(sum(local_part(p).numel() for p in parameters) / SAMPLED)
-            self._before[layer] = [(p, s := _stride(p, stride), _every(p, s).clone()) for p in parameters]
+            weights = [(p, s, _every(p, s).clone()) for p, s in strides(parameters)]
+            self._before[layer] = [(p, s, w, torch.zeros_like(w) if p.grad is None else _whole(p, s)) for p, s, w in weights]
 
-    def add_to(self, readings: Readings, tag: str, layer: str, ranks: int) -> None:
-        """Add the norm of a layer's update as a root mean. `ranks` as in `share_of_square`."""
-        for parameter, stride, before in self._before.get(layer, ()):
+    def add_to(self, readings: Readings, layer: str, ranks: int) -> None:
+        """Add the norm of a layer's update, and its product with the negative gradient. `ranks` as in `share_of_square`."""
+        for parameter, stride, before, gradient in self._before.get(layer, ()):
             if before.numel() == 0:  # a shard may be empty
                 continue
             change = _every(parameter, stride).to(torch.promote_types(before.dtype, torch.float32)) - before
-            square = torch.linalg.vector_norm(change).square() * (local_part(parameter).numel() / before.numel())
-            readings.root_mean(tag, square / copies(parameter, ranks), 0.0)
+            share = local_part(parameter).numel() / before.numel() / copies(parameter, ranks)
+            readings.root_mean(f"health/update_norm/{layer}", torch.linalg.vector_norm(change).square() * share, 0.0)
+            readings.mean(f"descent/{layer}", -(change * gradient).sum() * share, 0.0)
+            if parameter.dim() > 1 and parameter.dtype == torch.float32:
+                now = _every(parameter, stride)
+                readings.mean(
+                    "health/rounded_weights", ((now == now.bfloat16()) & (now != before)).sum(), (now != before).sum()
+                )
+            if parameter.dim() > 1 and "." in layer:  # of embeddings, most rows have no gradient
+                readings.mean("health/zero_gradients", (gradient == 0).sum() * share, before.numel() * share)
+
+
+class FirstGradient:
+    """The gradient of a step's first micro-batch, of some weights: the step's gradient must contain it.
+
+    Args:
+        layers: parameters by layer, whose gradients are those of the first micro-batch.
+    """
+
+    def __init__(self, layers: dict[str, list[Tensor]]) -> None:
+        self._first = [
+            (p, s, _every(p.grad, s).clone())
+            for parameters in layers.values()
+            for p, s in strides(parameters)
+            if p.grad is not None
+        ]
+
+    def add_to(self, readings: Readings) -> None:
+        """Add its product with the gradients of now, relative to its square. It is 1 if no other micro-batch came."""
+        for parameter, stride, first in self._first:
+            if parameter.grad is not None:
+                share = parameter.numel() / max(1, first.numel())
+                now = _every(parameter.grad, stride)
+                readings.mean("health/first_gradient_share", (now * first).sum() * share, first.square().sum() * share)
+
+
+def strides(parameters: list[Tensor]) -> list[tuple[Tensor, int]]:
+    """Each parameter of a layer, and which of its weights are sampled: every n-th."""
+    wanted = math.ceil(sum(local_part(p).numel() for p in parameters) / SAMPLED)
+    return [(p, _stride(p, wanted)) for p in parameters]
 
 
 def _stride(parameter: Tensor, wanted: int) -> int:
@@ -124,6 +162,12 @@ def _stride(parameter: Tensor, wanted: int) -> int:
     while math.gcd(wanted, width) > 1:
         wanted += 1
     return max(1, wanted)
+
+
+def _whole(parameter: Tensor, stride: int) -> Tensor:
+    """A copy of some of a parameter's gradients, whose product with weights counts once in the sum over ranks."""
+    assert parameter.grad is not None
+    return _every(parameter.grad, stride) * (copies(parameter, 1) / copies(parameter.grad, 1))  # gradients may be partial sums
 
 
 def _every(parameter: Tensor, stride: int) -> Tensor:

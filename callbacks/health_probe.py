@@ -17,7 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from ._lightning import data_parallel, evaluation_mode
+from ._lightning import data_parallel, evaluation_mode, without_traces
 from ._torch import local_part, tensors_in
 from .contracts import HoldsAllLogits, offered
 from .health_batch import IGNORED
@@ -35,7 +35,7 @@ FREQUENCIES = ("common", "middle", "rare")
 
 
 class Probe:
-    """Runs `pl_module(ids)` on a few sequences, twice: the second time with other ids in their last halves.
+    """Runs `pl_module(ids)` on a few sequences, twice: the second time with other ids in their third quarters.
 
     Both are one batch. Where `forward` is not the LightningModule's own, or fails, or does not give logits (B, T, V), the
     probe is off.
@@ -58,28 +58,18 @@ class Probe:
         Args:
             rows: of the embedding; 0 if unknown.
         """
-        chosen = self._size(trainer, pl_module, ids, rows) if self.on else None
-        if not _all_agree(trainer, chosen is not None) or chosen is None:  # forward may need every rank
+        kept = self._chosen(trainer, pl_module, ids, rows)  # (R, L)
+        if kept is None:
             return
-        count, length = chosen
-        kept = ids[:count, :length]  # (R, L)
+        count, length = kept.shape
         changed = kept.clone()
-        changed[:, length // 2 :] = (changed[:, length // 2 :] + 1) % (kept.max() + 1)
-        logits: Any = None
+        middle = slice(length // 2, max(length // 2 + 1, 3 * length // 4))
+        changed[:, middle] = (changed[:, middle] + 1) % (kept.max() + 1)
         inner = Readings(readings.device)
-        eagerly = torch.compiler.set_stance("force_eager")
-        with evaluation_mode(trainer, pl_module), eagerly, watched(self.blocks, count, inner):
-            try:
-                logits = pl_module(torch.cat([kept, changed]))
-            except Exception as error:  # whatever a forward that expects other arguments raises
-                if isinstance(error, torch.OutOfMemoryError) and trainer.world_size > 1:
-                    raise  # of this rank alone: the others would wait for it
-                self._turn_off(f"{type(error).__name__}: {error}")
-                return
-        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != (2 * count, length):
-            self._turn_off("it does not return logits of shape (batch, positions, vocabulary)")
+        with evaluation_mode(trainer, pl_module), watched(self.blocks, count, inner):
+            logits = self._logits(trainer, pl_module, torch.cat([kept, changed]))
+        if logits is None:
             return
-        logits = local_part(logits)
         self.vocabulary = logits.size(-1)
         readings.take(inner)
         with torch.no_grad():
@@ -88,6 +78,43 @@ class Probe:
             if targets is not None:
                 groups = frequency_groups(targets, logits.size(-1))
                 _measure_losses(logits[:count], targets[:count, :length], groups, readings)
+
+    def noise(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, rows: int) -> Tensor | None:
+        """0-d: how far two evaluations of the same sequences of a validation batch are apart, relative to the largest logit.
+
+        In the modes that the modules have just now. None where the probe is off.
+        """
+        kept = self._chosen(trainer, pl_module, ids, rows)
+        if kept is None:
+            return None
+        with without_traces(trainer, pl_module):
+            logits = self._logits(trainer, pl_module, torch.cat([kept, kept]))
+        if logits is None:
+            return None
+        first, again = logits.float().chunk(2)
+        return _largest(again - first).amax() / _largest(first).clamp(min=torch.finfo(torch.float32).tiny)
+
+    def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, rows: int) -> Tensor | None:
+        """(R, L) ids to probe; None if there are none on a rank: forward may need every rank."""
+        chosen = self._size(trainer, pl_module, ids, rows) if self.on else None
+        if not _all_agree(trainer, chosen is not None) or chosen is None:
+            return None
+        return ids[: chosen[0], : chosen[1]]
+
+    def _logits(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor) -> Tensor | None:
+        """(2 R, L, V); None, and the probe is off, if forward does not give them."""
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                logits: Any = pl_module(ids)
+        except Exception as error:  # whatever a forward that expects other arguments raises
+            if isinstance(error, torch.OutOfMemoryError) and trainer.world_size > 1:
+                raise  # of this rank alone: the others would wait for it
+            self._turn_off(f"{type(error).__name__}: {error}")
+            return None
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
+            self._turn_off("it does not return logits of shape (batch, positions, vocabulary)")
+            return None
+        return local_part(logits)
 
     def _turn_off(self, reason: str) -> None:
         self.on = False
@@ -124,6 +151,8 @@ def watched(blocks: dict[str, nn.Module], count: int, readings: Readings) -> Ite
     with_probes: list[tuple[nn.Module, str]] = []
     for name, block in blocks.items():
         handles.append(block.register_forward_hook(partial(_of_block, name, count, readings)))
+        norms = [each for each in block.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)]
+        handles += [norm.register_forward_pre_hook(partial(_of_norm, readings)) for norm in norms]
         probed = {
             "score_probe": partial(_of_scores, name, readings),
             "unit_probe": partial(_of_units, name, readings),
@@ -152,13 +181,27 @@ def _of_activation(probe: Callable[[Tensor], None], module: nn.Module, args: Any
 
 def _of_block(name: str, count: int, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:
     """The output of a block: (2 R, L, d), or a tuple that begins with it."""
-    x = next(tensors_in(output), None)
+    x, before = next(tensors_in(output), None), next(tensors_in(args), None)
     if x is None:
         return
+    if before is not None and before.shape == x.shape and x.is_floating_point():
+        cosine = nn.functional.cosine_similarity(local_part(before).float(), local_part(x).float(), dim=-1)
+        readings.mean(f"health/residual/{name}", cosine.sum(), cosine.numel())
     x = local_part(x)
     x = x[:count] if x.dim() > 1 and x.size(0) == 2 * count else x
     readings.root_mean(f"health/activation_rms/{name}", torch.linalg.vector_norm(x, dtype=torch.float32).square(), x.numel())
     readings.largest(f"health/activation_max/{name}", _largest(x).amax())
+
+
+def _of_norm(readings: Readings, norm: nn.LayerNorm | nn.RMSNorm, args: Any) -> None:
+    """The input of a norm: (2 R, …, d)."""
+    x = next(tensors_in(args), None)
+    if x is None:
+        return
+    x = local_part(x).float()
+    square = x.var(dim=-1, correction=0).mean() if isinstance(norm, nn.LayerNorm) else x.square().mean()
+    eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
+    readings.largest("health/norm_epsilon", eps / square.clamp(min=torch.finfo(torch.float32).tiny))
 
 
 def _of_units(name: str, readings: Readings, hidden: Tensor) -> None:
@@ -211,12 +254,13 @@ def _measure_logits(logits: Tensor, readings: Readings) -> None:
 
 
 def _measure_leak(logits: Tensor, readings: Readings) -> None:
-    """The first halves of (2 R, L, V) logits must not depend on the second halves of the ids."""
-    count = logits.size(0) // 2
-    first = logits[:, : logits.size(1) // 2]
-    size = _largest(first[:count]).clamp(min=torch.finfo(torch.float32).tiny)
-    for row, places, z in _chunks(first[:count]):
-        readings.largest("health/future_leak", _largest(z - first[count + row, places]) / size)
+    """The first halves of (2 R, L, V) logits must not depend on the third quarters of the ids; the last 16th must."""
+    count, length = logits.size(0) // 2, logits.size(1)
+    first, last = logits[:, : length // 2], logits[:, min(length - 1, length - length // 16) :]
+    for name, part in (("future_leak", first), ("context_use", last)):
+        size = _largest(part[:count]).clamp(min=torch.finfo(torch.float32).tiny)
+        for row, places, z in _chunks(part[:count]):
+            readings.largest(f"health/{name}", _largest(z - part[count + row, places]) / size)
 
 
 def frequency_groups(targets: Tensor, vocabulary: int) -> Tensor:

@@ -13,7 +13,13 @@ SETUP_DESCRIPTIONS = {
     "setup/decayed_vectors": "parameters of one dimension (norm weights, biases) in a parameter group with weight decay",
     "setup/unoptimized": "elements of parameters that require gradients and are in no parameter group",
     "setup/frozen": "elements of parameters that do not require gradients",
+    "setup/stateless": "of a resumed run, before its first step: share of the parameters without state in the optimizer",
+    "setup/weight_norm": "before the first step of a launch: L2 norm of all trained weights",
+    "setup/momentum": "largest momentum, or first beta, of a parameter group",
+    "setup/weight_decay": "largest weight decay of a parameter group",
+    "setup/epsilon": "largest epsilon of a parameter group",
     "setup/initial_gain": "before step 1: largest root mean square of a Linear's weights, times the root of its inputs",
+    "setup/alike_units": "before step 1: share of the Linears whose units all have the same weights, other than 0",
     "setup/vocab_size": "rows of the embedding, or the data module's `vocab_size`",
     "setup/train_tokens": "the data module's `train_tokens`",
 }
@@ -35,6 +41,16 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         "setup/unoptimized": sum(p.numel() for p in pl_module.parameters() if p.requires_grad and p not in owned),
         "setup/frozen": sum(p.numel() for p in pl_module.parameters() if not p.requires_grad),
     }
+    for name, key in (("setup/momentum", "momentum"), ("setup/weight_decay", "weight_decay"), ("setup/epsilon", "eps")):
+        given = [group.get(key) for group in groups] + [
+            pair[0] for group in groups if name.endswith("m") and (pair := group.get("betas"))
+        ]
+        if known := [float(value) for value in given if isinstance(value, int | float)]:
+            facts[name] = max(known)
+    if trainer.global_step:
+        states = [optimizer.state for optimizer in trainer.optimizers]
+        stateless = sum(p.numel() for p in owned if not any(state.get(p) for state in states))
+        facts["setup/stateless"] = stateless / max(1, sum(p.numel() for p in owned))
     data = offered_by_data(trainer, HasVocabulary)
     if vocabulary := rows or (data and data.vocab_size):
         facts["setup/vocab_size"] = vocabulary
@@ -42,10 +58,18 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         facts["setup/train_tokens"] = text.train_tokens
     if trainer.global_step == 0:
         linears = [module for module in pl_module.modules() if isinstance(module, nn.Linear)]
-        gains = [_gain(each) for each in linears if isinstance(getattr(each, "weight", None), Tensor)]  # FSDP1 removes them
+        linears = [each for each in linears if isinstance(getattr(each, "weight", None), Tensor)]  # FSDP1 removes them
+        gains = [_gain(each) for each in linears]
         if gains:
             facts["setup/initial_gain"] = torch.stack(gains).max().item()
+            facts["setup/alike_units"] = sum(bool(_alike(each)) for each in linears) / len(linears)
     return {name: float(value) for name, value in facts.items()}
+
+
+def _alike(linear: nn.Linear) -> bool:
+    """Whether all units have the same weights, other than 0: they then get the same gradients, and stay alike."""
+    weight = local_part(linear.weight.detach())
+    return len(weight) > 1 and bool((weight == weight[:1]).all() and weight.any())
 
 
 def _gain(linear: nn.Linear) -> Tensor:

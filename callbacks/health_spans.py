@@ -13,7 +13,7 @@ from .health_readings import Readings
 SPAN = 48
 """Tokens of a span; half a sequence if that is less. Spans of less than 16 tokens recur by chance and are not compared."""
 SHORTEST = 16
-_FEWEST_VALIDATED, _MOST_VALIDATED = 100, 4096
+_FEWEST_VALIDATED, _MOST_VALIDATED = 40, 4096
 _SLOTS = 2**16
 _SAMPLED = 16
 _FACTOR = 6364136223846793005  # odd, so that it has an inverse modulo 2^64; Knuth's constant for 64-bit generators
@@ -52,7 +52,7 @@ class ValidationOverlap:
     """The share of spans of the validation text that have occurred in training since it was validated first.
 
     At most 4,096 spans are remembered on a rank. Spans that the validation text has several times, such as those of a template,
-    do not count. Of fewer than 100 spans on all ranks, as with `limit_val_batches`, there is no share: it would be chance.
+    do not count. Of fewer than 40 spans on all ranks, as with `limit_val_batches`, there is no share: it would be chance.
     """
 
     def __init__(self) -> None:

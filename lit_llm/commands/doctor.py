@@ -6,7 +6,7 @@ from lit_llm.commands.own_flags import OwnFlags
 
 
 def main(arguments: list[str]) -> int:
-    """Print the findings. Returns 1 if there is an error or a warning, 0 if there is at most advice."""
+    """Print the findings. Returns 2 if nothing could be read, 1 if there is an error or a warning, else 0."""
     flags = OwnFlags("doctor", alone=True, description=__doc__)
     flags.add_argument(
         "--run", required=True, help="run folder, like runs/quickstart; also of another project that logs with these callbacks"
@@ -17,7 +17,11 @@ def main(arguments: list[str]) -> int:
         default=None,
         help="compare the shards of the training data with their hashes; by default if they have at most 2 GB",
     )
+    flags.add_argument(
+        "--report", help="write rows and settings, without text and paths, to this file, so that you can send it"
+    )
     own = flags.parse(arguments)
+    from lit_llm.reporting.doctor.case_file import write_case
     from lit_llm.reporting.doctor.diagnose import RULES, diagnose, read_run
     from lit_llm.reporting.doctor.finding import Severity
     from lit_llm.runs.run_folder import expanded
@@ -28,6 +32,11 @@ def main(arguments: list[str]) -> int:
         print(f"note: {note}")
     for finding in findings:
         print("\n".join(finding.lines()))
+    if own.report is not None:
+        write_case(expanded(own.report), run, [finding.name for finding in findings])
+    if not findings and not run.is_readable:
+        print(f"Nothing to judge: {own.run} has no curve that a rule reads.")
+        return 2
     if findings:
         print(f"{len(findings)} of {len(RULES)} rules apply to {own.run}, {run.step:,} steps.")
     else:

@@ -17,7 +17,7 @@ from lit_llm.core.disk import ordinary_file
 from lit_llm.core.errors import UserError, need
 from lit_llm.runs.curve import METRICS as COLUMNS
 from lit_llm.runs.curve import Curve, Row
-from lit_llm.runs.metrics_rows import MetricsRows, Value
+from lit_llm.runs.metrics_rows import MetricsRows, Value, csv_values
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, config_of, settings_of
 
 if TYPE_CHECKING:
@@ -68,12 +68,15 @@ class LoadedRun:
     def scalars(self) -> dict[str, Series]:
         """Every logged number, by tag. A run that logged nothing has none.
 
-        They are read from metrics.jsonl, whatever logger the run used; without a row there, from TensorBoard's events.
+        They are read from metrics.jsonl, whatever logger the run used; without a row there, from TensorBoard's events, and
+        without those from a CSVLogger's metrics.csv.
         """
         found: Mapping[str, Sequence[Value]] = {} if self._rows is None else self._rows.values
         if not found:
             recorded = {tag: self.events.Scalars(tag) for tag in self.events.Tags()["scalars"]}
             found = {tag: [Value(each.step, each.value, each.wall_time) for each in rows] for tag, rows in recorded.items()}
+        if not found and (written := self.path / "metrics.csv").is_file():
+            found = csv_values(written)
         return {tag: _series(found[tag]) for tag in sorted(found)}
 
     @property

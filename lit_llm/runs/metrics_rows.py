@@ -1,7 +1,8 @@
-"""Reading metrics.jsonl, the file of `callbacks.MetricsFile`. No torch."""
+"""Reading metrics.jsonl, the file of `callbacks.MetricsFile`, and the file of Lightning's CSVLogger. No torch."""
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import math
@@ -85,6 +86,22 @@ def _values(line: bytes) -> Iterator[tuple[str, Value]]:
         number = _number(value)
         if number is not None:
             yield tag, Value(step, number, time)
+
+
+def csv_values(path: Path) -> dict[str, list[Value]]:
+    """The numbers of a CSVLogger's file by column, without times. Rows without a step and other cells are left out."""
+    values: dict[str, list[Value]] = {}
+    with open(open_ordinary(path), newline="", errors="replace") as file:
+        for row in csv.DictReader(file):
+            step = (row.pop("step", None) or "").partition(".")[0]
+            if not step.isdigit():
+                continue
+            for tag, cell in row.items():
+                try:
+                    values.setdefault(tag, []).append(Value(int(step), float(cell), 0.0))
+                except (TypeError, ValueError):  # an empty cell, or more cells than columns
+                    continue
+    return values
 
 
 def _number(value: Any) -> float | None:

@@ -200,9 +200,13 @@ def test_training_is_the_same_to_the_last_bit(tmp_path):
 def test_what_a_model_does_not_offer_is_left_out(tmp_path):
     """Batches are tensors, and `forward` is Lightning's."""
     _, _, rows = fit([HealthSignals()], tmp_path, module=Foreign(steps=1), steps=1)
-    signals = [tag.split("/")[1:] for tag in rows[1] if tag.startswith("health/")]
-    assert {kind for kind, _ in signals} == {"weight_norm", "gradient_norm", "update_norm", "update_ratio"}
+    signals = [tag.split("/")[1:] for tag in rows[1] if tag.count("/") == 2]
+    assert {kind for kind, _ in signals} == {"weight_norm", "gradient_norm", "update_norm", "update_ratio", "descent"}
     assert {layer for _, layer in signals} == {"embed", "head"}
+    others = {tag for tag in rows[1] if tag.startswith("health/") and tag.count("/") == 1}
+    assert {tag.removeprefix("health/") for tag in others} == {
+        "stateless", "leftover_gradient", "first_gradient_share", "micro_batches", "rounded_weights",
+    }  # fmt: skip
 
 
 def test_a_forward_with_other_arguments_turns_the_probe_off(tmp_path):
@@ -221,11 +225,14 @@ def test_a_forward_with_other_arguments_turns_the_probe_off(tmp_path):
 def test_every_tag_is_described_in_code_and_on_the_page(healthy):
     logged = set()
     for tag in healthy[1][2]:
-        tag = re.sub(r"(_norm|_ratio)/.+", r"\1/LAYER", tag)
+        tag = re.sub(r"(_norm|_ratio|descent)/.+", r"\1/LAYER", tag)
         tag = re.sub(r"/h\.\d$", "/BLOCK", tag)
         tag = re.sub(r"position/\d", "position/1..4", tag)
         logged.add(re.sub(r"frequency/\w+", "frequency/common|middle|rare", tag))
-    elsewhere = {"rank_difference", "backward_loss_ratio", "repeated_spans", "validation_overlap"}  # longer sequences, ranks
+    elsewhere = {  # longer sequences, ranks, norms, validation
+        "rank_difference", "shared_samples", "backward_loss_ratio", "repeated_spans", "norm_epsilon",
+        *(tag.removeprefix("health/") for tag in DESCRIPTIONS if tag.startswith("health/validation_")),
+    }  # fmt: skip
     setup = {tag for tag in DESCRIPTIONS if tag.startswith("setup/")}
     assert logged | {f"health/{name}" for name in elsewhere} | setup == set(DESCRIPTIONS)
     page = DOCS.read_text().replace("\\|", "|")
@@ -252,6 +259,12 @@ def test_facts_about_the_set_up_are_logged_once(tmp_path):
             "setup/unoptimized": D * V + V + sum(w.numel() for w in weights.values()),  # the head, and `module.start`
             "setup/frozen": sum(w.numel() for name, w in weights.items() if name.startswith("h.0.")),
             "setup/initial_gain": max(gains),
+            "setup/alike_units": 0,
+            "setup/momentum": 0.9,
+            "setup/weight_decay": 0.1,
+            "setup/epsilon": 1e-8,
+            "setup/weight_norm": sum(w.square().sum().item() for name, w in weights.items() if name.startswith(("h.1.", "wte")))
+            ** 0.5,
             "setup/vocab_size": V,
         }
     )
@@ -297,6 +310,6 @@ def test_the_update_of_a_large_layer_is_estimated(uneven, tolerance):
     update = torch.randn_like(weight) * (1 + uneven * (torch.arange(512) % 64 == 5))
     weight.data += update
     readings = Readings(torch.device("cpu"))
-    readings.root_mean("norm", 0.0, 1.0)
-    sample.add_to(readings, "norm", "layer", 1)
-    assert readings.read()["norm"] == pytest.approx(update.norm().item(), rel=tolerance)
+    readings.root_mean("health/update_norm/layer", 0.0, 1.0)
+    sample.add_to(readings, "layer", 1)
+    assert readings.read()["health/update_norm/layer"] == pytest.approx(update.norm().item(), rel=tolerance)

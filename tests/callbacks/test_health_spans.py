@@ -78,7 +78,7 @@ def test_spans_of_a_template_are_not_an_overlap():
     assert read(overlap) == {"health/validation_overlap": 0}
 
 
-@pytest.mark.parametrize(("rows", "share"), [(49, {}), (50, {"health/validation_overlap": 1})])
+@pytest.mark.parametrize(("rows", "share"), [(19, {}), (20, {"health/validation_overlap": 1})])
 def test_a_share_of_few_spans_is_none(rows, share):
     overlap, validation = ValidationOverlap(), ids(rows, 64, 9)  # two spans a row
     overlap.remember(validation)

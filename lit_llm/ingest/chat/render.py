@@ -68,6 +68,13 @@ class Renderer:
         messages = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": SENTINEL}]
         return self._marked({"messages": messages}, "a question and an answer")
 
+    def question(self) -> tuple[bool, bool]:
+        """Whether a user's question is in the text, and whether the template marks it as written by the assistant."""
+        messages = [{"role": "user", "content": SENTINEL}, {"role": "assistant", "content": "Answer"}]
+        text, answers = self._marked({"messages": messages}, "a question and an answer")
+        marked = self.template.marks_answers and any(SENTINEL in text[begin:end] for begin, end in answers)
+        return SENTINEL in text, marked
+
     def text(self, chat: Chat, *, where: str, prompt: bool = False) -> str:
         """A conversation, with what comes before an answer if it is a ``prompt``."""
         return str(self._call(chat, where, prompt=prompt)[0][0])

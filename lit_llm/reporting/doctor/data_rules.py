@@ -9,8 +9,8 @@ from lit_llm.reporting.doctor.finding import error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 _TARGETS = (
-    "loss-stuck", "loss-too-low", "loss-spikes", "diverged", "validation-unlike-training", "over-fitting",
-    "learning-rate-too-high",
+    "loss-stuck", "no-better-than-counts", "loss-too-low", "loss-spikes", "diverged", "validation-unlike-training",
+    "over-fitting", "learning-rate-too-high", "validation-other-text", "tokens-shuffled",
 )  # fmt: skip
 """What follows from wrong targets."""
 
@@ -51,7 +51,7 @@ def shifted_twice(run: Observed) -> str | None:
 
 @error(
     "targets-unrelated",
-    "the targets do not belong to their inputs: they were shuffled, or batches were mixed up",
+    "the targets do not belong to their inputs: some or all of them were replaced, shuffled or taken from another sequence",
     "look at a batch of the data",
     "health/shifted_targets",
     "certain",  # the definition of next-token prediction
@@ -62,6 +62,63 @@ def unrelated(run: Observed) -> str | None:
     if shifted is None or shifted > 0.9 or copied.seen(run) or shifted_twice.seen(run):
         return None
     return f"only {shifted:.1%} of the counted targets are the next input"
+
+
+@warning(
+    "samples-not-shuffled",
+    "the sequences of a batch are consecutive text: training reads the data in order",
+    "shuffle the samples",
+    "health/consecutive_sequences",
+    "certain",  # the target after a sequence is the first token of the next one
+    explains=("diverged", "loss-spikes", "over-fitting", "validation-other-text"),
+)
+def in_order(run: Observed) -> str | None:
+    share = run.median("health/consecutive_sequences")
+    if share is None or share < 0.9 or (run.last("health/commonest_target") or 0.0) > 0.5:
+        return None
+    return f"{share:.0%} of the sequences continue the one before them in their batch"
+
+
+@error(
+    "tokens-shuffled",
+    "a token says nothing about the next one: the tokens of the text are out of order",
+    "look at a batch of the data, decoded",
+    "health/bigram_loss, health/unigram_loss",
+    "likely",  # in English a letter halves the uncertainty about the next one (Shannon 1951)
+    explains=("loss-stuck", "no-better-than-counts", "learning-rate-too-low", "validation-other-text"),
+)
+def shuffled(run: Observed) -> str | None:
+    pairs, single, tokens = run.recent("health/bigram_loss"), run.recent("health/unigram_loss"), run.last("progress/tokens")
+    size = run.last("setup/vocab_size")
+    if pairs is None or single is None or not tokens or not size or single < 1 or tokens < 30 * size or pairs < 0.95 * single:
+        return None
+    return f"counting pairs of tokens predicts the next one no better ({pairs:.2f} nats) than counting tokens ({single:.2f})"
+
+
+@warning(
+    "one-token-dominates",
+    "most targets are the same token, such as padding that counts",
+    "give padding the target -100",
+    "health/commonest_target",
+    "likely",
+    explains=("loss-too-low", "duplicated-data", "loss-stuck", "no-better-than-counts"),
+)
+def one_token(run: Observed) -> str | None:
+    share = run.last("health/commonest_target")
+    return f"{share:.0%} of the targets are one and the same token" if share is not None and share > 0.5 else None
+
+
+@error(
+    "ranks-share-data",
+    "all ranks train on the same samples",
+    "give each rank samples of its own (DistributedSampler, or the rank in the seed of the order)",
+    "health/shared_samples",
+    "certain",  # hashes of the sequences
+    explains=("duplicated-data", "batch-repeated"),
+)
+def shared(run: Observed) -> str | None:
+    share = run.median("health/shared_samples")
+    return f"{share:.0%} of the ranks begin a micro-batch with the sequence of another rank" if share and share > 0.5 else None
 
 
 @error(
@@ -85,34 +142,60 @@ def leak(run: Observed) -> str | None:
     "look at the masks of the data; --data.packing best_fit if it is padding",
     "health/ignored_targets, a batch of the data",
     "likely",
-    explains=("loss-stuck", "loss-not-finite"),
+    explains=("loss-stuck", "no-better-than-counts", "loss-not-finite", "gradients-vanish"),
 )
 def ignored(run: Observed) -> str | None:
     share = run.median("health/ignored_targets")
     chats = str(run.setting("data.class_path", "")).endswith("ChatFiles")
-    if share is None or share <= 0.5 or chats or not run.from_scratch:  # fine-tuning trains on answers only
-        return None
-    return f"{share:.1%} of the targets are ignored (-100)"
+    most = 0.5 if run.from_scratch and not chats else 0.98  # fine-tuning trains on answers only
+    return f"{share:.1%} of the targets are ignored (-100)" if share is not None and share > most else None
+
+
+@error(
+    "question-lost",
+    "the chat template leaves out what the user says, so that answers cannot be predicted",
+    "another template (--data.chat_template)",
+    "chat_template.jinja in the run folder",
+    "certain",  # the template was asked
+    explains=("over-fitting", "loss-stuck"),
+)
+def question_lost(run: Observed) -> str | None:
+    return "the template writes a question and an answer without the question" if run.question and not run.question[0] else None
+
+
+@warning(
+    "questions-learned",
+    "the chat template marks the user's turns as the assistant's, so that questions are learned, too",
+    "{% generation %} around the assistant's turns only",
+    "chat_template.jinja in the run folder",
+    "certain",  # the template was asked
+)
+def questions_learned(run: Observed) -> str | None:
+    return "the question of a user is marked as an answer" if run.question and run.question[1] else None
 
 
 def _repeated(run: Observed, tag: str) -> float | None:
-    """A share of text that had occurred before, while less than one pass over the data was made. None if that is unknown."""
-    rows = [value for step, value in run.finite(tag) if step > 1 and (run.passes_at(step) or math.inf) < 1]
+    """A share of text that occurred before in a launch, while that made less than one pass. None if that is unknown."""
+    rows = [
+        value
+        for step, value in run.finite(tag)
+        if step > 1 and (run.passes_at(step - run.start_of_launch(step)) or math.inf) < 1  # each launch counts anew
+    ]
     return statistics.median(rows[len(rows) // 2 :]) if rows else None
 
 
 @error(
     "batch-repeated",
-    "every step trains on the same sequences",
+    "steps train on sequences that earlier steps have had: the position in the data does not advance, or was not restored",
     "look at the sampler: it must advance, and differ between ranks",
     "health/repeated_samples",
     "certain",  # hashes of the sequences
-    explains=("loss-too-low", "over-fitting", "duplicated-data", "validation-unlike-training"),
+    explains=("loss-too-low", "over-fitting", "duplicated-data", "validation-unlike-training", "validation-other-text"),
 )
 def one_batch(run: Observed) -> str | None:
     share = _repeated(run, "health/repeated_samples")
-    if share is not None and share > 0.95:
-        return f"{share:.0%} of the sequences had occurred before, although the first pass over the data is not complete"
+    if share is not None and share > 0.5:
+        return f"{share:.0%} of the sequences had occurred before in this launch, which has not made one pass over the data"
     return None
 
 
@@ -122,13 +205,15 @@ def one_batch(run: Observed) -> str | None:
     "remove copies (`clean --near_duplicates 0.7`)",
     "health/repeated_spans, health/repeated_samples",
     "possible",  # Lee et al. 2022, Deduplicating training data makes language models better
-    explains=("over-fitting", "loss-too-low"),
+    explains=("over-fitting", "loss-too-low", "validation-other-text"),
 )
 def duplicates(run: Observed) -> str | None:
     share = _repeated(run, "health/repeated_spans")
     mixed = str(run.setting("data.class_path", "")).endswith("Mixture")  # repeats small sources on purpose
-    if share is not None and share > 0.25 and not mixed and one_batch.seen(run) is None:
-        return f"{share:.0%} of the spans of tokens had occurred before, although the first pass over the data is not complete"
+    if share is not None and share > 0.25 and not mixed and run.from_scratch and one_batch.seen(run) is None:
+        return (
+            f"{share:.0%} of the spans of tokens had occurred before in this launch, which has not made one pass over the data"
+        )
     return None
 
 
@@ -146,8 +231,9 @@ def overlap(run: Observed) -> str | None:
     if share is None or passes is None or passes <= 0:
         return None
     # Code repeats lines. With documents split at random, 11 % of the spans of Python's library (48 bytes) occur in a tenth of a
-    # pass, 20 % in a whole one. Of a text that is all in training, 30 % occur in a pass of 0.3.
-    if share > 0.3:
+    # pass, 20 % in a whole one. Of a text that is all in training, 40 % occur in a pass of 0.4.
+    # Answers and templates of conversations recur: with other questions in validation 68 % occur.
+    if share > (0.4 if run.from_scratch else 0.9):
         return f"{share:.1%} of the validation text occurred in training, in {passes:.2f} passes over the training text"
     return None
 
@@ -157,11 +243,11 @@ def overlap(run: Observed) -> str | None:
     "the run repeats its text more often than helps",
     "fewer steps, a smaller model, or more text",
     "setup/train_tokens, progress/tokens, val/loss",
-    "certain",  # Muennighoff et al. 2023: up to four passes are nearly as good as new text
+    "likely",  # Muennighoff et al. 2023: up to four passes are nearly as good as new text
     explains=("over-fitting", "duplicated-data", "batch-repeated", "loss-too-low"),
 )
 def small_data(run: Observed) -> str | None:
-    if run.passes is not None and run.passes > 5:
+    if run.passes is not None and run.passes > 5 and run.from_scratch:
         return f"the run has made {run.passes:.1f} passes over {run.last('setup/train_tokens'):,.0f} tokens"
     return None
 
@@ -191,7 +277,7 @@ def damaged(run: Observed) -> str | None:
 def unused_vocabulary(run: Observed) -> str | None:
     shares, progress = run.finite("health/untouched_embeddings"), run.finite("progress/tokens")
     size = run.last("setup/vocab_size")
-    if not shares or not progress or not progress[-1][0] or size is None:
+    if not shares or not progress or not progress[-1][0] or size is None or not run.from_scratch:  # an import brings its own
         return None
     step, share = min(shares, key=lambda point: (point[1], -point[0]))  # each launch counts anew
     tokens = (step - run.start_of_launch(step)) * progress[-1][1] / progress[-1][0]

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.disk import open_ordinary
+from lit_llm.core.disk import open_ordinary, read_text
 from lit_llm.core.errors import UserError
+from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE, ChatTemplate
+from lit_llm.ingest.chat.render import Renderer
+from lit_llm.ingest.chat.template import MOST_BYTES as MOST_TEMPLATE_BYTES
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES
 from lit_llm.plan.run_record import recorded_launches
-from lit_llm.reporting.doctor import data_rules, expert_rules, loss_rules, optimizer_rules, preference_rules, speed_rules
+from lit_llm.reporting.doctor import (
+    data_rules,
+    expert_rules,
+    gradient_rules,
+    loss_rules,
+    model_rules,
+    optimizer_rules,
+    preference_rules,
+    resume_rules,
+    speed_rules,
+    validation_rules,
+)
+from lit_llm.reporting.doctor.case_file import read_case
 from lit_llm.reporting.doctor.finding import Finding, Rule
 from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.run_folder import CONFIG
 
-_FILES = (data_rules, optimizer_rules, expert_rules, preference_rules, loss_rules, speed_rules)
+_FILES = (
+    data_rules, resume_rules, gradient_rules, optimizer_rules, model_rules, expert_rules, preference_rules, validation_rules,
+    loss_rules, speed_rules,
+)  # fmt: skip
 RULES = tuple(each for file in _FILES for each in vars(file).values() if isinstance(each, Rule))
 """In this order, where nothing else says which finding comes first."""
 _SURE = ("certain", "likely", "possible")
@@ -40,7 +59,7 @@ MOST_BYTES = 2 * 10**9
 
 
 def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed, list[str]]:
-    """(the run of a folder, sentences about what could not be read).
+    """(the run of a folder, or of a file of `doctor --report`; sentences about what could not be read).
 
     Args:
         check_data: compare the shards of the training data with their hashes. None: if they have at most 2 GB.
@@ -48,6 +67,8 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
     Raises:
         UserError: The folder does not exist, or has neither settings nor rows.
     """
+    if folder.is_file():
+        return read_case(folder), []
     if not folder.is_dir():
         raise UserError(f"there is no run folder {folder} (--run)")
     loaded = LoadedRun(folder, of_lit_llm=False)
@@ -59,6 +80,10 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
         notes.append(f"There is no {CONFIG}: rules about settings are left out.")
     if not run.scalars:
         notes.append("Nothing was logged: the run has not reached its first row, or ran without a logger.")
+    elif not run.is_readable:
+        notes.append(
+            f"No rule reads any of the {len(run.scalars):,} curves, such as {next(iter(run.scalars))} (docs/doctor.md)."
+        )
     elif not any(tag.startswith("health/") for tag in run.scalars):
         notes.append("There are no health signals (--health): rules about layers, targets and masks are left out.")
     shards = data_shards(config)
@@ -67,7 +92,18 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
         notes.append(f"The {size / 1e9:,.0f} GB of training data were not compared with their hashes (--check_data true).")
         check_data = False
     found = damages(shards) if check_data is not False else []
-    return replace(run, damages=found), notes
+    return replace(run, damages=found, question=_question(folder / CHAT_TEMPLATE_FILE)), notes
+
+
+def _question(template: Path) -> tuple[bool, bool] | None:
+    """What `Observed.question` says, of the template that `fit` has copied into the run folder."""
+    if not template.is_file():
+        return None
+    try:
+        text = read_text(template, MOST_TEMPLATE_BYTES)
+        return Renderer(ChatTemplate(template.name, text, {}), re.compile("(?!)")).question()
+    except UserError:  # transformers is not installed, or the template asks for more than messages
+        return None
 
 
 def observed(run: LoadedRun) -> Observed:

@@ -27,7 +27,7 @@ LEAST_STEPS = (2 * MOVES) ** 2
     "--expert_balance.rate 0.001",
     "experts/bias, experts/load",
     "likely",
-    explains=("experts-unbalanced", "loss-spikes", "loss-stuck"),
+    explains=("experts-unbalanced", "loss-spikes", "loss-stuck", "no-better-than-counts"),
 )
 def bias_too_large(run: Observed) -> str | None:
     """A bias outweighs every score; or moves do, so that biases go back and forth and balance nothing.
@@ -81,6 +81,19 @@ def unbalanced(run: Observed) -> str | None:
     if min(loads) < high:
         return None
     return f"in every logged step since {since:,} one expert had at least {min(loads):.1f} times its share of the tokens"
+
+
+@warning(
+    "balance-too-strong",
+    "the loss that balances the experts outweighs the loss of the text",
+    "--model.moe.balance 0.01",
+    "train/balance, train/loss",
+    "likely",  # 0.01 in Fedus et al. 2021, Switch Transformers; 0.001 in DeepSeek-V2
+    explains=("loss-stuck", "learning-rate-too-low", "no-better-than-counts", "loss-scale"),
+)
+def strong_balance(run: Observed) -> str | None:
+    weight = run.setting("model.moe.balance", 0.0)
+    return f"model.moe.balance is {weight:g} (usual: 0.001 to 0.01)" if weight > 0.2 else None
 
 
 def _enough_tokens(run: Observed) -> bool:

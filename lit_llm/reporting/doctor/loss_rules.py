@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lit_llm.reporting.doctor.finding import error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
-LARGEST_GAIN = 4.0
+LARGEST_GAIN = 3.0
 """Root mean square of a matrix times the root of its inputs; GPT-3's 0.02 at width 12,288 has 2.2, torch's Linear 0.6."""
 
 
@@ -20,7 +20,7 @@ LARGEST_GAIN = 4.0
     "--trainer.precision bf16-mixed",
     "grad/norm, health/activation_max, health/logit_max",
     "likely",  # Micikevicius et al. 2018, Mixed precision training
-    explains=("loss-not-finite", "loss-spikes", "learning-rate-too-high", "diverged", "loss-stuck"),
+    explains=("loss-not-finite", "loss-spikes", "learning-rate-too-high", "diverged", "loss-stuck", "no-better-than-counts"),
 )
 def half_precision_overflow(run: Observed) -> str | None:
     if not str(run.setting("trainer.precision", "")).startswith("16"):
@@ -60,7 +60,15 @@ def _scatter(values: Sequence[float]) -> float:
     "--model.init_std 0.02, or remove the setting",
     "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
     "likely",  # the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks
-    explains=("diverged", "loss-spikes", "learning-rate-too-high", "learning-rate-too-low", "large-logits"),
+    explains=(
+        "diverged",
+        "loss-spikes",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+        "large-logits",
+        "attention-saturated",
+        "no-better-than-counts",
+    ),
 )
 def bad_start(run: Observed) -> str | None:
     if not run.from_scratch:
@@ -78,12 +86,31 @@ def bad_start(run: Observed) -> str | None:
 
 
 @error(
+    "initial-weights-small",
+    "the initial weights are far too small, or units begin with equal weights",
+    "--model.init_std 0.02, or remove the setting; draw weights at random",
+    "setup/initial_gain, setup/alike_units",
+    "likely",  # equal units get equal gradients; Glorot and Bengio 2010
+    explains=("loss-stuck", "learning-rate-too-low", "learning-rate-too-high", "no-better-than-counts", "no-context"),
+)
+def small_start(run: Observed) -> str | None:
+    gain, alike = run.last("setup/initial_gain"), run.last("setup/alike_units")
+    if not run.from_scratch:
+        return None
+    if alike:
+        return f"in {alike:.0%} of the matrices all units began with the same weights"
+    if gain is not None and gain < 0.02:
+        return f"no weight matrix kept more than {gain:.1%} of random inputs when training started (usual: 10 to 200 %)"
+    return None
+
+
+@error(
     "diverged",
     "the learning rate is too high",
     "a third of the learning rate, or more warmup (--schedule.warmup_steps)",
     "grad/norm, health/update_ratio",
     "likely",
-    explains=("loss-spikes",),
+    explains=("loss-spikes", "guard-too-strict"),
 )
 def diverged(run: Observed) -> str | None:
     curve = run.finite("train/loss")

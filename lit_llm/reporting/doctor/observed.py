@@ -23,12 +23,14 @@ class Observed:
         config: the settings of config.yaml; none for a run that has none.
         first_steps: complete steps at the start of each launch, oldest first.
         damages: a sentence for each file of the training data that is not what was written.
+        question: whether the run's chat template writes the user's question, and whether it has it learned. None without one.
     """
 
     scalars: Mapping[str, Series]
     config: Mapping[str, Any] = field(default_factory=dict)
     first_steps: Sequence[int] = ()
     damages: Sequence[str] = ()
+    question: tuple[bool, bool] | None = None
 
     def points(self, tag: str) -> Points:
         """Every value of a tag, also NaN and infinity."""
@@ -47,6 +49,11 @@ class Observed:
         found = self.finite(tag)
         return found[-1][1] if found else None
 
+    def recent(self, tag: str) -> float | None:
+        """The median of the last five finite values behind step 1: a row may be of few tokens. None of less than two."""
+        found = self.values(tag, 1)[-5:]
+        return statistics.median(found) if len(found) > 1 else None
+
     def median(self, tag: str, after: int = 0) -> float | None:
         """The median of the finite values at steps above `after`."""
         found = self.values(tag, after)
@@ -56,6 +63,14 @@ class Observed:
         """The finite values of `health/GROUP/LAYER`, by layer."""
         prefix = f"health/{group}/"
         return {tag.removeprefix(prefix): self.finite(tag) for tag in self.scalars if tag.startswith(prefix)}
+
+    def total(self, group: str) -> Points:
+        """The root of the sum over layers of the squares of `health/GROUP/LAYER`, by step."""
+        squares: dict[int, float] = {}
+        for points in self.by_layer(group).values():
+            for step, value in points:
+                squares[step] = squares.get(step, 0.0) + value**2
+        return [(step, math.sqrt(square)) for step, square in sorted(squares.items())]
 
     def smoothed(self, tag: str) -> Points:
         """Medians of five neighbouring finite values, the first four left out."""
@@ -83,6 +98,16 @@ class Observed:
         return planned if isinstance(planned, int) and planned > 0 else None
 
     @property
+    def is_readable(self) -> bool:
+        """Whether some curve has a name that rules read."""
+        return any(tag.partition("/")[0] in ("train", "val", "health", "grad") or tag == "lr" for tag in self.scalars)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nearly all planned steps are made; true if it is not known how many."""
+        return self.planned_steps is None or self.step >= 0.9 * self.planned_steps
+
+    @property
     def warmup_steps(self) -> int:
         """The step at which the learning rate reaches nine tenths of its highest value; 0 if it was not logged."""
         rates = self.finite("lr")
@@ -99,6 +124,19 @@ class Observed:
         """ln(vocabulary): the loss of a model that knows nothing. None if the vocabulary is not known."""
         size = self.last("setup/vocab_size")
         return None if size is None or size < 2 else math.log(size)
+
+    @property
+    def behind_pairs(self) -> float | None:
+        """Where the training loss is between that of counted pairs of tokens, 0, and that of counted tokens, 1.
+
+        None if they are not known, or too few pairs were counted to tell the two apart.
+        """
+        losses = [dict(self.finite(tag)) for tag in ("train/loss", "health/bigram_loss", "health/unigram_loss")]
+        common = sorted(losses[0].keys() & losses[1].keys() & losses[2].keys())[-5:]  # the same batches
+        if len(common) < 2:
+            return None
+        loss, pairs, single = (statistics.median(each[step] for step in common) for each in losses)
+        return (loss - pairs) / (single - pairs) if pairs < 0.9 * single else None
 
     @property
     def passes(self) -> float | None:

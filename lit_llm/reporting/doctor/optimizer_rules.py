@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
+from collections.abc import Callable
 
 from lit_llm.reporting.doctor.finding import advice, error, warning
-from lit_llm.reporting.doctor.observed import Observed, Points
+from lit_llm.reporting.doctor.observed import Observed
 
 UPDATE_HIGH = 0.12
 """Update norm / weight norm, right after warmup, of the layer that a quarter of the layers exceed. Above: the rate is too high.
 
 Healthy runs had up to 0.06, runs with ten times the rate at least 0.17 (docs/evidence/doctor.md)."""
-PATH_LOW = 0.7
+PATH_LOW = 0.5
 """Sum over all steps of update norm / weight norm, of the same layer. Below it a run has hardly left its random weights.
 
 Healthy runs had at least 2, runs with a thirtieth of the rate at most 0.35."""
+
+
+TUNING_LOW = 0.005
+"""The same of a run from trained weights, which need not go far: AdamW at 1e-5 makes a hundredth in 20 steps."""
+LEARNS = 0.3
+"""Of `behind_pairs`. A run that comes this far does not suffer from its rate. Ten times the rate: at least 0.39."""
 
 
 def _upper(values: list[float]) -> float:
@@ -24,11 +30,23 @@ def _upper(values: list[float]) -> float:
     return sorted(values)[(3 * len(values)) // 4]
 
 
-def _ratios_after_warmup(run: Observed) -> list[float]:
-    """Update norm / weight norm of each layer in the first sampled step after warmup."""
-    ready = max(run.warmup_steps, 2)
-    layers = [next((v for step, v in points if step >= ready), None) for points in run.by_layer("update_ratio").values()]
-    return [ratio for ratio in layers if ratio is not None]
+def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> list[float]:
+    """Update norm / weight norm of each layer: of the sampled steps behind the first, to the first one after warmup.
+
+    Without layers that begin near zero, such as short convolutions: their first updates are large beside them.
+
+    Args:
+        chosen: which of the steps counts.
+    """
+    ready, norms = max(run.warmup_steps, 2), run.by_layer("weight_norm")
+    found = []
+    for layer, points in run.by_layer("update_ratio").items():
+        last = next((step for step, _ in points if step >= ready), 0)
+        ratios = [value for step, value in points if 1 < step <= last]
+        sizes = [size for _, size in norms.get(layer, [])]
+        if ratios and (not sizes or sizes[0] > 0.05 * max(sizes)):
+            found.append(chosen(ratios))
+    return found
 
 
 @error(
@@ -37,49 +55,64 @@ def _ratios_after_warmup(run: Observed) -> list[float]:
     "remove requires_grad = False, or give the optimizer every parameter",
     "health/update_norm, setup/frozen, setup/unoptimized",
     "certain",  # an update of exactly zero
-    explains=("dead-units", "learning-rate-too-low", "loss-stuck"),
+    explains=("dead-units", "learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
 )
 def not_trained(run: Observed) -> str | None:
     missing = run.last("setup/unoptimized")
     if missing:
         return f"{missing:,.0f} parameters that require gradients are in no parameter group of the optimizer"
-    if not run.from_scratch:
-        return None
     frozen = run.last("setup/frozen")
-    if frozen:
+    if frozen and run.from_scratch:
         return f"{frozen:,.0f} parameters do not require gradients, but training started from random weights"
-    moved = run.by_layer("update_norm")
     rounds = run.setting("trainer.precision") == "bf16-true"  # then small updates are zero, too
-    still = sorted(layer for layer, points in moved.items() if len(points) > 1 and all(value == 0 for _, value in points))
-    if still and len(still) < len(moved) and not rounds:
-        others = " and others" if len(still) > 4 else ""
-        return f"no sampled step changed {', '.join(still[:4])}{others}, but it changed the other layers"
-    return None
+    still = sorted(
+        layer
+        for group in ("update_norm", "gradient_norm")
+        for layer, points in run.by_layer(group).items()
+        if len(points) > 2 and not any(value for _, value in points)
+    )
+    skips = sum(run.values("spike/skipped"))  # such a step changes none
+    if not still or rounds or skips or not any(run.values("lr")):
+        return None
+    others = " and others" if len(still) > 4 else ""
+    return f"no sampled step changed {', '.join(list(dict.fromkeys(still))[:4])}{others}, or gave it a gradient"
 
 
 @error(
-    "schedule-restarted",
-    "the resumed run did not continue the schedule",
-    "resume with the same schedule (--resume auto), and start a new run for a new one (--init_from)",
-    "lr at the step of the resume",
-    "certain",  # a schedule is a function of the step
-    explains=("diverged", "loss-spikes"),
+    "guard-too-strict",
+    "the spike guard skips steps that are not spikes",
+    "--spike_guard.sigma 6; --spike_guard null",
+    "spike/skipped",
+    "likely",
+    explains=("parameters-not-trained", "loss-spikes", "loss-stuck", "learning-rate-too-low", "no-better-than-counts"),
 )
-def restarted_schedule(run: Observed) -> str | None:
-    rates = run.finite("lr")
-    for first in run.first_steps:
-        before = [rate for step, rate in rates if step <= first]
-        # A restart repeats the beginning of the run. Two rows: one may be equal by chance.
-        after = [(rate, _interpolated(rates, step - first)) for step, rate in rates if step > first][:4]
-        repeats = [then is not None and abs(rate - then) <= 0.05 * then for rate, then in after]
-        if first < 2 or not before or len(after) < 2 or not all(repeats):
-            continue
-        if max(abs(rate - before[-1]) for rate, _ in after) > 0.3 * before[-1]:
-            return (
-                f"the learning rate was {before[-1]:.3g} at step {first:,}, where the run was resumed, then {after[0][0]:.3g}, "
-                "and went on as at the beginning of the run"
-            )
-    return None
+def skips(run: Observed) -> str | None:
+    skipped = sum(run.values("spike/skipped"))
+    if skipped < max(20, 0.2 * run.step):
+        return None
+    return f"{skipped:.0f} of {run.step:,} steps were skipped by the spike guard"
+
+
+@error(
+    "weights-rounded",
+    "weights are rounded to a narrow type after each update: there is no copy in float32",
+    "keep float32 weights (--trainer.precision bf16-mixed)",
+    "health/rounded_weights",
+    "certain",  # one float32 number in 65,536 is exact in bfloat16 by chance
+    explains=(
+        "parameters-not-trained",
+        "learning-rate-too-low",
+        "learning-rate-too-high",
+        "loss-stuck",
+        "no-better-than-counts",
+        "update-increases-loss",
+    ),
+)
+def rounded(run: Observed) -> str | None:
+    share = run.median("health/rounded_weights", 1)
+    if share is None or share < 0.9 or run.setting("trainer.precision") == "bf16-true":
+        return None
+    return f"{share:.0%} of the updated float32 weights have no more digits than bfloat16"
 
 
 @error(
@@ -88,12 +121,12 @@ def restarted_schedule(run: Observed) -> str | None:
     "--trainer.precision bf16-mixed",
     "health/update_ratio",
     "likely",  # bf16 has 8 significant bits; Zamirai et al. 2020, Revisiting BFloat16 training
-    explains=("learning-rate-too-low", "loss-stuck"),
+    explains=("learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
 )
 def rounded_away(run: Observed) -> str | None:
     if run.setting("trainer.precision") != "bf16-true":
         return None
-    ratios = _ratios_after_warmup(run)
+    ratios = _ratios_of_warmup(run, lambda ratios: ratios[-1])
     if ratios and statistics.median(ratios) < 2**-8:
         return (
             f"updates are {statistics.median(ratios):.3%} of the weights or less in half of the layers; bf16 rounds changes "
@@ -128,14 +161,21 @@ def wrong_scale(run: Observed) -> str | None:
     "a tenth to a third of the learning rate (`find-lr` measures it)",
     "health/update_ratio, grad/norm, train/loss",
     "likely",
-    explains=("diverged", "loss-spikes", "loss-not-finite", "loss-stuck", "dead-units", "large-logits"),
+    explains=(
+        "diverged",
+        "loss-spikes",
+        "loss-not-finite",
+        "loss-stuck",
+        "no-better-than-counts",
+        "dead-units",
+        "large-logits",
+    ),
 )
 def rate_too_high(run: Observed) -> str | None:
-    ratios = _ratios_after_warmup(run)
-    if not ratios or _upper(ratios) < UPDATE_HIGH:
+    ratios = _ratios_of_warmup(run, max)
+    if not ratios or _upper(ratios) < UPDATE_HIGH or (run.is_complete and (run.behind_pairs or 1.0) < LEARNS):
         return None
-    ratio = _upper(ratios)
-    return f"after warmup one step changed a quarter of the layers by {ratio:.0%} of their norm or more (usual: at most 6 %)"
+    return f"one step changed a quarter of the layers by {_upper(ratios):.0%} of their norm or more (usual: at most 6 %)"
 
 
 @warning(
@@ -144,18 +184,21 @@ def rate_too_high(run: Observed) -> str | None:
     "ten times the learning rate (`find-lr` measures it)",
     "health/update_ratio, train/loss",
     "likely",
-    explains=("loss-stuck",),
+    explains=(
+        "loss-stuck",
+        "no-better-than-counts",
+    ),
 )
 def rate_too_low(run: Observed) -> str | None:
-    planned = run.planned_steps
-    if not run.from_scratch or run.step < run.warmup_steps + 100 or planned is None or 2 * run.step < planned:
+    planned, lowest = run.planned_steps, PATH_LOW if run.from_scratch else TUNING_LOW
+    if not run.config or run.step < run.warmup_steps + 100 or planned is None or 2 * run.step < planned:
         return None
     paths = [statistics.mean(v for _, v in points) * run.step for points in run.by_layer("update_ratio").values() if points]
-    if not paths or not 0 < _upper(paths) < PATH_LOW:
+    if not paths or not 0 < _upper(paths) < lowest or (run.from_scratch and (run.behind_pairs or 1.0) < LEARNS):
         return None
     return (
         f"all {run.step:,} updates together, were they in one direction, would have changed three quarters of the layers by "
-        f"{_upper(paths):.0%} of their norm or less"
+        f"{_upper(paths):.1%} of their norm or less"
     )
 
 
@@ -164,7 +207,7 @@ def rate_too_low(run: Observed) -> str | None:
     "the limit of the gradient norm is far below the usual norm",
     "--gradient_norm.clip 1.0, or the median of grad/norm",
     "grad/norm, grad/clip_fraction",
-    "certain",  # a limit that always acts is a normalisation, and hides spikes
+    "likely",  # a limit that always acts is a normalisation, and hides spikes
 )
 def clipped_always(run: Observed) -> str | None:
     clip = run.setting("gradient_norm.init_args.clip")
@@ -193,12 +236,120 @@ def decayed_vectors(run: Observed) -> str | None:
     return None if not count else f"{count:,.0f} norm weights or biases are in a parameter group with weight decay"
 
 
+@warning(
+    "warmup-too-long",
+    "the warm-up is longer than the run, or most of it",
+    "--schedule.warmup_steps: 1 to 10 % of the steps",
+    "lr",
+    "likely",
+    explains=("learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
+)
+def endless_warmup(run: Observed) -> str | None:
+    rates, planned = run.finite("lr"), run.planned_steps
+    if planned is None or run.step < max(50, planned // 2) or len(rates) < 8:
+        return None
+    middle = rates[len(rates) // 2][1]
+    if rates[-1][1] < 1.3 * middle or rates[-1][1] < max(rate for _, rate in rates):
+        return None
+    return (
+        f"the learning rate still rises at step {run.step:,} of {planned:,}: {middle:.3g} at half of it, {rates[-1][1]:.3g} now"
+    )
+
+
+@warning(
+    "schedule-ends-early",
+    "the learning rate is near zero long before the run ends",
+    "--schedule.total_steps: the steps of the run",
+    "lr",
+    "likely",
+    explains=("loss-stuck", "no-better-than-counts"),
+)
+def ends_early(run: Observed) -> str | None:
+    rates = run.finite("lr")
+    highest = max((rate for _, rate in rates), default=0.0)
+    last = rates[-1][0] if rates else 0
+    for share, part in ((0.01, 0.2), (0.1, 0.5)):  # a cosine is below a tenth of its peak for a fifth of its steps
+        end = next((step for step, rate in reversed(rates) if rate > share * highest), 0)
+        if last >= 50 and highest and last - end > part * last:
+            return f"the learning rate is below {share:.0%} of its highest value since step {end:,} of {last:,}"
+    return None
+
+
+@warning(
+    "rate-rises-again",
+    "the learning rate rises again after it has fallen: the schedule has cycles, or starts anew",
+    "one schedule over all steps (--schedule.total_steps)",
+    "lr",
+    "likely",
+    explains=("loss-spikes", "diverged"),
+)
+def rises_again(run: Observed) -> str | None:
+    lowest = math.inf
+    for step, rate in run.finite("lr"):
+        if step > run.warmup_steps and rate > 1.5 * lowest and lowest > 0:
+            return f"the learning rate was {lowest:.3g} after warmup, and is {rate:.3g} at step {step:,}"
+        lowest = min(lowest, rate) if step >= run.warmup_steps else lowest
+    return None
+
+
+@warning(
+    "momentum-too-long",
+    "the optimizer averages gradients over more steps than the run has, or nearly",
+    "--optimizer.betas '[0.9, 0.95]', --optimizer.momentum 0.95",
+    "setup/momentum",
+    "likely",  # an average with momentum m reaches back 1 / (1 - m) steps
+    explains=(
+        "learning-rate-too-low",
+        "loss-stuck",
+        "diverged",
+        "loss-spikes",
+        "no-better-than-counts",
+        "update-increases-loss",
+    ),
+)
+def long_momentum(run: Observed) -> str | None:
+    momentum, planned = run.last("setup/momentum"), run.planned_steps or run.step
+    if momentum is None or momentum < 0.98 or planned > 10 / (1 - momentum + 1e-9):
+        return None
+    return f"momentum {momentum:g} averages over {1 / (1 - momentum + 1e-9):,.0f} steps, but the run has {planned:,}"
+
+
+@warning(
+    "weight-decay-too-high",
+    "weight decay pulls the weights to zero faster than they learn",
+    "--optimizer.weight_decay 0.1",
+    "setup/weight_decay, health/weight_norm",
+    "likely",
+    explains=("loss-stuck", "learning-rate-too-low", "no-better-than-counts", "diverged"),
+)
+def much_decay(run: Observed) -> str | None:
+    decay, norms = run.last("setup/weight_decay"), run.total("weight_norm")
+    if decay is not None and decay > 0.5:
+        return f"weight decay is {decay:g} (usual: 0 to 0.3)"
+    if run.from_scratch and len(norms) > 2 and norms[-1][1] < 0.5 * norms[0][1]:
+        return f"the norm of all weights shrank from {norms[0][1]:.3g} to {norms[-1][1]:.3g}"
+    return None
+
+
+@warning(
+    "epsilon-too-large",
+    "the optimizer's epsilon outweighs the root of the squared gradients, so that updates shrink with them",
+    "--optimizer.eps 1e-8",
+    "setup/epsilon",
+    "likely",  # Kingma and Ba 2015: 1e-8
+    explains=("learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
+)
+def large_epsilon(run: Observed) -> str | None:
+    epsilon = run.last("setup/epsilon")
+    return f"epsilon is {epsilon:g} (usual: 1e-10 to 1e-6)" if epsilon is not None and epsilon >= 1e-4 else None
+
+
 @advice(
     "no-warmup",
     "the first steps use the full learning rate, when the optimizer's averages know one batch only",
     "--schedule.warmup_steps 100, or 1 % of the steps",
     "lr, grad/norm of the first steps",
-    "certain",  # Goyal et al. 2017; Liu et al. 2020, On the variance of the adaptive learning rate
+    "likely",  # Goyal et al. 2017; Liu et al. 2020, On the variance of the adaptive learning rate
 )
 def no_warmup(run: Observed) -> str | None:
     rates = run.finite("lr")
@@ -215,7 +366,7 @@ def no_warmup(run: Observed) -> str | None:
     "Adam's average of squares never forgets the first gradients",
     "--optimizer.betas '[0.9, 0.95]'",
     "the optimizer's betas",
-    "certain",  # an average with beta2 reaches back 1/(1 - beta2) steps; Kingma and Ba 2015
+    "likely",  # an average with beta2 reaches back 1/(1 - beta2) steps; Kingma and Ba 2015
 )
 def long_memory(run: Observed) -> str | None:
     betas = run.setting("optimizer.init_args.betas")
@@ -224,12 +375,4 @@ def long_memory(run: Observed) -> str | None:
     memory, planned = 1 / (1 - betas[1]), run.planned_steps
     if planned is not None and planned >= 100 and memory > 10 * planned:
         return f"beta2 {betas[1]:g} averages over {memory:,.0f} steps, but the run has {planned:,}"
-    return None
-
-
-def _interpolated(rates: Points, step: int) -> float | None:
-    """The rate at a step between two rows."""
-    for (left, low), (right, high) in itertools.pairwise(rates):
-        if left <= step <= right:
-            return low + (high - low) * (step - left) / (right - left)
     return None

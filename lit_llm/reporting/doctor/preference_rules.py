@@ -17,13 +17,35 @@ FALL = 10.0
     "look at the data: prepare must write two different answers, and learn them",
     "train/margin, train/accuracy",
     "certain",  # equal documents have equal log-probabilities
-    explains=("loss-stuck",),
+    explains=(
+        "loss-stuck",
+        "no-better-than-counts",
+    ),
 )
 def alike(run: Observed) -> str | None:
+    chosen, rejected = run.values("train/logp_chosen"), run.values("train/logp_rejected")
+    rows = _without_margin(run)
+    return f"the margin is exactly 0 in all {rows} logged steps after the first" if rows and chosen == rejected else None
+
+
+@error(
+    "reference-moves",
+    "the reference is the trained model itself, so that there is no margin to learn",
+    "keep the first weights as the reference",
+    "train/margin, val/kl",
+    "certain",  # a margin of exactly 0 for different answers
+    explains=("loss-stuck",),
+)
+def reference_moves(run: Observed) -> str | None:
+    chosen, rejected = run.values("train/logp_chosen"), run.values("train/logp_rejected")
+    rows = _without_margin(run)
+    return f"the margin is exactly 0 in all {rows} logged steps after the first" if rows and chosen != rejected else None
+
+
+def _without_margin(run: Observed) -> int:
+    """Logged steps behind the first, if none has a margin; else 0."""
     margins = [value for step, value in run.finite("train/margin") if step > 1]  # at first the model is the reference
-    if len(margins) < 2 or any(margins):
-        return None
-    return f"the margin is exactly 0 in all {len(margins)} logged steps after the first"
+    return len(margins) if len(margins) > 1 and not any(margins) else 0
 
 
 @warning(
@@ -40,6 +62,21 @@ def leaked(run: Observed) -> str | None:
     if first is None or first > LEAK_STEPS or len(accuracies) < 2 or sum(accuracies[-5:]) / len(accuracies[-5:]) < 0.99:
         return None
     return f"every pair of step {first} was told apart, and nearly every pair since"
+
+
+@error(
+    "pairs-swapped",
+    "chosen and rejected answers are swapped in training, or in validation",
+    "look at the pairs of both: the same field must be the better answer",
+    "train/accuracy, val/accuracy",
+    "likely",
+    explains=("over-fitting", "likelihoods-fall", "preference-leak"),
+)
+def swapped(run: Observed) -> str | None:
+    train, held = run.smoothed("train/accuracy"), run.values("val/accuracy")
+    if not train or len(held) < 2 or train[-1][1] < 0.7 or held[-1] > 0.35:
+        return None
+    return f"accuracy came to {train[-1][1]:.0%} in training and to {held[-1]:.0%} in validation, which is worse than chance"
 
 
 @warning(

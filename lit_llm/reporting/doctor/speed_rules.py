@@ -35,7 +35,7 @@ def ranks_differ(run: Observed) -> str | None:
 def dead(run: Observed) -> str | None:
     found = {layer: points[-1] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}
     worst = max(found, key=lambda layer: found[layer][1], default=None)
-    if worst is None or found[worst][1] <= 0.5:
+    if worst is None or found[worst][1] <= 0.8:
         return None
     step, share = found[worst]
     return f"{share:.0%} of the hidden units of {worst} were zero on every probed token at step {step:,}"
@@ -60,7 +60,7 @@ def large_logits(run: Observed) -> str | None:
     "the data loader is slower than the model",
     "--data.num_workers 4; prepare the text once (`prepare`); a local disk",
     "time/data_fraction",
-    "certain",  # the time that steps wait for data
+    "likely",  # the time that steps wait for data
 )
 def slow_loader(run: Observed) -> str | None:
     shares = run.values("time/data_fraction")
@@ -74,7 +74,7 @@ def slow_loader(run: Observed) -> str | None:
     "one rank is slower than the others, and all wait for it",
     "look at that machine: clock rate, temperature, other processes",
     "rank/straggler, rank/step_time_max, rank/step_time_mean",
-    "certain",
+    "likely",
 )
 def straggler(run: Observed) -> str | None:
     slowest = run.values("rank/straggler")

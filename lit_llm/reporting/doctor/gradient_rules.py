@@ -1,0 +1,118 @@
+"""Rules about the gradients of a step: what the backward passes gave, and what the optimizer gets."""
+
+from __future__ import annotations
+
+import statistics
+
+from lit_llm.reporting.doctor.finding import error
+from lit_llm.reporting.doctor.observed import Observed
+
+_RATE = (
+    "learning-rate-too-high", "learning-rate-too-low", "diverged", "loss-spikes", "loss-stuck", "no-better-than-counts",
+    "clipped-at-every-step", "guard-too-strict", "large-logits",
+)  # fmt: skip
+
+
+def _shares(run: Observed) -> tuple[list[float], int]:
+    """(gradient of the step times that of its first micro-batch over the latter's square, by row; micro-batches of a step)."""
+    return run.values("health/first_gradient_share"), int(run.median("health/micro_batches") or 0)
+
+
+@error(
+    "gradients-not-cleared",
+    "the gradients of earlier steps are not cleared",
+    "optimizer.zero_grad() before the first backward pass of each step",
+    "health/leftover_gradient",
+    "certain",  # they are 0 or None after zero_grad
+    explains=_RATE,
+)
+def left_over(run: Observed) -> str | None:
+    left = run.values("health/leftover_gradient")
+    if len(left) < 2 or statistics.median(left) == 0:
+        return None
+    return f"gradients had a norm of {statistics.median(left):.3g} before the first backward pass of a step (median)"
+
+
+@error(
+    "gradients-vanish",
+    "most gradients are exactly zero: they underflow for lack of a loss scale, or are masked",
+    "--trainer.precision bf16-mixed; scale the loss in fp16",
+    "health/zero_gradients",
+    "likely",  # Micikevicius et al. 2018, Mixed precision training
+    explains=(*_RATE, "gradients-changed", "parameters-not-trained"),
+)
+def underflow(run: Observed) -> str | None:
+    share = run.median("health/zero_gradients", 1)
+    if share is None or share < 0.5 or run.setting("model.moe"):  # experts without tokens have none
+        return None
+    return f"{share:.0%} of the gradients of matrices are exactly 0"
+
+
+@error(
+    "micro-batches-lost",
+    "only a part of the micro-batches has an effect: gradients are cleared between them",
+    "clear gradients once in a step, before its first backward pass",
+    "health/first_gradient_share, health/micro_batches",
+    "likely",  # a sum of gradients contains the square of each
+    explains=_RATE,
+)
+def lost(run: Observed) -> str | None:
+    shares, count = _shares(run)
+    if count < 2 or len(shares) < 2 or statistics.median(shares) > 0.95:
+        return None
+    share = statistics.median(shares)
+    return f"the step's gradient has {share:.0%} of its first micro-batch's in it (a sum of {count} has at least 100 %)"
+
+
+@error(
+    "micro-batches-alike",
+    "the micro-batches of a step are the same samples",
+    "look at the sampler: it must advance with each micro-batch",
+    "health/first_gradient_share, health/repeated_samples",
+    "certain",  # equal gradients add up to a multiple
+    explains=("duplicated-data", "batch-repeated", "over-fitting", "no-better-than-counts"),
+)
+def alike(run: Observed) -> str | None:
+    shares, count = _shares(run)
+    if count < 2 or len(shares) < 2 or max(abs(share / count - 1) for share in shares) > 1e-3:
+        return None
+    return f"the gradient of a step is {count} times that of its first micro-batch, in all {len(shares)} sampled steps"
+
+
+@error(
+    "gradients-changed",
+    "something changes gradients between the backward passes and the optimizer: a sum instead of a mean, a mask, or noise",
+    "look at code that touches `grad`; divide by the number of micro-batches once",
+    "health/first_gradient_share, grad/norm",
+    "likely",  # the gradient of one micro-batch is that of the step
+    explains=_RATE,
+)
+def changed(run: Observed) -> str | None:
+    shares, count = _shares(run)
+    if len(shares) < 2 or not count:
+        return None
+    share = statistics.median(shares[:5])  # at first micro-batches agree most
+    if share > 1.3 * count or (count == 1 and abs(share - 1) > 0.01):
+        return f"the step's gradient has {share:.3g} times its first micro-batch's in it, but there are {count} micro-batches"
+    return None
+
+
+@error(
+    "update-increases-loss",
+    "updates go up the gradient: a sign is wrong",
+    "subtract the gradient; maximize=False; minimise the loss, not its negative",
+    "health/descent, train/loss",
+    "likely",  # the sign of update times gradient
+    explains=(*_RATE, "loss-not-finite"),
+)
+def ascent(run: Observed) -> str | None:
+    """At step 1, where no earlier gradient counts, a layer goes up; or the median layer does in the first rows."""
+    found = {layer: [value for _, value in points[:3]] for layer, points in run.by_layer("descent").items() if points}
+    first = {layer: points[0][1] for layer, points in run.by_layer("descent").items() if points and points[0][0] <= 1}
+    up = sorted(layer for layer, cosine in first.items() if cosine < -0.05)
+    middle = statistics.median(statistics.mean(values) for values in found.values()) if found else 0.0
+    if not up and middle > -0.05:
+        return None
+    which = f"of {', '.join(up[:4])}{' and others' if len(up) > 4 else ''}" if up else "of half of the layers"
+    cosine = -min((first[layer] for layer in up), default=middle)
+    return f"the first updates {which} have a cosine of {cosine:.2f} with the gradient (usual: below -0.1)"

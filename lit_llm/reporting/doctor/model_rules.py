@@ -1,0 +1,90 @@
+"""Rules about the model: its initial weights, attention, norms, and what it has learned beside a table of pairs."""
+
+from __future__ import annotations
+
+import statistics
+
+from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.observed import Observed
+
+SCORE = 30.0
+"""At initialisation. Softmax of normal scores of this standard deviation has no entropy left; healthy models begin below 5."""
+
+
+@error(
+    "norms-do-not-normalise",
+    "the epsilon of a norm is larger than what it normalises",
+    "an epsilon of 1e-5 or 1e-6; larger weights of the embedding",
+    "health/norm_epsilon, health/activation_rms",
+    "certain",  # the definition of a norm: x / sqrt(mean square + epsilon)
+    explains=("learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
+)
+def norms(run: Observed) -> str | None:
+    ratio = run.median("health/norm_epsilon", run.step // 2)
+    return None if ratio is None or ratio < 1 else f"an epsilon is {ratio:.3g} times the mean square of its norm's input"
+
+
+@error(
+    "residual-lost",
+    "a block does not add its input to its output",
+    "x + branch(x) in that block",
+    "health/residual",
+    "likely",
+    explains=("no-better-than-counts", "diverged", "loss-stuck", "learning-rate-too-high"),
+)
+def residual(run: Observed) -> str | None:
+    """A block begins by forgetting its input, which the others keep."""
+    first = {layer: points[0][1] for layer, points in run.by_layer("residual").items() if points and points[0][0] <= 1}
+    if len(first) < 2 or not run.from_scratch:
+        return None
+    lowest = min(first, key=lambda layer: first[layer])
+    others = statistics.median(value for layer, value in first.items() if layer != lowest)
+    if first[lowest] > 0.2 or others < 0.5:
+        return None
+    return f"at step 1 input and output of {lowest} had a cosine of {first[lowest]:.2f}, those of other blocks {others:.2f}"
+
+
+@error(
+    "attention-saturated",
+    "attention scores are too large, so that each position sees one other: the scale is not 1 / sqrt(width of a head)",
+    "remove --model.attention_scale; divide the scores by the root of the width of a head",
+    "health/attention_logit_max",
+    "likely",
+    explains=("no-better-than-counts", "loss-stuck", "learning-rate-too-high", "learning-rate-too-low"),
+)
+def saturated(run: Observed) -> str | None:
+    first = [points[0][1] for points in run.by_layer("attention_logit_max").values() if points and points[0][0] <= 1]
+    if not first or not run.from_scratch or max(first) < SCORE:
+        return None
+    return f"the largest attention score before softmax was {max(first):.0f} at step 1, with initial weights"
+
+
+@error(
+    "no-context",
+    "no position sees another one that is a quarter of the sequence before it: attention is off, or sees too little",
+    "look at the attention mask, the window and the projections",
+    "health/context_use, health/loss_by_position",
+    "certain",  # logits behind a changed input must change
+    explains=("no-better-than-counts", "loss-stuck"),
+)
+def no_context(run: Observed) -> str | None:
+    values = run.values("health/context_use", run.step // 2)
+    if len(values) < 2 or max(values) > 0 or run.setting("model.window"):
+        return None
+    return "other inputs in the third quarter of a sequence did not change its last logits at all"
+
+
+@warning(
+    "no-better-than-counts",
+    "the model uses hardly any context: layers are broken, or hardly trained",
+    "look at what changed in the model; compare with a run without it",
+    "train/loss against health/unigram_loss and health/bigram_loss",
+    "possible",
+)
+def like_counts(run: Observed) -> str | None:
+    behind = run.behind_pairs
+    if behind is None or behind < 0.75 or not run.from_scratch or not run.is_complete or run.step < 100:
+        return None
+    pairs, single = run.recent("health/bigram_loss"), run.recent("health/unigram_loss")
+    loss = run.smoothed("train/loss")[-1][1]
+    return f"training loss is {loss:.3f}; counting tokens gives {single:.3f}, counting pairs of tokens {pairs:.3f}"

@@ -1,0 +1,85 @@
+"""Rules about what a launch continues: schedule, weights and the optimizer's state."""
+
+from __future__ import annotations
+
+import itertools
+
+from lit_llm.reporting.doctor.finding import error
+from lit_llm.reporting.doctor.observed import Observed, Points
+
+_JUMPS = ("diverged", "loss-spikes", "over-fitting")
+
+
+@error(
+    "schedule-restarted",
+    "the resumed run did not continue the schedule",
+    "resume with the same schedule (--resume auto), and start a new run for a new one (--init_from)",
+    "lr at the step of the resume",
+    "likely",  # a schedule is a function of the step
+    explains=("rate-rises-again", "diverged", "loss-spikes"),
+)
+def restarted_schedule(run: Observed) -> str | None:
+    rates = run.finite("lr")
+    for first in run.first_steps:
+        before = [rate for step, rate in rates if step <= first]
+        # A restart repeats the beginning of the run. Two rows: one may be equal by chance.
+        after = [(rate, _interpolated(rates, step - first)) for step, rate in rates if step > first][:4]
+        repeats = [then is not None and abs(rate - then) <= 0.05 * then for rate, then in after]
+        if first < 2 or not before or len(after) < 2 or not all(repeats):
+            continue
+        if max(abs(rate - before[-1]) for rate, _ in after) > 0.3 * before[-1]:
+            return (
+                f"the learning rate was {before[-1]:.3g} at step {first:,}, where the run was resumed, then {after[0][0]:.3g}, "
+                "and went on as at the beginning of the run"
+            )
+    return None
+
+
+def _interpolated(rates: Points, step: int) -> float | None:
+    """The rate at a step between two rows."""
+    for (left, low), (right, high) in itertools.pairwise(rates):
+        if left <= step <= right:
+            return low + (high - low) * (step - left) / (right - left)
+    return None
+
+
+@error(
+    "weights-replaced",
+    "other weights were put in place of the trained ones: they were drawn anew, or another checkpoint was loaded",
+    "load the checkpoint after the model is built, and do not initialise it again",
+    "setup/weight_norm, health/weight_norm, train/loss",
+    "likely",  # the triangle inequality: norms cannot change by more than the updates between
+    explains=(*_JUMPS, "learning-rate-too-high", "validation-unlike-training"),
+)
+def replaced(run: Observed) -> str | None:
+    norms, updates = run.total("weight_norm"), dict(run.total("update_norm"))
+    launches = [(run.start_of_launch(step) + 1, norm) for step, norm in run.finite("setup/weight_norm")]
+    for (step, norm), (later, after) in itertools.pairwise(sorted({*norms, *launches})):
+        if step not in updates or after > 2 * norm:  # between two launches without a row; weights that explode
+            continue
+        largest = max(updates[step], updates.get(later, 0.0))
+        if abs(after - norm) > 3 * largest * (later - step) + 1e-3 * norm:
+            return (
+                f"the norm of all weights went from {norm:.4g} at step {step:,} to {after:.4g} at step {later:,}, while one "
+                f"update had a norm of at most {largest:.2g}"
+            )
+    return None
+
+
+@error(
+    "optimizer-state-lost",
+    "the optimizer has forgotten its averages of gradients",
+    "restore the optimizer's state with the weights (--resume auto); do not clear it",
+    "health/stateless, setup/stateless",
+    "certain",  # no state where there was one
+    explains=(*_JUMPS, "learning-rate-too-high"),
+)
+def state_lost(run: Observed) -> str | None:
+    sampled, lost = run.finite("health/stateless"), run.last("setup/stateless")
+    if lost is not None and lost > 0.5 and any(share < 0.5 for _, share in sampled):
+        return f"{lost:.0%} of the parameters had no state when the run was resumed"
+    kind = str(run.setting("optimizer.class_path", "SGD"))
+    always = [share for step, share in sampled if step > 1]
+    if len(always) > 1 and min(always) > 0.5 and not kind.endswith("SGD"):
+        return f"in every sampled step {min(always):.0%} of the parameters had no state before the update"
+    return None

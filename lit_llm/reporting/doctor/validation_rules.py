@@ -1,0 +1,94 @@
+"""Rules about what validation measures."""
+
+from __future__ import annotations
+
+import statistics
+
+from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.observed import Observed
+
+_VALIDATION = ("validation-unlike-training", "over-fitting")
+
+
+@error(
+    "validation-is-random",
+    "dropout is on in validation: the model is not in eval mode",
+    "module.eval() before validation; remove module.train() from validation_step",
+    "health/validation_noise",
+    "certain",  # two evaluations of the same batch
+    explains=_VALIDATION,
+)
+def noise(run: Observed) -> str | None:
+    largest = max(run.values("health/validation_noise"), default=0.0)
+    return f"two evaluations of the same batch differ by {largest:.1%} of the largest logit" if largest > 0.01 else None
+
+
+@warning(
+    "validation-sequences-shorter",
+    "validation has other sequences than training, so that its loss is of less context",
+    "the same block_size in training and validation",
+    "health/validation_length",
+    "certain",  # the shapes of the batches
+    explains=_VALIDATION,
+)
+def shorter(run: Observed) -> str | None:
+    ratio = run.last("health/validation_length")
+    return f"a sequence of validation has {ratio:.2f} times the tokens of training's" if ratio and ratio < 0.7 else None
+
+
+@error(
+    "validation-does-not-move",
+    "validation evaluates other weights than those that are trained, such as the model without its adapters",
+    "evaluate the model that is trained; merge or keep the adapters",
+    "val/loss",
+    "certain",  # the same loss to seven digits
+    explains=_VALIDATION,
+)
+def constant(run: Observed) -> str | None:
+    values, train = run.values("val/loss"), run.smoothed("train/loss")
+    if len(values) < 3 or not train or max(values) - min(values) > 1e-7 * abs(values[0]) or not _moves(run):
+        return None
+    return f"val/loss is {values[0]:.6f} in all {len(values)} validations, while training changed the weights"
+
+
+def _moves(run: Observed) -> bool:
+    """Whether most sampled steps have changed most layers."""
+    changes = [value for points in run.by_layer("update_norm").values() for _, value in points]
+    return bool(changes) and statistics.median(changes) > 0
+
+
+@warning(
+    "validation-other-text",
+    "training and validation text are of different kinds, or one of them has noise",
+    "split one text by document (`prepare --data.val_fraction 0.1`); look at decoded batches of both",
+    "health/validation_bigram_loss against health/bigram_loss",
+    "likely",
+    explains=_VALIDATION,
+)
+def other_text(run: Observed) -> str | None:
+    """Counts of the training text fit one text much better than the other, so that it is not the model's fault."""
+    of_validation, of_training = run.recent("health/validation_bigram_loss"), run.recent("health/bigram_loss")
+    single = run.recent("health/unigram_loss")
+    if of_validation is None or of_training is None or single is None or not run.from_scratch:
+        return None
+    low, high = sorted((of_validation, of_training))
+    if high < 1.3 * low + 0.3 or low > 0.9 * single:  # too little was counted
+        return None
+    return (
+        f"counted pairs of training tokens give {of_training:.2f} nats on training and {of_validation:.2f} on validation text"
+    )
+
+
+@warning(
+    "average-lags",
+    "validation is of an average of the weights that still has much of the first ones",
+    "--ema.warmup true, or a smaller --ema.decay",
+    "val/loss against train/loss",
+    "likely",  # the average gives the first weights a share of decay^steps
+    explains=_VALIDATION,
+)
+def average(run: Observed) -> str | None:
+    decay, steps = run.setting("ema.init_args.decay"), run.planned_steps
+    if not isinstance(decay, float) or steps is None or run.setting("ema.init_args.warmup", True) or decay**steps < 0.05:
+        return None
+    return f"after {steps:,} steps an average with decay {decay:g} still is {decay**steps:.0%} the initial weights"
