@@ -19,8 +19,8 @@ SAVED_AT, CONTINUED_TO = 3, 6
 MEMORY_TOLERANCE = {"cpu": 0.01, "cuda": 0.1}
 """On a CPU the planner counts tensors; on a GPU it estimates what kernels and the allocator add."""
 TRAFFIC_TOLERANCE = 0.01  # the plan leaves out single numbers: sums of losses and norms
-OF_EXPERTS_TOLERANCE = {"memory": 0.05, "traffic": 0.15}
-"""At least, of ranks that share experts: the plan gives each of them the same number of tokens."""
+OF_EXPERTS_TOLERANCE = 0.03
+"""Of memory, at least, of ranks that share experts: on 4 and 8 CPU ranks it is 1.0 MB less than planned, which is 2 %."""
 LINK_TOLERANCE = 2.0  # only large messages reach the bandwidths of data sheets
 SPEED_TOLERANCE = 1.05
 MOST_GRAPHS = 3
@@ -150,13 +150,11 @@ def _plan(devices: int, tolerance: float) -> Group:
         return Figure(abs(planned / measured - 1), tolerance, details=found[what])
 
     of = {"memory": tolerance} | ({"traffic": TRAFFIC_TOLERANCE} if devices > 1 else {})
-    at_least = {
-        name: OF_EXPERTS_TOLERANCE if "expert" in layout["strategy"] else {} for name, layout in layouts(devices).items()
-    }
+    shared = {name for name, layout in layouts(devices).items() if "expert" in layout["strategy"]}
     checks = (
-        Check(f"plan/{what}/{name}", (f"plan {name}",), partial(judge, what, max(most, least.get(what, 0))), required=True)
-        for name, least in at_least.items()
-        for what, most in of.items()
+        Check(f"plan/{what}/{name}", (f"plan {name}",), partial(judge, what, most), required=True)
+        for name in layouts(devices)
+        for what, most in (of | {"memory": max(tolerance, OF_EXPERTS_TOLERANCE)} if name in shared else of).items()
     )
     return Group("peak memory and bytes sent are those of the plan", tuple(checks), ((devices, jobs),))
 

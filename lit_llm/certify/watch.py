@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -27,6 +28,7 @@ from lit_llm.distributed.block_kernels import compile_blocks
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import cross_entropy
+from lit_llm.models.router import Router
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import peak_memory
 from lit_llm.plan.collectives import communicated_bytes
@@ -52,12 +54,21 @@ class Watch(Callback):
     def __exit__(self, error: object, *_: object) -> None: ...
 
 
+def _in_turn(k: int, scores: Tensor) -> Tensor:
+    """The experts of N tokens in turn, whatever their scores: (N, E) → (N, k), in ascending order."""
+    tokens, experts = scores.shape
+    places = torch.arange(tokens * k, device=scores.device).view(tokens, k)
+    return (places % experts).sort(dim=1).values
+
+
 class PlanWatch(Watch):
     """Peak memory and bytes sent, of the rank that has most, beside what the plan says of them.
 
     Traffic is counted in the first measured step, memory in those after it: on a GPU by torch's allocator. On a CPU from the
     tensors at the start of a step and the allocator's log. There the peak is the lowest of the steps, because threads of gloo
     free what they have sent at any time, if `Settled` does not reach them.
+
+    The plan gives each expert the same number of tokens, and so does this training.
     """
 
     def __enter__(self) -> None:
@@ -71,6 +82,9 @@ class PlanWatch(Watch):
         self._live: list[dict[int, int]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for module in pl_module.modules():
+            if isinstance(module, Router):
+                module.choose = partial(_in_turn, module.config.top_k)  # type: ignore[method-assign]
         settings, cuda = settings_of_trainer(trainer, pl_module), pl_module.device.type == "cuda"
         sent = sum(communicated_bytes(settings, cuda=cuda).values())
         self._planned = {"memory": peak_memory(settings, cuda=cuda).total, "traffic": sent}
