@@ -135,7 +135,10 @@ CASES = {
     ],
     "updates-rounded-away": [observed(layers("update_ratio", 0.002), with_precision("bf16-true"))],
     "loss-scale": [observed(everywhere("health/backward_loss_ratio", 4.0))],
-    "learning-rate-too-high": [observed(layers("update_ratio", 0.3) | SLOW)],
+    "learning-rate-too-high": [
+        observed(layers("update_ratio", 0.3) | SLOW),
+        observed({f"health/weight_norm/{layer}": {1: 2.0} | dict.fromkeys(range(30, 410, 50), 12.0) for layer in LAYERS}),
+    ],
     "learning-rate-too-low": [observed(layers("update_ratio", 0.001) | SLOW)],
     "clipped-at-every-step": [observed(everywhere("grad/norm", 150.0))],
     "decayed-vectors": [observed(everywhere("setup/decayed_vectors", 9.0))],
@@ -200,7 +203,8 @@ CASES = {
     ],
     "ranks-differ": [observed(everywhere("health/rank_difference", 1e-3))],
     "samples-not-shuffled": [observed(everywhere("health/consecutive_sequences", 1.0))],
-    "tokens-shuffled": [observed(everywhere("health/bigram_loss", 3.2))],
+    "tokens-shuffled": [observed(everywhere("health/bigram_loss", 3.2) | everywhere("health/validation_bigram_loss", 3.2))],
+    "beta-too-large": [observed(config={"objective": {"init_args": {"loss": "dpo", "beta": 20.0}}})],
     "one-token-dominates": [observed(everywhere("health/commonest_target", 0.7))],
     "ranks-share-data": [observed({"health/shared_samples": dict.fromkeys(STEPS, 1.0)})],
     "question-lost": [observed(question=(False, False))],
@@ -221,7 +225,10 @@ CASES = {
         observed(everywhere("health/first_gradient_share", 16.0)),
         observed(everywhere("health/first_gradient_share", 0.5) | everywhere("health/micro_batches", 1.0)),
     ],
-    "update-increases-loss": [observed(layers("descent", -0.3))],
+    "update-increases-loss": [
+        observed(layers("descent", -0.3)),
+        observed(everywhere("health/first_gradient_share", -1.0) | everywhere("health/micro_batches", 1.0)),
+    ],
     "guard-too-strict": [observed(everywhere("spike/skipped", 4.0))],
     "weights-rounded": [observed(everywhere("health/rounded_weights", 1.0))],
     "warmup-too-long": [observed({"lr": {step: 1e-5 * step for step in (1, *STEPS)}})],
@@ -241,6 +248,8 @@ CASES = {
     "validation-sequences-shorter": [observed(everywhere("health/validation_length", 0.1))],
     "validation-does-not-move": [observed({"val/loss": dict.fromkeys((100, 200, 300), 3.0)})],
     "validation-other-text": [observed(everywhere("health/validation_bigram_loss", 5.0))],
+    "noise-in-training": [observed(everywhere("health/bigram_loss", 3.6) | everywhere("health/unigram_loss", 4.2))],
+    "dropout-too-high": [observed(config={"model": {"dropout": 0.9}})],
     "average-lags": [observed(config={"ema": {"init_args": {"decay": 0.999, "warmup": False}}})],
 }
 
@@ -496,5 +505,7 @@ def test_the_loss_of_further_tokens_is_no_wrong_scale():
 def test_the_loss_of_a_teacher_is_no_wrong_scale():
     """The logged loss is the cross-entropy alone; the other half of the loss is a smaller divergence."""
     curves = everywhere("health/backward_loss_ratio", 0.58)
-    assert "loss-scale" not in [finding.name for finding in diagnose(observed(curves, {"objective": {"weight": 0.5}}))]
+    assert "loss-scale" not in [
+        finding.name for finding in diagnose(observed(curves, {"objective": {"init_args": {"weight": 0.5}}}))
+    ]
     assert "loss-scale" in [finding.name for finding in diagnose(observed(curves))]

@@ -92,6 +92,8 @@ def changed(run: Observed) -> str | None:
     if len(shares) < 2 or not count:
         return None
     share = statistics.median(shares[:5])  # at first micro-batches agree most
+    if share < -0.5:
+        return None  # `ascent` says so
     if share > 1.3 * count or (count == 1 and abs(share - 1) > 0.01):
         return f"the step's gradient has {share:.3g} times its first micro-batch's in it, but there are {count} micro-batches"
     return None
@@ -111,6 +113,9 @@ def ascent(run: Observed) -> str | None:
     first = {layer: points[0][1] for layer, points in run.by_layer("descent").items() if points and points[0][0] <= 1}
     up = sorted(layer for layer, cosine in first.items() if cosine < -0.05)
     middle = statistics.median(statistics.mean(values) for values in found.values()) if found else 0.0
+    shares, count = _shares(run)
+    if len(shares) > 1 and count == 1 and statistics.median(shares) < -0.5:
+        return f"the optimizer gets {statistics.median(shares):.3g} times the gradient of the backward pass"
     if not up and middle > -0.05:
         return None
     which = f"of {', '.join(up[:4])}{' and others' if len(up) > 4 else ''}" if up else "of half of the layers"

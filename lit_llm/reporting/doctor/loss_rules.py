@@ -139,7 +139,9 @@ def diverged(run: Observed) -> str | None:
 )
 def stuck(run: Observed) -> str | None:
     curve = run.smoothed("train/loss")
-    if len(curve) < 8 or not run.from_scratch or (run.uniform_loss or 0.0) < math.log(32):  # few symbols: little to learn
+    if (
+        len(curve) < 8 or run.step < 100 or not run.from_scratch or (run.uniform_loss or 0.0) < math.log(32)
+    ):  # few symbols: little to learn
         return None
     first, end = run.finite("train/loss")[0][1], curve[-1][1]
     half = [loss for step, loss in curve if step > run.step / 2]

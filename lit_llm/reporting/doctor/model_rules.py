@@ -65,7 +65,7 @@ def saturated(run: Observed) -> str | None:
     "look at the attention mask, the window and the projections",
     "health/context_use, health/loss_by_position",
     "certain",  # logits behind a changed input must change
-    explains=("no-better-than-counts", "loss-stuck"),
+    explains=("parameters-not-trained", "no-better-than-counts", "loss-stuck"),
 )
 def no_context(run: Observed) -> str | None:
     values = run.values("health/context_use", run.step // 2)
@@ -88,3 +88,16 @@ def like_counts(run: Observed) -> str | None:
     pairs, single = run.recent("health/bigram_loss"), run.recent("health/unigram_loss")
     loss = run.smoothed("train/loss")[-1][1]
     return f"training loss is {loss:.3f}; counting tokens gives {single:.3f}, counting pairs of tokens {pairs:.3f}"
+
+
+@warning(
+    "dropout-too-high",
+    "dropout leaves too little of the activations",
+    "--model.dropout 0.1, or 0 for a single pass over the text",
+    "model.dropout, train/loss against val/loss",
+    "likely",  # Srivastava et al. 2014: 0.2 to 0.5
+    explains=("no-better-than-counts", "loss-stuck", "learning-rate-too-low"),
+)
+def dropout(run: Observed) -> str | None:
+    p = run.setting("model.dropout", 0.0)
+    return f"model.dropout is {p:g}" if isinstance(p, int | float) and p > 0.6 else None

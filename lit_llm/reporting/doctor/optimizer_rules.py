@@ -13,6 +13,8 @@ UPDATE_HIGH = 0.12
 """Update norm / weight norm, right after warmup, of the layer that a quarter of the layers exceed. Above: the rate is too high.
 
 Healthy runs had up to 0.06, runs with ten times the rate at least 0.17 (docs/evidence/doctor.md)."""
+GROWTH_HIGH = 3.5
+"""Of a layer's norm until shortly after warmup. Healthy runs of 80 to 200 steps: at most 2.4, ten times the rate: 4.1."""
 PATH_LOW = 0.5
 """Sum over all steps of update norm / weight norm, of the same layer. Below it a run has hardly left its random weights.
 
@@ -72,7 +74,9 @@ def not_trained(run: Observed) -> str | None:
         if len(points) > 2 and not any(value for _, value in points)
     )
     skips = sum(run.values("spike/skipped"))  # such a step changes none
-    if not still or rounds or skips or not any(run.values("lr")):
+    ratios = [value for points in run.by_layer("update_ratio").values() for _, value in points if value]
+    tiny = bool(ratios) and statistics.median(ratios) < 1e-4  # float32 rounds updates of norm weights away
+    if not still or rounds or skips or tiny or not any(run.values("lr")):
         return None
     others = " and others" if len(still) > 4 else ""
     return f"no sampled step changed {', '.join(list(dict.fromkeys(still))[:4])}{others}, or gave it a gradient"
@@ -145,7 +149,7 @@ def rounded_away(run: Observed) -> str | None:
 )
 def wrong_scale(run: Observed) -> str | None:
     ratios = run.values("health/backward_loss_ratio", 0)
-    if not ratios or run.setting("objective.weight"):  # distillation: a teacher's divergence is a part of the loss
+    if not ratios or run.setting("objective.init_args.weight"):  # distillation: a teacher's divergence is a part of the loss
         return None
     ratio = statistics.median(ratios)
     if ahead := run.median("train/loss_ahead"):  # is no part of the logged loss
@@ -172,10 +176,22 @@ def wrong_scale(run: Observed) -> str | None:
     ),
 )
 def rate_too_high(run: Observed) -> str | None:
-    ratios = _ratios_of_warmup(run, max)
-    if not ratios or _upper(ratios) < UPDATE_HIGH or (run.is_complete and (run.behind_pairs or 1.0) < LEARNS):
+    growth, ratio = _upper(_growths(run) or [0.0]), _upper(_ratios_of_warmup(run, max) or [0.0])
+    if growth >= GROWTH_HIGH and run.from_scratch:
+        return f"until shortly after warmup a quarter of the layers grew to {growth:.1f} times their norm or more (usual: 2.4)"
+    if ratio < UPDATE_HIGH or (run.is_complete and (run.behind_pairs or 1.0) < LEARNS):
         return None
-    return f"one step changed a quarter of the layers by {_upper(ratios):.0%} of their norm or more (usual: at most 6 %)"
+    return f"one step changed a quarter of the layers by {ratio:.0%} of their norm or more (usual: at most 6 %)"
+
+
+def _growths(run: Observed) -> list[float]:
+    """Norm of each layer at twice the steps of warmup or before, over that at step 1. Without layers that begin at zero."""
+    found = []
+    for points in run.by_layer("weight_norm").values():
+        early = [norm for step, norm in points if step <= 2 * max(run.warmup_steps, 2)] or [0.0]
+        if points and points[0][0] <= 1 and points[0][1] > 0:
+            found.append(max(early) / points[0][1])
+    return found
 
 
 @warning(
@@ -208,6 +224,7 @@ def rate_too_low(run: Observed) -> str | None:
     "--gradient_norm.clip 1.0, or the median of grad/norm",
     "grad/norm, grad/clip_fraction",
     "likely",  # a limit that always acts is a normalisation, and hides spikes
+    explains=("learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
 )
 def clipped_always(run: Observed) -> str | None:
     clip = run.setting("gradient_norm.init_args.clip")
