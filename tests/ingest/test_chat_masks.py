@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from ingest import chat_templates
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
+from lit_llm.ingest.chat.render import Renderer
 from lit_llm.tokenizers import TokenizerJSON
 
 
@@ -216,3 +218,19 @@ def test_a_template_that_does_not_tell_the_answers_is_refused(text, conversation
     folder, tokens = tokenizer_of("chatml")
     with pytest.raises(UserError, match=f"it.jinja {sentence}"):
         encoded(folder, text, tokens, messages(conversation) if isinstance(conversation, str) else conversation)
+
+
+@pytest.mark.parametrize(
+    ("user", "found"),
+    [
+        ("Q: {{ m['content'] }}", (True, False)),
+        ("Q:", (False, False)),
+        ("{% generation %}{{ m['content'] }}{% endgeneration %}", (True, True)),
+    ],
+)
+def test_a_template_is_asked_what_it_does_with_a_question(user, found):
+    text = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}USER{% else %}{% generation %}{{ m['content'] }}{% endgeneration %}"
+    )
+    template = ChatTemplate("t", text.replace("USER", user) + "{% endif %}{% endfor %}", {})
+    assert Renderer(template, re.compile("(?!)")).question() == found

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from recipe_runs import RECIPE, TEXT, run
 
 from lit_llm.__main__ import main
@@ -70,7 +70,21 @@ def test_a_run_without_a_row_says_so(trained, capsys):
     for file in [trained[0] / METRICS, *trained[0].glob("*tfevents*")]:
         file.unlink()
     code, lines = doctor(capsys, trained[0])
-    assert code == 0 and any(line.startswith("note: Nothing was logged") for line in lines)
+    assert code == 2 and any(line.startswith("note: Nothing was logged") for line in lines)
+
+
+def test_a_run_can_be_sent_without_its_text_and_paths(trained, capsys):
+    case = trained[0].parent / "case.json"
+    found = doctor(capsys, trained[0], "--report", str(case))
+    content = case.read_text()
+    assert str(trained[0].parent) not in content and "text.txt" not in content and TEXT[:20] not in content
+    again = doctor(capsys, case)
+    assert again[0] == found[0] and [line for line in again[1] if ": " in line[:9]] == [
+        line for line in found[1] if line.startswith(("error", "warning", "advice"))
+    ]
+    assert doctor(capsys, trained[0], "--report", str(case))[0] == 2  # it exists
+    case.write_text("[]")
+    assert doctor(capsys, case)[0] == 2
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
@@ -87,6 +101,19 @@ def test_the_folder_of_another_project_is_read(folder, capsys):
     logger.finalize("success")
     code, lines = doctor(capsys, "theirs")
     assert code == 1 and "error: loss-not-finite" in lines and any("There is no config.yaml" in line for line in lines)
+
+
+def test_what_csv_logger_writes_is_read(folder, capsys):
+    for tag, code, said in (
+        ("train/loss", 1, "error: loss-not-finite"),
+        ("my_loss", 2, "note: No rule reads any of the 1 curves"),
+    ):
+        logger = CSVLogger("csv", name="", version=tag.replace("/", "-"))
+        for step in range(1, 101):
+            logger.log_metrics({tag: 5.0 - step / 30 if step < 60 else float("nan")}, step)
+        logger.save()
+        found, lines = doctor(capsys, logger.log_dir)
+        assert found == code and any(line.startswith(said) for line in lines)
 
 
 def test_a_shard_whose_bytes_changed_is_named(folder, capsys):

@@ -236,7 +236,7 @@ CASES = {
     "momentum-too-long": [observed({"setup/momentum": {1: 0.9999}})],
     "weight-decay-too-high": [observed({"setup/weight_decay": {1: 3.0}})],
     "epsilon-too-large": [observed({"setup/epsilon": {1: 0.01}})],
-    "norms-do-not-normalise": [observed(everywhere("health/norm_epsilon", 30.0))],
+    "norms-do-not-normalise": [observed(everywhere("health/norm_epsilon", 300.0))],
     "residual-lost": [observed(everywhere("health/residual/blocks.0", 0.02))],
     "attention-saturated": [observed(everywhere("health/attention_logit_max/blocks.0", 60.0))],
     "no-context": [observed(everywhere("health/context_use", 0.0))],

@@ -12,8 +12,8 @@ from lit_llm.core.errors import UserError
 from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import Series
 
-_WORD = re.compile(r"[\w.-]{1,60}")
-"""Settings that are kept, such as a class or a precision. Paths, prompts and texts are not: they have other characters."""
+_WORD = re.compile(r"[\w-]{1,40}")
+"""Texts that are kept, such as a precision or a kind of norm, and the names of classes. Paths and prompts are not."""
 _LEFT_OUT = {"run_dir", "trainer.logger", "samples"}
 
 
@@ -54,4 +54,4 @@ def _plain(value: Any, key: str = "") -> Any:
         return {name: _plain(each, inner[name]) for name, each in value.items() if inner[name] not in _LEFT_OUT}
     if isinstance(value, list):
         return [_plain(each, key) for each in value]
-    return value if not isinstance(value, str) or _WORD.fullmatch(value) else None
+    return value if not isinstance(value, str) or key.endswith("class_path") or _WORD.fullmatch(value) else None

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 
-from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
-_TARGETS = (
-    "loss-stuck", "no-better-than-counts", "loss-too-low", "loss-spikes", "diverged", "validation-unlike-training",
-    "over-fitting", "learning-rate-too-high", "validation-other-text", "tokens-shuffled",
-)  # fmt: skip
+_TARGETS = (*SLOW, *ROUGH, "loss-too-low", "validation-unlike-training", "over-fitting", "tokens-shuffled")
 """What follows from wrong targets."""
 
 
@@ -70,7 +67,7 @@ def unrelated(run: Observed) -> str | None:
     "shuffle the samples",
     "health/consecutive_sequences",
     "certain",  # the target after a sequence is the first token of the next one
-    explains=("diverged", "loss-spikes", "over-fitting", "validation-other-text"),
+    explains=(*ROUGH, "over-fitting", "validation-other-text"),
 )
 def in_order(run: Observed) -> str | None:
     share = run.median("health/consecutive_sequences")
@@ -85,7 +82,7 @@ def in_order(run: Observed) -> str | None:
     "look at a batch of the data, decoded",
     "health/bigram_loss, health/unigram_loss",
     "likely",  # in English a letter halves the uncertainty about the next one (Shannon 1951)
-    explains=("loss-stuck", "no-better-than-counts", "learning-rate-too-low", "validation-other-text"),
+    explains=(*SLOW, "validation-other-text"),
 )
 def shuffled(run: Observed) -> str | None:
     pairs, single, tokens = run.recent("health/bigram_loss"), run.recent("health/unigram_loss"), run.last("progress/tokens")
@@ -101,7 +98,7 @@ def shuffled(run: Observed) -> str | None:
     "give padding the target -100",
     "health/commonest_target",
     "likely",
-    explains=("loss-too-low", "duplicated-data", "loss-stuck", "no-better-than-counts"),
+    explains=(*SLOW, "loss-too-low", "duplicated-data"),
 )
 def one_token(run: Observed) -> str | None:
     share = run.last("health/commonest_target")
@@ -142,7 +139,7 @@ def leak(run: Observed) -> str | None:
     "look at the masks of the data; --data.packing best_fit if it is padding",
     "health/ignored_targets, a batch of the data",
     "likely",
-    explains=("loss-stuck", "no-better-than-counts", "loss-not-finite", "gradients-vanish"),
+    explains=(*SLOW, "loss-not-finite", "gradients-vanish"),
 )
 def ignored(run: Observed) -> str | None:
     share = run.median("health/ignored_targets")
@@ -258,7 +255,7 @@ def small_data(run: Observed) -> str | None:
     "prepare the data again (`prepare --replace true`)",
     "meta.json of the folder of shards",
     "certain",  # the hash of each shard in meta.json
-    explains=("loss-spikes", "diverged", "loss-not-finite", "duplicated-data"),
+    explains=(*ROUGH, "duplicated-data"),
 )
 def damaged(run: Observed) -> str | None:
     if not run.damages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.finding import SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 FEWEST_TOKENS = 100
@@ -27,7 +27,7 @@ LEAST_STEPS = (2 * MOVES) ** 2
     "--expert_balance.rate 0.001",
     "experts/bias, experts/load",
     "likely",
-    explains=("experts-unbalanced", "loss-spikes", "loss-stuck", "no-better-than-counts"),
+    explains=(*SLOW, "experts-unbalanced", "loss-spikes"),
 )
 def bias_too_large(run: Observed) -> str | None:
     """A bias outweighs every score; or moves do, so that biases go back and forth and balance nothing.
@@ -89,7 +89,7 @@ def unbalanced(run: Observed) -> str | None:
     "--model.moe.balance 0.01",
     "train/balance, train/loss",
     "likely",  # 0.01 in Fedus et al. 2021, Switch Transformers; 0.001 in DeepSeek-V2
-    explains=("loss-stuck", "learning-rate-too-low", "no-better-than-counts", "loss-scale"),
+    explains=(*SLOW, "loss-scale"),
 )
 def strong_balance(run: Observed) -> str | None:
     weight = run.setting("model.moe.balance", 0.0)

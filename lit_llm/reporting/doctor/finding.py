@@ -53,6 +53,10 @@ def _rule(
     return partial(Rule, severity, name, cause, change, look_at, sure, explains)
 
 
+SLOW = ("loss-stuck", "learning-rate-too-low", "no-better-than-counts")
+"""What follows from a cause that keeps a model from learning."""
+ROUGH = ("diverged", "loss-spikes", "loss-not-finite", "learning-rate-too-high", "large-logits", "guard-too-strict")
+"""What follows from a cause that makes training unstable."""
 error, warning, advice = (partial(_rule, severity) for severity in Severity)
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from lit_llm.reporting.doctor.finding import error
+from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error
 from lit_llm.reporting.doctor.observed import Observed
 
-_RATE = (
-    "learning-rate-too-high", "learning-rate-too-low", "diverged", "loss-spikes", "loss-stuck", "no-better-than-counts",
-    "clipped-at-every-step", "guard-too-strict", "large-logits",
-)  # fmt: skip
+_RATE = (*SLOW, *ROUGH, "clipped-at-every-step")
 
 
 def _shares(run: Observed) -> tuple[list[float], int]:
@@ -105,7 +102,7 @@ def changed(run: Observed) -> str | None:
     "subtract the gradient; maximize=False; minimise the loss, not its negative",
     "health/descent, train/loss",
     "likely",  # the sign of update times gradient
-    explains=(*_RATE, "loss-not-finite"),
+    explains=_RATE,
 )
 def ascent(run: Observed) -> str | None:
     """At step 1, where no earlier gradient counts, a layer goes up; or the median layer does in the first rows."""

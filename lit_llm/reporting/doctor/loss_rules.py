@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 LARGEST_GAIN = 3.0
@@ -20,7 +20,7 @@ LARGEST_GAIN = 3.0
     "--trainer.precision bf16-mixed",
     "grad/norm, health/activation_max, health/logit_max",
     "likely",  # Micikevicius et al. 2018, Mixed precision training
-    explains=("loss-not-finite", "loss-spikes", "learning-rate-too-high", "diverged", "loss-stuck", "no-better-than-counts"),
+    explains=(*SLOW, *ROUGH),
 )
 def half_precision_overflow(run: Observed) -> str | None:
     if not str(run.setting("trainer.precision", "")).startswith("16"):
@@ -60,15 +60,7 @@ def _scatter(values: Sequence[float]) -> float:
     "--model.init_std 0.02, or remove the setting",
     "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
     "likely",  # the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks
-    explains=(
-        "diverged",
-        "loss-spikes",
-        "learning-rate-too-high",
-        "learning-rate-too-low",
-        "large-logits",
-        "attention-saturated",
-        "no-better-than-counts",
-    ),
+    explains=(*SLOW, *ROUGH, "attention-saturated"),
 )
 def bad_start(run: Observed) -> str | None:
     if not run.from_scratch:
@@ -91,7 +83,7 @@ def bad_start(run: Observed) -> str | None:
     "--model.init_std 0.02, or remove the setting; draw weights at random",
     "setup/initial_gain, setup/alike_units",
     "likely",  # equal units get equal gradients; Glorot and Bengio 2010
-    explains=("loss-stuck", "learning-rate-too-low", "learning-rate-too-high", "no-better-than-counts", "no-context"),
+    explains=(*SLOW, "learning-rate-too-high", "no-context"),
 )
 def small_start(run: Observed) -> str | None:
     gain, alike = run.last("setup/initial_gain"), run.last("setup/alike_units")

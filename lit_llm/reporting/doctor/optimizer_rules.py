@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable
 
-from lit_llm.reporting.doctor.finding import advice, error, warning
+from lit_llm.reporting.doctor.finding import ROUGH, SLOW, advice, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 UPDATE_HIGH = 0.12
@@ -57,7 +57,7 @@ def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> 
     "remove requires_grad = False, or give the optimizer every parameter",
     "health/update_norm, setup/frozen, setup/unoptimized",
     "certain",  # an update of exactly zero
-    explains=("dead-units", "learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
+    explains=(*SLOW, "dead-units"),
 )
 def not_trained(run: Observed) -> str | None:
     missing = run.last("setup/unoptimized")
@@ -103,14 +103,7 @@ def skips(run: Observed) -> str | None:
     "keep float32 weights (--trainer.precision bf16-mixed)",
     "health/rounded_weights",
     "certain",  # one float32 number in 65,536 is exact in bfloat16 by chance
-    explains=(
-        "parameters-not-trained",
-        "learning-rate-too-low",
-        "learning-rate-too-high",
-        "loss-stuck",
-        "no-better-than-counts",
-        "update-increases-loss",
-    ),
+    explains=(*SLOW, "parameters-not-trained", "learning-rate-too-high", "update-increases-loss"),
 )
 def rounded(run: Observed) -> str | None:
     share = run.median("health/rounded_weights", 1)
@@ -125,7 +118,7 @@ def rounded(run: Observed) -> str | None:
     "--trainer.precision bf16-mixed",
     "health/update_ratio",
     "likely",  # bf16 has 8 significant bits; Zamirai et al. 2020, Revisiting BFloat16 training
-    explains=("learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
+    explains=SLOW,
 )
 def rounded_away(run: Observed) -> str | None:
     if run.setting("trainer.precision") != "bf16-true":
@@ -145,7 +138,7 @@ def rounded_away(run: Observed) -> str | None:
     "divide the loss by the number of counted tokens of the global batch",
     "health/backward_loss_ratio, grad/norm",
     "certain",  # both are the same number in a step; Unsloth 2024, Bugs in gradient accumulation
-    explains=("clipped-at-every-step", "diverged", "learning-rate-too-high", "loss-spikes"),
+    explains=(*ROUGH, "clipped-at-every-step"),
 )
 def wrong_scale(run: Observed) -> str | None:
     ratios = run.values("health/backward_loss_ratio", 0)
@@ -224,7 +217,7 @@ def rate_too_low(run: Observed) -> str | None:
     "--gradient_norm.clip 1.0, or the median of grad/norm",
     "grad/norm, grad/clip_fraction",
     "likely",  # a limit that always acts is a normalisation, and hides spikes
-    explains=("learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
+    explains=SLOW,
 )
 def clipped_always(run: Observed) -> str | None:
     clip = run.setting("gradient_norm.init_args.clip")
@@ -259,7 +252,7 @@ def decayed_vectors(run: Observed) -> str | None:
     "--schedule.warmup_steps: 1 to 10 % of the steps",
     "lr",
     "likely",
-    explains=("learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
+    explains=SLOW,
 )
 def endless_warmup(run: Observed) -> str | None:
     rates, planned = run.finite("lr"), run.planned_steps
@@ -279,7 +272,7 @@ def endless_warmup(run: Observed) -> str | None:
     "--schedule.total_steps: the steps of the run",
     "lr",
     "likely",
-    explains=("loss-stuck", "no-better-than-counts"),
+    explains=SLOW,
 )
 def ends_early(run: Observed) -> str | None:
     rates = run.finite("lr")
@@ -298,7 +291,7 @@ def ends_early(run: Observed) -> str | None:
     "one schedule over all steps (--schedule.total_steps)",
     "lr",
     "likely",
-    explains=("loss-spikes", "diverged"),
+    explains=ROUGH,
 )
 def rises_again(run: Observed) -> str | None:
     lowest = math.inf
@@ -315,14 +308,7 @@ def rises_again(run: Observed) -> str | None:
     "--optimizer.betas '[0.9, 0.95]', --optimizer.momentum 0.95",
     "setup/momentum",
     "likely",  # an average with momentum m reaches back 1 / (1 - m) steps
-    explains=(
-        "learning-rate-too-low",
-        "loss-stuck",
-        "diverged",
-        "loss-spikes",
-        "no-better-than-counts",
-        "update-increases-loss",
-    ),
+    explains=(*SLOW, *ROUGH, "update-increases-loss"),
 )
 def long_momentum(run: Observed) -> str | None:
     momentum, planned = run.last("setup/momentum"), run.planned_steps or run.step
@@ -337,7 +323,7 @@ def long_momentum(run: Observed) -> str | None:
     "--optimizer.weight_decay 0.1",
     "setup/weight_decay, health/weight_norm",
     "likely",
-    explains=("loss-stuck", "learning-rate-too-low", "no-better-than-counts", "diverged"),
+    explains=(*SLOW, "diverged"),
 )
 def much_decay(run: Observed) -> str | None:
     decay, norms = run.last("setup/weight_decay"), run.total("weight_norm")
@@ -354,7 +340,7 @@ def much_decay(run: Observed) -> str | None:
     "--optimizer.eps 1e-8",
     "setup/epsilon",
     "likely",  # Kingma and Ba 2015: 1e-8
-    explains=("learning-rate-too-low", "loss-stuck", "no-better-than-counts"),
+    explains=SLOW,
 )
 def large_epsilon(run: Observed) -> str | None:
     epsilon = run.last("setup/epsilon")

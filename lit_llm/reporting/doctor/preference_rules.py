@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.finding import SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 LEAK_STEPS = 10
@@ -17,10 +17,7 @@ FALL = 10.0
     "look at the data: prepare must write two different answers, and learn them",
     "train/margin, train/accuracy",
     "certain",  # equal documents have equal log-probabilities
-    explains=(
-        "loss-stuck",
-        "no-better-than-counts",
-    ),
+    explains=SLOW,
 )
 def alike(run: Observed) -> str | None:
     chosen, rejected = run.values("train/logp_chosen"), run.values("train/logp_rejected")

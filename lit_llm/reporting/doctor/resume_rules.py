@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from lit_llm.reporting.doctor.finding import error
+from lit_llm.reporting.doctor.finding import ROUGH, error
 from lit_llm.reporting.doctor.observed import Observed, Points
 
 _JUMPS = ("diverged", "loss-spikes", "over-fitting")
@@ -16,7 +16,7 @@ _JUMPS = ("diverged", "loss-spikes", "over-fitting")
     "resume with the same schedule (--resume auto), and start a new run for a new one (--init_from)",
     "lr at the step of the resume",
     "likely",  # a schedule is a function of the step
-    explains=("rate-rises-again", "diverged", "loss-spikes"),
+    explains=(*ROUGH, "rate-rises-again"),
 )
 def restarted_schedule(run: Observed) -> str | None:
     rates = run.finite("lr")
@@ -49,7 +49,7 @@ def _interpolated(rates: Points, step: int) -> float | None:
     "load the checkpoint after the model is built, and do not initialise it again",
     "setup/weight_norm, health/weight_norm, train/loss",
     "likely",  # the triangle inequality: norms cannot change by more than the updates between
-    explains=(*_JUMPS, "learning-rate-too-high", "validation-unlike-training"),
+    explains=(*ROUGH, "over-fitting", "validation-unlike-training"),
 )
 def replaced(run: Observed) -> str | None:
     norms, updates = run.total("weight_norm"), dict(run.total("update_norm"))
@@ -72,7 +72,7 @@ def replaced(run: Observed) -> str | None:
     "restore the optimizer's state with the weights (--resume auto); do not clear it",
     "health/stateless, setup/stateless",
     "certain",  # no state where there was one
-    explains=(*_JUMPS, "learning-rate-too-high"),
+    explains=(*ROUGH, "over-fitting"),
 )
 def state_lost(run: Observed) -> str | None:
     sampled, lost = run.finite("health/stateless"), run.last("setup/stateless")

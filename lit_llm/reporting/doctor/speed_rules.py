@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.finding import ROUGH, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 
@@ -15,7 +15,7 @@ from lit_llm.reporting.doctor.observed import Observed
     "start every rank from the same checkpoint and seed; look for code that runs on one rank only",
     "health/rank_difference",
     "certain",  # DDP keeps the weights of all ranks equal, bit for bit
-    explains=("diverged", "loss-spikes", "learning-rate-too-high"),
+    explains=ROUGH,
 )
 def ranks_differ(run: Observed) -> str | None:
     largest = max(run.finite("health/rank_difference"), key=lambda point: point[1], default=(0, 0.0))

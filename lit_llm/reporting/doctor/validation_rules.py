@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from lit_llm.reporting.doctor.finding import error, warning
+from lit_llm.reporting.doctor.finding import SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 _VALIDATION = ("validation-unlike-training", "over-fitting")
@@ -79,7 +79,7 @@ def other_text(run: Observed) -> str | None:
     "look at decoded batches of the training data",
     "health/bigram_loss against health/validation_bigram_loss",
     "likely",
-    explains=(*_VALIDATION, "no-better-than-counts", "tokens-shuffled", "loss-stuck"),
+    explains=(*SLOW, "validation-unlike-training", "over-fitting", "tokens-shuffled"),
 )
 def noisy(run: Observed) -> str | None:
     losses = _losses_of_counts(run)
