@@ -22,7 +22,7 @@ from lit_llm.config.build import build
 from lit_llm.config.parse import parse
 
 KINDS: dict[str, type[Callback]] = {"health": HealthSignals, "histograms": Histograms}
-HOOKS = ("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end")
+HOOKS = ("on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_end")
 
 
 class StepTimes(Callback):

@@ -95,11 +95,13 @@ class HealthSignals(Callback):
             probe, or the data module's `vocab_size`, tells the vocabulary.
         Probe: before the step's first micro-batch, one forward pass without gradients of a few of its sequences, in eval mode
             and without compiled code: `forward(input_ids)` → logits (B, T, V). Documents in a sequence see each other.
-            Together with copies that differ in their last halves, these are at most half of the micro-batch's tokens, 16,384,
+            Together with copies that differ in their third quarters, these are at most half of the micro-batch's tokens, 16,384,
             and 2²⁴ / V, unless the module `holds_all_logits`. Absent in a pipeline, and where `forward` cannot do this.
         Backward loss ratio, where the step has a row of `train/loss`. Absent in a pipeline, and where a module scales its
             gradients by the step's tokens afterwards: `every_target_counts` is false (both: `contracts.py`).
-        Rank difference, with DDP on several processes.
+        Gradients of the first micro-batch, and what is left of earlier steps: on one process, without fp16 loss scaling; the
+            former, too, only where `every_target_counts`.
+        Rank difference and shared samples, with DDP on several processes.
 
     In the probe, modules of a block report what hooks cannot see, if they have these attributes. They are None otherwise:
         score_probe(q, k, scale=None, window=None): queries (B, H, T, h) and keys (B, K, T, h) of causal attention.
@@ -119,7 +121,7 @@ class HealthSignals(Callback):
         on_train_batch_end: after a sampled step, compares these weights, reduces all values over the ranks, and writes the row.
             The host synchronises then, and with several ranks before the probe, which needs all of them.
         State: none. After a resume, what is counted over a launch starts anew.
-    Cost: 0.11 to 0.18 % of a CPU's time at one step in 100 (benchmarks/health_cost.py); not measured on a GPU.
+    Cost: 0.29 % of a CPU's time at one step in 100 (benchmarks/health_cost.py); not measured on a GPU.
 
     Args:
         every_n_steps: optimizer steps between two rows.

@@ -187,6 +187,11 @@ CASES = {
         observed(everywhere_logged("experts/load", 2.1), MOE),  # from random weights
     ],
     "pairs-alike": [observed(everywhere_logged("train/margin", 0.0))],
+    "reference-differs": [
+        observed(
+            {"train/margin": {step: 0.4 + step / 400 for step in (1, *STEPS)}}, {"objective": {"init_args": {"loss": "dpo"}}}
+        ),
+    ],
     "reference-moves": [observed(everywhere_logged("train/margin", 0.0) | everywhere_logged("train/logp_chosen", -9.0))],
     "balance-too-strong": [observed(config={"model": {"moe": {"experts": 8, "top_k": 2, "balance": 5.0}}})],
     "initial-weights-small": [observed(everywhere("setup/initial_gain", 1e-3)), observed({"setup/alike_units": {1: 0.2}})],

@@ -36,7 +36,7 @@ def left_over(run: Observed) -> str | None:
     "--trainer.precision bf16-mixed; scale the loss in fp16",
     "health/zero_gradients",
     "likely",  # Micikevicius et al. 2018, Mixed precision training
-    explains=(*_RATE, "gradients-changed", "parameters-not-trained"),
+    explains=(*_RATE, "gradients-changed"),
 )
 def underflow(run: Observed) -> str | None:
     share = run.median("health/zero_gradients", 1)

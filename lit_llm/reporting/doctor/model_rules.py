@@ -33,8 +33,9 @@ def norms(run: Observed) -> str | None:
     explains=(*SLOW, *ROUGH),
 )
 def residual(run: Observed) -> str | None:
-    """A block begins by forgetting its input, which the others keep."""
+    """A block begins by forgetting its input, which the others keep. Not the first block, whose input may be small."""
     first = {layer: points[0][1] for layer, points in run.by_layer("residual").items() if points and points[0][0] <= 1}
+    first.pop(min(first, default=""), None)
     if len(first) < 2 or not run.from_scratch:
         return None
     lowest = min(first, key=lambda layer: first[layer])

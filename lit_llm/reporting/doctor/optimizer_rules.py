@@ -57,7 +57,7 @@ def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> 
     "remove requires_grad = False, or give the optimizer every parameter",
     "health/update_norm, setup/frozen, setup/unoptimized",
     "certain",  # an update of exactly zero
-    explains=(*SLOW, "dead-units"),
+    explains=(*SLOW, "gradients-vanish"),
 )
 def not_trained(run: Observed) -> str | None:
     missing = run.last("setup/unoptimized")
@@ -67,16 +67,16 @@ def not_trained(run: Observed) -> str | None:
     if frozen and run.from_scratch:
         return f"{frozen:,.0f} parameters do not require gradients, but training started from random weights"
     rounds = run.setting("trainer.precision") == "bf16-true"  # then small updates are zero, too
+    ratios = [value for points in run.by_layer("update_ratio").values() for _, value in points if value]
+    tiny = bool(ratios) and statistics.median(ratios) < 1e-4  # float32 rounds updates of norm weights away
     still = sorted(
         layer
-        for group in ("update_norm", "gradient_norm")
+        for group in (("gradient_norm",) if tiny else ("gradient_norm", "update_norm"))
         for layer, points in run.by_layer(group).items()
         if len(points) > 2 and not any(value for _, value in points)
     )
     skips = sum(run.values("spike/skipped"))  # such a step changes none
-    ratios = [value for points in run.by_layer("update_ratio").values() for _, value in points if value]
-    tiny = bool(ratios) and statistics.median(ratios) < 1e-4  # float32 rounds updates of norm weights away
-    if not still or rounds or skips or tiny or not any(run.values("lr")):
+    if not still or rounds or skips or not any(run.values("lr")):
         return None
     others = " and others" if len(still) > 4 else ""
     return f"no sampled step changed {', '.join(list(dict.fromkeys(still))[:4])}{others}, or gave it a gradient"

@@ -39,6 +39,22 @@ def reference_moves(run: Observed) -> str | None:
     return f"the margin is exactly 0 in all {rows} logged steps after the first" if rows and chosen != rejected else None
 
 
+@error(
+    "reference-differs",
+    "the reference is another model than the one that training started from",
+    "take the reference from the weights that training starts from",
+    "train/margin and train/loss of step 1",
+    "certain",  # at step 1 the model is its reference, so that every margin is 0
+    explains=("preference-leak", "clipped-at-every-step"),
+)
+def reference_differs(run: Observed) -> str | None:
+    first = next(((step, margin) for step, margin in run.finite("train/margin")), (0, 0.0))
+    with_reference = run.setting("objective.init_args.loss") in ("dpo", "ipo")
+    if first[0] != 1 or abs(first[1]) < 1e-3 or not with_reference:
+        return None
+    return f"the margin was {first[1]:.3g} at step 1"
+
+
 def _without_margin(run: Observed) -> int:
     """Logged steps behind the first, if none has a margin; else 0."""
     margins = [value for step, value in run.finite("train/margin") if step > 1]  # at first the model is the reference

@@ -30,7 +30,7 @@ def ranks_differ(run: Observed) -> str | None:
     "a lower learning rate, a smaller initial bias, or --model.mlp swiglu",
     "health/dead_units",
     "likely",  # Lu et al. 2019, Dying ReLU and initialization
-    explains=("large-logits",),
+    explains=("large-logits", "gradients-vanish", "parameters-not-trained", "no-better-than-counts"),
 )
 def dead(run: Observed) -> str | None:
     found = {layer: points[-1] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}

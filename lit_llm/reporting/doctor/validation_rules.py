@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from lit_llm.reporting.doctor.finding import SLOW, error, warning
+from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 _VALIDATION = ("validation-unlike-training", "over-fitting")
@@ -46,7 +46,8 @@ def shorter(run: Observed) -> str | None:
 )
 def constant(run: Observed) -> str | None:
     values, train = run.values("val/loss"), run.smoothed("train/loss")
-    if len(values) < 3 or not train or max(values) - min(values) > 1e-7 * abs(values[0]) or not _moves(run):
+    fell = bool(train) and train[-1][1] < 0.99 * train[0][1]  # else it is training that does not move
+    if len(values) < 3 or not fell or max(values) - min(values) > 1e-7 * abs(values[0]) or not _moves(run):
         return None
     return f"val/loss is {values[0]:.6f} in all {len(values)} validations, while training changed the weights"
 
@@ -79,7 +80,7 @@ def other_text(run: Observed) -> str | None:
     "look at decoded batches of the training data",
     "health/bigram_loss against health/validation_bigram_loss",
     "likely",
-    explains=(*SLOW, "validation-unlike-training", "over-fitting", "tokens-shuffled"),
+    explains=(*SLOW, *ROUGH, "validation-unlike-training", "over-fitting", "tokens-shuffled"),
 )
 def noisy(run: Observed) -> str | None:
     losses = _losses_of_counts(run)
