@@ -223,7 +223,7 @@ CASES = {
         observed({"health/stateless": dict.fromkeys(STEPS, 1.0)}, {"optimizer": {"class_path": "torch.optim.AdamW"}}),
     ],
     "gradients-not-cleared": [observed(everywhere("health/leftover_gradient", 2.0))],
-    "gradients-vanish": [observed(everywhere("health/zero_gradients", 0.9))],
+    "gradients-vanish": [observed(everywhere("health/zero_gradients", 0.9) | layers("gradient_norm", 0.1))],
     "micro-batches-lost": [observed(everywhere("health/first_gradient_share", 0.3))],
     "micro-batches-alike": [observed(everywhere("health/first_gradient_share", 4.0))],
     "gradients-changed": [
@@ -242,7 +242,7 @@ CASES = {
     "weight-decay-too-high": [observed({"setup/weight_decay": {1: 3.0}})],
     "epsilon-too-large": [observed({"setup/epsilon": {1: 0.01}})],
     "norms-do-not-normalise": [observed(everywhere("health/norm_epsilon", 300.0))],
-    "residual-lost": [observed(everywhere("health/residual/blocks.0", 0.02))],
+    "residual-lost": [observed(everywhere("health/residual/blocks.1", 0.02))],
     "attention-saturated": [observed(everywhere("health/attention_logit_max/blocks.0", 60.0))],
     "no-context": [observed(everywhere("health/context_use", 0.0))],
     "no-better-than-counts": [observed(loss(lambda step: 3.1 + 2.4 * math.exp(-step / 60)))],

@@ -139,7 +139,7 @@ def leak(run: Observed) -> str | None:
     "look at the masks of the data; --data.packing best_fit if it is padding",
     "health/ignored_targets, a batch of the data",
     "likely",
-    explains=(*SLOW, "loss-not-finite", "gradients-vanish"),
+    explains=(*SLOW, "loss-not-finite", "gradients-vanish", "parameters-not-trained"),
 )
 def ignored(run: Observed) -> str | None:
     share = run.median("health/ignored_targets")

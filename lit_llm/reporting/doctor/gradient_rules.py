@@ -36,11 +36,13 @@ def left_over(run: Observed) -> str | None:
     "--trainer.precision bf16-mixed; scale the loss in fp16",
     "health/zero_gradients",
     "likely",  # Micikevicius et al. 2018, Mixed precision training
-    explains=(*_RATE, "gradients-changed"),
+    explains=(*_RATE, "gradients-changed", "parameters-not-trained"),
 )
 def underflow(run: Observed) -> str | None:
     share = run.median("health/zero_gradients", 1)
     if share is None or share < 0.5 or run.setting("model.moe"):  # experts without tokens have none
+        return None
+    if not any(norm for step, norm in run.total("gradient_norm") if step > 1):  # nothing is trained
         return None
     return f"{share:.0%} of the gradients of matrices are exactly 0"
 
@@ -89,9 +91,10 @@ def changed(run: Observed) -> str | None:
     if len(shares) < 2 or not count:
         return None
     share = statistics.median(shares[:5])  # at first micro-batches agree most
-    if share < -0.5:
-        return None  # `ascent` says so
-    if share > 1.3 * count or (count == 1 and abs(share - 1) > 0.01):
+    if count == 1:
+        others = [each for each in shares if abs(each - 1) > 0.01]
+        share = statistics.median(others) if len(others) > 1 else 1.0
+    if share > 1.3 * count or (count == 1 and share != 1 and statistics.median(shares) > -0.5):  # else `ascent` says so
         return f"the step's gradient has {share:.3g} times its first micro-batch's in it, but there are {count} micro-batches"
     return None
 

@@ -35,10 +35,9 @@ def norms(run: Observed) -> str | None:
 def residual(run: Observed) -> str | None:
     """A block begins by forgetting its input, which the others keep. Not the first block, whose input may be small."""
     first = {layer: points[0][1] for layer, points in run.by_layer("residual").items() if points and points[0][0] <= 1}
-    first.pop(min(first, default=""), None)
     if len(first) < 2 or not run.from_scratch:
         return None
-    lowest = min(first, key=lambda layer: first[layer])
+    lowest = min(sorted(first)[1:], key=lambda layer: first[layer])
     others = statistics.median(value for layer, value in first.items() if layer != lowest)
     if first[lowest] > 0.2 or others < 0.5:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> 
     "remove requires_grad = False, or give the optimizer every parameter",
     "health/update_norm, setup/frozen, setup/unoptimized",
     "certain",  # an update of exactly zero
-    explains=(*SLOW, "gradients-vanish"),
+    explains=SLOW,
 )
 def not_trained(run: Observed) -> str | None:
     missing = run.last("setup/unoptimized")
@@ -164,7 +165,6 @@ def wrong_scale(run: Observed) -> str | None:
         "loss-not-finite",
         "loss-stuck",
         "no-better-than-counts",
-        "dead-units",
         "large-logits",
     ),
 )
@@ -287,15 +287,19 @@ def ends_early(run: Observed) -> str | None:
 
 @warning(
     "rate-rises-again",
-    "the learning rate rises again after it has fallen: the schedule has cycles, or starts anew",
+    "the learning rate jumps up, or rises again after it has fallen: the schedule has cycles, or starts anew",
     "one schedule over all steps (--schedule.total_steps)",
     "lr",
     "likely",
     explains=ROUGH,
 )
 def rises_again(run: Observed) -> str | None:
+    rates = run.finite("lr")
+    for (_, before), (step, rate) in itertools.pairwise(rates[4:]):  # linear warmup: at most 6/5 from the fifth row on
+        if rate > 1.5 * before > 0:
+            return f"the learning rate went from {before:.3g} to {rate:.3g} at step {step:,}"
     lowest = math.inf
-    for step, rate in run.finite("lr"):
+    for step, rate in rates:
         if step > run.warmup_steps and rate > 1.5 * lowest and lowest > 0:
             return f"the learning rate was {lowest:.3g} after warmup, and is {rate:.3g} at step {step:,}"
         lowest = min(lowest, rate) if step >= run.warmup_steps else lowest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from lit_llm.reporting.doctor.finding import ROUGH, error
 from lit_llm.reporting.doctor.observed import Observed, Points
@@ -80,9 +81,9 @@ def state_lost(run: Observed) -> str | None:
         return f"{lost:.0%} of the parameters had no state when the run was resumed"
     kind = str(run.setting("optimizer.class_path", "SGD"))
     always = [share for step, share in sampled if step > 1]
-    had = next((i for i, share in enumerate(always) if share < 0.5), len(always))
-    if gone := [step for step, share in sampled[-len(always) :][had:] if share > 0.5]:
-        return f"the parameters had no state before the update at step {gone[0]:,}, but earlier"
+    with_state = next((step for step, share in sampled if share < 0.5), math.inf)
+    if gone := [step for step, share in sampled if share > 0.5 and step > with_state]:
+        return f"the parameters had no state before the update at step {gone[0]:,}, but had some at step {with_state:,}"
     if len(always) > 1 and min(always) > 0.5 and not kind.endswith("SGD"):
         return f"in every sampled step {min(always):.0%} of the parameters had no state before the update"
     return None
