@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ _POLAR_EXPRESS: tuple[Polynomial, ...] = (
     (1.875, -1.25, 0.375),
 )
 _SAFETY = 1.01  # rounding makes singular values greater than the interval's upper end, beyond which the quintics explode
+
+_TOGETHER = 3  # steps on the Gram matrix: with 5, small singular values would lose three digits to rounding
 
 NS_METHODS = ("jordan", "polar_express")
 
@@ -53,9 +57,14 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
     After 5 steps, singular values that were at least 0.003 of ‖X‖_F are in [0.68, 1.21]; with polar_express in [0.86, 1.13].
     Smaller ones end lower.
 
-    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F.
+    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F; of tall matrices, A = Xᵀ X on the other side.
 
-    Takes one matrix, because in a batch its last bits depend on its place: kernels choose by alignment.
+    In fp32, up to `_TOGETHER` steps of a matrix of more than two times as many columns as rows are products of its Gram matrix
+    only, applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the next A is P A P, and
+    S ← a S + t M + M S, t ← a t. For 4 : 1 and 5 steps, two thirds of the arithmetic.
+
+    Takes one matrix, because in a batch its last bits depend on its place: kernels choose by alignment. On one thread a batch
+    saves no time.
 
     Args:
         x: (r, c). A zero matrix stays zero.
@@ -65,10 +74,26 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
     Returns:
         (r, c) in `dtype`.
     """
-    tall = x.size(0) > x.size(1)
-    x = (x.mT if tall else x).to(dtype).contiguous()  # so that the Gram matrix is the smaller one
+    tall, sides = x.size(0) > x.size(1), sorted(x.shape)
+    x = x.to(dtype).contiguous()
     x = x / torch.linalg.vector_norm(x, dtype=torch.float32).clamp(min=1e-7)
-    for a, b, c in polynomials(ns_method, steps):
-        gram = x @ x.mT  # (r, r)
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    together = _TOGETHER if dtype == torch.float32 and sides[1] > 2 * sides[0] else 1
+    for first in range(0, steps, together):
+        t, s = _product(x.mT if tall else x, polynomials(ns_method, steps)[first : first + together])
+        x = torch.addmm(x, x, s, beta=t) if tall else torch.addmm(x, s, x, beta=t)
+    return x
+
+
+def _product(x: Tensor, chosen: Sequence[Polynomial]) -> tuple[float, Tensor]:
+    """t and S of several steps of a wide matrix."""
+    gram = x @ x.mT  # (r, r)
+    (a, b, c), *further = chosen
+    move = s = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # M, symmetric as all here
+    t = a
+    for next_a, b, c in further:
+        gram = torch.addmm(gram, move, gram, beta=a)
+        gram = torch.addmm(gram, gram, move, beta=a)
+        a, move = next_a, torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        s = torch.addmm(s, move, s, beta=a).add_(move, alpha=t)
+        t *= a
+    return t, s

@@ -228,9 +228,11 @@ class MuonWork:
 
 
 def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
-    """Two iterates, the Gram matrix and its polynomial; or, on a CPU, a narrow iterate and its copy in fp32 for the norm."""
+    """Two iterates and a polynomial, or one and what makes the polynomial; or, on a CPU, a narrow iterate and its copy in fp32
+    for the norm."""
     r, c = sorted(shape)
-    return max(2 * (r * c + r * r) * w, 0 if cuda or w == 4 else r * c * (w + 4))
+    squares = 4 if w == 4 and c > 2 * r else 2  # of several steps at once, see `newton_schulz`
+    return max((2 * r * c + r * r) * w, (r * c + squares * r * r) * w, 0 if cuda or w == 4 else r * c * (w + 4))
 
 
 @lru_cache(maxsize=256)
