@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lit_llm.optim.owners import steps_together
+
 NS_DTYPES = ("auto", "float32", "bfloat16")
 
 Polynomial = tuple[float, float, float]
@@ -25,8 +27,6 @@ _POLAR_EXPRESS: tuple[Polynomial, ...] = (
     (1.875, -1.25, 0.375),
 )
 _SAFETY = 1.01  # rounding makes singular values greater than the interval's upper end, beyond which the quintics explode
-
-_TOGETHER = 3  # steps on the Gram matrix: with 5, small singular values would lose three digits to rounding
 
 NS_METHODS = ("jordan", "polar_express")
 
@@ -59,8 +59,8 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
 
     Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F; of tall matrices, A = Xᵀ X on the other side.
 
-    In fp32, up to `_TOGETHER` steps of a matrix of more than two times as many columns as rows are products of its Gram matrix
-    only, applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the next A is P A P, and
+    In fp32, three steps of a matrix of more than two times as many columns as rows are products of its Gram matrix only, and
+    applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the next A is P A P, and
     S ← a S + t M + M S, t ← a t. For 4 : 1 and 5 steps, two thirds of the arithmetic.
 
     Takes one matrix, because in a batch its last bits depend on its place: kernels choose by alignment. On one thread a batch
@@ -74,10 +74,9 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
     Returns:
         (r, c) in `dtype`.
     """
-    tall, sides = x.size(0) > x.size(1), sorted(x.shape)
+    tall, together = x.size(0) > x.size(1), steps_together(x.size(0), x.size(1), dtype.itemsize)
     x = x.to(dtype).contiguous()
     x = x / torch.linalg.vector_norm(x, dtype=torch.float32).clamp(min=1e-7)
-    together = _TOGETHER if dtype == torch.float32 and sides[1] > 2 * sides[0] else 1
     for first in range(0, steps, together):
         t, s = _product(x.mT if tall else x, polynomials(ns_method, steps)[first : first + together])
         x = torch.addmm(x, x, s, beta=t) if tall else torch.addmm(x, s, x, beta=t)
