@@ -149,5 +149,6 @@ def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
     memory = peak_memory(settings, cuda=cuda)
     flops = float(one_micro_batch(settings, cuda=cuda).flops * settings.accumulation)
     if settings.optimizer.is_muon:
-        flops += MuonWork.of(weights_of(settings.model, settings.lora)).flops()
+        work = MuonWork.of(weights_of(settings.model, settings.lora))
+        flops += work.flops(settings.optimizer.newton_schulz_bytes(cuda=cuda))
     return total_parameters(settings.model, settings.lora), memory.total, flops

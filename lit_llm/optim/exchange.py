@@ -121,9 +121,7 @@ class MatrixExchange:
             pieces[i].append((source, piece))
         whole = {}
         for i, placed in pieces.items():
-            rows, columns = self._matrices[i].shape
-            wide = placed[0][1].new_empty(min(rows, columns), max(rows, columns))
-            whole[i] = wide.mT if rows > columns else wide  # in the order of memory that the iteration needs
+            whole[i] = placed[0][1].new_empty(self._matrices[i].shape)
             for source, piece in placed:
                 box = self._matrices[i].box(tuple(self._mesh.shape), source)
                 target = whole[i][box]

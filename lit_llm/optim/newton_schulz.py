@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from lit_llm.optim.owners import steps_together
 
 NS_DTYPES = ("auto", "float32", "bfloat16")
 
@@ -53,9 +57,14 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
     After 5 steps, singular values that were at least 0.003 of ‖X‖_F are in [0.68, 1.21]; with polar_express in [0.86, 1.13].
     Smaller ones end lower.
 
-    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F.
+    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F; of tall matrices, A = Xᵀ X on the other side.
 
-    Takes one matrix, because in a batch its last bits depend on its place: kernels choose by alignment.
+    In fp32, three steps of a matrix of more than two times as many columns as rows are products of its Gram matrix only, and
+    applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the next A is P A P, and
+    S ← a S + t M + M S, t ← a t. For 4 : 1 and 5 steps, two thirds of the arithmetic.
+
+    Takes one matrix, because in a batch its last bits depend on its place: kernels choose by alignment. On one thread a batch
+    saves no time.
 
     Args:
         x: (r, c). A zero matrix stays zero.
@@ -65,10 +74,25 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
     Returns:
         (r, c) in `dtype`.
     """
-    tall = x.size(0) > x.size(1)
-    x = (x.mT if tall else x).to(dtype).contiguous()  # so that the Gram matrix is the smaller one
+    tall, together = x.size(0) > x.size(1), steps_together(x.size(0), x.size(1), dtype.itemsize)
+    x = x.to(dtype).contiguous()
     x = x / torch.linalg.vector_norm(x, dtype=torch.float32).clamp(min=1e-7)
-    for a, b, c in polynomials(ns_method, steps):
-        gram = x @ x.mT  # (r, r)
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    for first in range(0, steps, together):
+        t, s = _product(x.mT if tall else x, polynomials(ns_method, steps)[first : first + together])
+        x = torch.addmm(x, x, s, beta=t) if tall else torch.addmm(x, s, x, beta=t)
+    return x
+
+
+def _product(x: Tensor, chosen: Sequence[Polynomial]) -> tuple[float, Tensor]:
+    """t and S of several steps of a wide matrix."""
+    gram = x @ x.mT  # (r, r)
+    (a, b, c), *further = chosen
+    move = s = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # M, symmetric as all here
+    t = a
+    for next_a, b, c in further:
+        gram = torch.addmm(gram, move, gram, beta=a)
+        gram = torch.addmm(gram, gram, move, beta=a)
+        a, move = next_a, torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        s = torch.addmm(s, move, s, beta=a).add_(move, alpha=t)
+        t *= a
+    return t, s

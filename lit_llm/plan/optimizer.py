@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.distributed.keep_rule import sharded_dimension
@@ -172,12 +172,17 @@ class MuonWork:
         """The experts of a layer that a rank orthogonalises: its own, or all of which it has a part (`MuonAdamW`)."""
         return stack[0] // self.expert if self.divides(stack) else -(-stack[0] // self.shards)
 
-    def flops(self) -> float:
-        """FLOPs of the iterations of one update, of the mean rank."""
+    def flops(self, iterate_bytes: int) -> float:
+        """FLOPs of the iterations of one update, of the mean rank.
+
+        Args:
+            iterate_bytes: of an element in the iteration.
+        """
         from lit_llm.optim.owners import newton_schulz_flops  # the package imports torch
 
-        matrices = float(sum(newton_schulz_flops(*shape) for shape in self.matrices))
-        stacks = float(sum(self.experts_of_rank(stack) * newton_schulz_flops(*stack[1:]) for stack in self.stacks))
+        of = partial(newton_schulz_flops, element_bytes=iterate_bytes)
+        matrices = float(sum(of(*shape) for shape in self.matrices))
+        stacks = float(sum(self.experts_of_rank(stack) * of(*stack[1:]) for stack in self.stacks))
         return matrices / (self.shards * self.rows) + stacks
 
     def work_bytes(self, parameter_bytes: int, iterate_bytes: int, *, cuda: bool) -> int:
@@ -228,9 +233,13 @@ class MuonWork:
 
 
 def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
-    """Two iterates, the Gram matrix and its polynomial; or, on a CPU, a narrow iterate and its copy in fp32 for the norm."""
+    """Two iterates and a polynomial, or one and what makes the polynomial; or, on a CPU, a narrow iterate and its copy in fp32
+    for the norm."""
+    from lit_llm.optim.owners import steps_together  # the package imports torch
+
     r, c = sorted(shape)
-    return max(2 * (r * c + r * r) * w, 0 if cuda or w == 4 else r * c * (w + 4))
+    squares = 4 if steps_together(r, c, w) > 1 else 2
+    return max((2 * r * c + r * r) * w, (r * c + squares * r * r) * w, 0 if cuda or w == 4 else r * c * (w + 4))
 
 
 @lru_cache(maxsize=256)

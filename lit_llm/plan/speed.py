@@ -86,7 +86,8 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     head_flops = min(6.0 * tokens * in_head * heads, made.matmul_flops)
     iterations = 0.0
     if settings.optimizer.is_muon:
-        iterations = MuonWork.of(weights_of(model, settings.lora), layout).flops() / layout.pipeline.ranks
+        work = MuonWork.of(weights_of(model, settings.lora), layout)
+        iterations = work.flops(settings.optimizer.newton_schulz_bytes(cuda=cuda)) / layout.pipeline.ranks
     blocks = 0 if isinstance(model, OwnModel) else model.n_blocks
     kernels = made.kernels or blocks * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
     return Work(

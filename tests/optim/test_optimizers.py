@@ -16,6 +16,7 @@ from tiny_model import Tiny, gradients
 from torch import Tensor, nn
 
 from lit_llm.optim import Lion, MuonAdamW, muon, newton_schulz, parameter_groups
+from lit_llm.optim.newton_schulz import polynomials
 from lit_llm.optim.torch_muon import TorchMuon
 
 
@@ -462,6 +463,22 @@ def test_newton_schulz_keeps_singular_vectors_and_brings_values_near_one(dtype: 
     values = inner.diagonal(dim1=-2, dim2=-1)
     assert values.min() > 0.6 and values.max() < 1.25
     assert (inner - torch.diag_embed(values)).abs().max() < (1e-4 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("method", ["jordan", "polar_express"])
+@pytest.mark.parametrize("shape", [(16, 16), (16, 33), (16, 80), (80, 16)])
+def test_newton_schulz_computes_its_polynomials_of_matrices_of_any_shape(shape: tuple[int, int], method: str) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    s = torch.logspace(0, -3, 16, dtype=torch.float64)  # so that the first steps magnify the smallest by their slopes at 0
+    x = (u * s @ vh).float()
+    for steps in (1, 2, 3, 4, 5, 8):
+        values = s / s.norm()
+        for a, b, c in polynomials(method, steps):
+            values = a * values + b * values**3 + c * values**5
+        found = newton_schulz(x, steps=steps, dtype=torch.float32, ns_method=method)
+        # Rounding in fp32, 6e-8, times the product of the slopes: up to 2e3 until the smallest value is near 1.
+        assert (found.double() - u * values @ vh).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(
