@@ -193,7 +193,6 @@ CASES = {
         ),
     ],
     "reference-moves": [observed(everywhere_logged("train/margin", 0.0) | everywhere_logged("train/logp_chosen", -9.0))],
-    "balance-too-strong": [observed(config={"model": {"moe": {"experts": 8, "top_k": 2, "balance": 5.0}}})],
     "initial-weights-small": [observed(everywhere("setup/initial_gain", 1e-3)), observed({"setup/alike_units": {1: 0.2}})],
     "rate-rises-again": [observed({"lr": {step: 0.01 * (1 - step % 200 / 210) for step in (1, *STEPS)}})],
     "preference-leak": [observed(everywhere_logged("train/accuracy", 1.0))],
@@ -209,7 +208,6 @@ CASES = {
     "ranks-differ": [observed(everywhere("health/rank_difference", 1e-3))],
     "samples-not-shuffled": [observed(everywhere("health/consecutive_sequences", 1.0))],
     "tokens-shuffled": [observed(everywhere("health/bigram_loss", 3.2) | everywhere("health/validation_bigram_loss", 3.2))],
-    "beta-too-large": [observed(config={"objective": {"init_args": {"loss": "dpo", "beta": 20.0}}})],
     "one-token-dominates": [observed(everywhere("health/commonest_target", 0.7))],
     "ranks-share-data": [observed({"health/shared_samples": dict.fromkeys(STEPS, 1.0)})],
     "question-lost": [observed(question=(False, False))],
@@ -254,7 +252,10 @@ CASES = {
     "validation-does-not-move": [observed({"val/loss": dict.fromkeys((100, 200, 300), 3.0)})],
     "validation-other-text": [observed(everywhere("health/validation_bigram_loss", 5.0))],
     "noise-in-training": [observed(everywhere("health/bigram_loss", 3.6) | everywhere("health/unigram_loss", 4.2))],
-    "dropout-too-high": [observed(config={"model": {"dropout": 0.9}})],
+    "unusual-setting": [
+        observed(config={"model": {"dropout": 0.9}}),
+        observed(config={"objective": {"init_args": {"loss": "dpo", "beta": 20.0}}}),
+    ],
     "average-lags": [observed(config={"ema": {"init_args": {"decay": 0.999, "warmup": False}}})],
 }
 

@@ -26,6 +26,7 @@ from lit_llm.reporting.doctor import (
     optimizer_rules,
     preference_rules,
     resume_rules,
+    setting_rules,
     speed_rules,
     validation_rules,
 )
@@ -36,8 +37,8 @@ from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.run_folder import CONFIG
 
 _FILES = (
-    data_rules, resume_rules, gradient_rules, optimizer_rules, model_rules, expert_rules, preference_rules, validation_rules,
-    loss_rules, speed_rules,
+    data_rules, setting_rules, resume_rules, gradient_rules, optimizer_rules, model_rules, expert_rules, preference_rules,
+    validation_rules, loss_rules, speed_rules,
 )  # fmt: skip
 RULES = tuple(each for file in _FILES for each in vars(file).values() if isinstance(each, Rule))
 """In this order, where nothing else says which finding comes first."""

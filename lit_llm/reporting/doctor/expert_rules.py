@@ -83,19 +83,6 @@ def unbalanced(run: Observed) -> str | None:
     return f"in every logged step since {since:,} one expert had at least {min(loads):.1f} times its share of the tokens"
 
 
-@warning(
-    "balance-too-strong",
-    "the loss that balances the experts outweighs the loss of the text",
-    "--model.moe.balance 0.01",
-    "train/balance, train/loss",
-    "likely",  # 0.01 in Fedus et al. 2021, Switch Transformers; 0.001 in DeepSeek-V2
-    explains=(*SLOW, "loss-scale"),
-)
-def strong_balance(run: Observed) -> str | None:
-    weight = run.setting("model.moe.balance", 0.0)
-    return f"model.moe.balance is {weight:g} (usual: 0.001 to 0.01)" if weight > 0.2 else None
-
-
 def _enough_tokens(run: Observed) -> bool:
     """Whether equally loaded experts would have `FEWEST_TOKENS` each. Without settings it is not known, and false."""
     experts, top_k, tokens = run.setting("model.moe.experts"), run.setting("model.moe.top_k"), run.finite("progress/tokens")

@@ -88,16 +88,3 @@ def like_counts(run: Observed) -> str | None:
     pairs, single = run.recent("health/bigram_loss"), run.recent("health/unigram_loss")
     loss = run.smoothed("train/loss")[-1][1]
     return f"training loss is {loss:.3f}; counting tokens gives {single:.3f}, counting pairs of tokens {pairs:.3f}"
-
-
-@warning(
-    "dropout-too-high",
-    "dropout leaves too little of the activations",
-    "--model.dropout 0.1, or 0 for a single pass over the text",
-    "model.dropout, train/loss against val/loss",
-    "likely",  # Srivastava et al. 2014: 0.2 to 0.5
-    explains=SLOW,
-)
-def dropout(run: Observed) -> str | None:
-    p = run.setting("model.dropout", 0.0)
-    return f"model.dropout is {p:g}" if isinstance(p, int | float) and p > 0.6 else None

@@ -93,19 +93,6 @@ def swapped(run: Observed) -> str | None:
 
 
 @warning(
-    "beta-too-large",
-    "beta holds the model at its reference, and multiplies gradients",
-    "--objective.beta 0.1",
-    "objective.beta, train/margin, val/kl",
-    "likely",  # 0.01 to 0.5 in Rafailov et al. 2023 and its followers; SimPO, without a reference, takes 2 to 10
-    explains=("clipped-at-every-step", "preference-leak"),
-)
-def large_beta(run: Observed) -> str | None:
-    beta = run.setting("objective.init_args.beta", 0.0)
-    return f"objective.beta is {beta:g}" if beta > (20 if run.setting("objective.init_args.loss") == "simpo" else 2) else None
-
-
-@warning(
     "likelihoods-fall",
     "the margin grows because the rejected answers fall faster than the chosen ones, which fall too",
     "--objective.beta 0.3, a smaller --optimizer.lr, fewer steps, or sft on the chosen answers first",

@@ -1,0 +1,41 @@
+"""The rule about settings that rarely are what one wants."""
+
+from __future__ import annotations
+
+import math
+
+from lit_llm.reporting.doctor.finding import ROUGH, SLOW, warning
+from lit_llm.reporting.doctor.observed import Observed
+
+USUAL: dict[str, tuple[float, float]] = {
+    "model.dropout": (0.0, 0.5),  # Srivastava et al. 2014
+    "lora.dropout": (0.0, 0.5),
+    "model.init_std": (1e-3, 0.1),  # GPT-2: 0.02; 1 / sqrt(width) of 128 to 10^6
+    "model.moe.balance": (0.0, 0.2),  # 0.01 in Fedus et al. 2021, 0.001 in DeepSeek-V2
+    "loss.z_loss": (0.0, 0.01),  # 1e-4 in Chowdhery et al. 2022
+    "optimizer.init_args.weight_decay": (0.0, 0.5),
+    "gradient_norm.init_args.clip": (0.01, math.inf),
+    "objective.init_args.beta": (0.005, 2.0),  # Rafailov et al. 2023: 0.1; SimPO, without a reference, takes 2 to 10
+    "objective.init_args.label_smoothing": (0.0, 0.3),
+    "spike_guard.init_args.sigma": (2.0, math.inf),
+}
+"""Smallest and largest value that published runs have, or some times as much."""
+
+
+@warning(
+    "unusual-setting",
+    "a setting is far outside of what is usual",
+    "the setting, or leave it out",
+    "config.yaml",
+    "likely",
+    explains=(*SLOW, *ROUGH, "clipped-at-every-step", "loss-scale", "preference-leak"),
+)
+def unusual(run: Observed) -> str | None:
+    found = []
+    for key, (low, high) in USUAL.items():
+        value = run.setting(key)
+        if run.setting("objective.init_args.loss") == "simpo" and key.endswith("beta"):
+            high = 20.0
+        if isinstance(value, int | float) and not low <= value <= high:
+            found.append(f"{key.replace('.init_args', '')} is {value:g} (usual: {low:g} to {high:g})")
+    return "; ".join(found) or None
