@@ -108,6 +108,7 @@ NANOCHAT, SPEEDRUN = "nanochat", "modded-nanogpt"
 TECHNIQUES = [
     Technique("polar-express", "Amsel et al. 2025, arXiv 2505.16932", options={"ns_method": "polar_express"}),
     Technique("polar-express-4", "its first 4 steps", options={"ns_method": "polar_express", "ns_steps": 4}),
+    Technique("polar-express-3", "its first 3 steps", options={"ns_method": "polar_express", "ns_steps": 3}),
     Technique("newton-schulz-3", "3 steps of Jordan et al. 2024 instead of 5", options={"ns_steps": 3}),
     Technique(
         "quintics-jiacheng",

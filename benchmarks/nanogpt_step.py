@@ -7,8 +7,8 @@ loop over parameters that nanoGPT gets on a CPU.
 
 "Plain" is our model, loss, clipping and optimizer in a loop without Lightning. "fit" is `Trainer.fit` of the recipe with every
 default callback. They make their steps in turn, so that other load affects all; results are ratios of medians. Theirs has a
-process of its own, because `fit` sets how this one keeps memory. With `--recipe quickstart`, ours have that recipe's block and
-optimizer.
+process of its own, so that neither uses memory that the other has freed. With `--recipe quickstart`, ours have that recipe's
+block and optimizer.
 
     OMP_NUM_THREADS=1 python benchmarks/nanogpt_step.py [--size small|large] [--steps 60] [--runs 3] [--loop_adamw]
 """
@@ -34,7 +34,6 @@ from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
 from lit_llm.config.build import Built, build
 from lit_llm.config.objects import optimizer_of
 from lit_llm.config.parse import parse
-from lit_llm.core.memory import keep_freed_memory
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
 
@@ -204,7 +203,6 @@ def measure(size: str, steps: int, folder: Path, flags: list[str], *, recipe: st
         "--schedule.warmup_steps", "2", "--samples", "null", "--trainer.accelerator", "cpu", "--trainer.precision", "32-true",
         *block[recipe], *flags,
     ]))  # fmt: skip
-    keep_freed_memory()  # as the command does
     in_turn = InTurn(built, fused=fused)
     built.trainer.callbacks.append(in_turn)  # type: ignore[attr-defined]
     built.trainer.fit(built.model, datamodule=built.datamodule)

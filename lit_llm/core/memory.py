@@ -6,7 +6,6 @@ The code that allocates a buffer and the planner that counts it share its size.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import math
 import os
@@ -74,18 +73,6 @@ def free_host_bytes() -> int:
             page_cache = int(parts.get("total_inactive_file", parts["inactive_file"]))  # it is given back
             free = min(free, limit - used + page_cache)
     return max(0, free)
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep the host memory that a step frees, up to 2 GiB, for the next step. glibc only.
-
-    By default glibc returns it, and the kernel clears the same pages again in each step. Blocks of more than 32 MiB are still
-    returned at once, which is the greatest limit that glibc chooses by itself.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from lit_llm.callbacks._lightning import callback_of, write_row
 from lit_llm.core._lightning import is_rank_zero, restores_checkpoint
 from lit_llm.core.disk import naming, real_path, write_text
 from lit_llm.core.errors import UserError, first_line, refuse, report
-from lit_llm.core.memory import keep_freed_memory
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.loaded_run import LoadedRun
@@ -65,7 +64,6 @@ def fit(
         UserError: The data do not fit the run or its weights, or the folder is in use. The folder is then unchanged.
         KeyboardInterrupt: Instead of Lightning's SystemExit.
     """
-    keep_freed_memory()
     follower = next((logger for logger in trainer.loggers if isinstance(logger, CurveFollower)), None)
     if is_rank_zero() and isinstance(data, lit_llm.data.TokenDataModule):
         _check_data(data, model, start, initial, accept_changes=accept_changes)
