@@ -251,7 +251,14 @@ CASES = {
     "validation-sequences-shorter": [observed(everywhere("health/validation_length", 0.1))],
     "validation-does-not-move": [observed({"val/loss": dict.fromkeys((100, 200, 300), 3.0)})],
     "validation-other-text": [observed(everywhere("health/validation_bigram_loss", 5.0))],
-    "noise-in-training": [observed(everywhere("health/bigram_loss", 3.6) | everywhere("health/unigram_loss", 4.2))],
+    "loss-jumps-at-resume": [
+        observed(loss(lambda step: 1.5 if step <= 200 else 2.1 - step / 2000), first_steps=[0, 200]),
+    ],
+    "loaded-weights-unfit": [observed({"train/loss": healthy()["train/loss"] | {1: 6.0}}, {"init_from": "runs/base"})],
+    "noise-in-training": [
+        observed({"health/bigram_loss": {step: 7.0 if step in (250, 300) else 2.4 for step in range(50, 410, 25)}}),
+        observed(everywhere("health/bigram_loss", 3.6) | everywhere("health/unigram_loss", 4.2)),
+    ],
     "unusual-setting": [
         observed(config={"model": {"dropout": 0.9}}),
         observed(config={"objective": {"init_args": {"loss": "dpo", "beta": 20.0}}}),
@@ -361,7 +368,7 @@ def test_what_follows_from_a_cause_comes_after_it():
 
 
 def test_rules_that_need_random_initial_weights_leave_other_runs_alone():
-    curves = everywhere("setup/frozen", 64.0) | layers("update_ratio", 1e-4)
+    curves = everywhere("setup/frozen", 64.0) | layers("update_ratio", 1e-4) | loss(lambda step: 2.5 - step / 1000)
     for config in ({"init_from": "runs/base"}, {"lora": {"rank": 8}}):
         assert diagnose(observed(curves, config)) == []
 

@@ -78,7 +78,7 @@ def in_order(run: Observed) -> str | None:
 
 @error(
     "tokens-shuffled",
-    "a token says nothing about the next one: the tokens of the text are out of order",
+    "a token says nothing about the next one: tokens of the text are out of order, or random on some ranks",
     "look at a batch of the data, decoded",
     "health/bigram_loss, health/unigram_loss",
     "likely",  # in English a letter halves the uncertainty about the next one (Shannon 1951)
@@ -120,8 +120,8 @@ def shared(run: Observed) -> str | None:
 
 @error(
     "future-leak",
-    "a position sees later positions: the attention mask is missing or wrong",
-    "is_causal=True, or a mask that is lower triangular",
+    "a position sees later positions: a mask is missing or wrong, or a transpose, a sort or a convolution mixes positions",
+    "is_causal=True, or a mask that is lower triangular; look at what reorders tokens",
     "health/future_leak",
     "certain",  # logits before a changed input must not change
     explains=("loss-too-low", "validation-unlike-training", "over-fitting", "diverged"),
@@ -183,7 +183,7 @@ def _repeated(run: Observed, tag: str) -> float | None:
 
 @error(
     "batch-repeated",
-    "steps train on sequences that earlier steps have had: the position in the data does not advance, or was not restored",
+    "sequences are trained on again: the position in the data does not advance or was not restored, or rows share a buffer",
     "look at the sampler: it must advance, and differ between ranks",
     "health/repeated_samples",
     "certain",  # hashes of the sequences

@@ -78,6 +78,23 @@ def bad_start(run: Observed) -> str | None:
 
 
 @error(
+    "loaded-weights-unfit",
+    "the weights that training starts from do not fit the data: another tokenizer, or layers that were not loaded",
+    "the tokenizer of these weights; compare names and shapes of what was loaded",
+    "train/loss of step 1",
+    "likely",  # a trained model is better than one that knows nothing
+    explains=(*SLOW, *ROUGH, "over-fitting"),
+)
+def unfit(run: Observed) -> str | None:
+    first, uniform = run.finite("train/loss")[:1], run.uniform_loss
+    if run.setting("init_from") is None or not first or first[0][0] > 1 or uniform is None or run.points("train/margin"):
+        return None
+    if first[0][1] < 0.9 * uniform:
+        return None
+    return f"the first loss is {first[0][1]:.3f}; without any knowledge it is ln(vocabulary) = {uniform:.3f}"
+
+
+@error(
     "initial-weights-small",
     "the initial weights are far too small, or units begin with equal weights",
     "--model.init_std 0.02, or remove the setting; draw weights at random",

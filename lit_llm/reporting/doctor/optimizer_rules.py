@@ -54,8 +54,8 @@ def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> 
 
 @error(
     "parameters-not-trained",
-    "parameters are frozen, or the optimizer does not have them",
-    "remove requires_grad = False, or give the optimizer every parameter",
+    "parameters are frozen, detached from the loss, or all zero where they multiply, or the optimizer does not have them",
+    "remove requires_grad = False; give the optimizer every parameter; start one factor of a product at random",
     "health/update_norm, setup/frozen, setup/unoptimized",
     "certain",  # an update of exactly zero
     explains=SLOW,
@@ -291,7 +291,7 @@ def ends_early(run: Observed) -> str | None:
     "one schedule over all steps (--schedule.total_steps)",
     "lr",
     "likely",
-    explains=ROUGH,
+    explains=(*ROUGH, "warmup-too-long"),
 )
 def rises_again(run: Observed) -> str | None:
     rates = run.finite("lr")

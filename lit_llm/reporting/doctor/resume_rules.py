@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 
 from lit_llm.reporting.doctor.finding import ROUGH, error
 from lit_llm.reporting.doctor.observed import Observed, Points
@@ -17,7 +18,7 @@ _JUMPS = ("diverged", "loss-spikes", "over-fitting")
     "resume with the same schedule (--resume auto), and start a new run for a new one (--init_from)",
     "lr at the step of the resume",
     "likely",  # a schedule is a function of the step
-    explains=(*ROUGH, "rate-rises-again"),
+    explains=("loss-jumps-at-resume", *ROUGH, "rate-rises-again"),
 )
 def restarted_schedule(run: Observed) -> str | None:
     rates = run.finite("lr")
@@ -50,7 +51,7 @@ def _interpolated(rates: Points, step: int) -> float | None:
     "load the checkpoint after the model is built, and do not initialise it again",
     "setup/weight_norm, health/weight_norm, train/loss",
     "likely",  # the triangle inequality: norms cannot change by more than the updates between
-    explains=(*ROUGH, "over-fitting", "validation-unlike-training"),
+    explains=("loss-jumps-at-resume", *ROUGH, "over-fitting", "validation-unlike-training"),
 )
 def replaced(run: Observed) -> str | None:
     norms, updates = run.total("weight_norm"), dict(run.total("update_norm"))
@@ -68,12 +69,29 @@ def replaced(run: Observed) -> str | None:
 
 
 @error(
+    "loss-jumps-at-resume",
+    "the resumed run did not continue with the same model: weights, their order or a setting were not restored",
+    "compare the weights that were saved with those that were loaded, by name (--resume auto restores them)",
+    "train/loss at the step of the resume",
+    "likely",
+    explains=(*ROUGH, "over-fitting"),
+)
+def jumps(run: Observed) -> str | None:
+    for first in (step for step in run.first_steps if step > 10):
+        rows = run.finite("train/loss")
+        before, after = [loss for step, loss in rows if step <= first][-4:], [loss for step, loss in rows if step > first][:3]
+        if len(before) == 4 and after and (rise := statistics.median(after) - statistics.median(before)) > 0.3:
+            return f"training loss rose by {rise:.2f} when the run was resumed at step {first:,} (usual: at most 0.1)"
+    return None
+
+
+@error(
     "optimizer-state-lost",
     "the optimizer has forgotten its averages of gradients",
     "restore the optimizer's state with the weights (--resume auto); do not clear it",
     "health/stateless, setup/stateless",
     "certain",  # no state where there was one
-    explains=(*ROUGH, "over-fitting"),
+    explains=("loss-jumps-at-resume", *ROUGH, "over-fitting"),
 )
 def state_lost(run: Observed) -> str | None:
     sampled, lost = run.finite("health/stateless"), run.last("setup/stateless")

@@ -12,6 +12,8 @@ USUAL: dict[str, tuple[float, float]] = {
     "lora.dropout": (0.0, 0.5),
     "model.init_std": (1e-3, 0.1),  # GPT-2: 0.02; 1 / sqrt(width) of 128 to 10^6
     "model.moe.balance": (0.0, 0.2),  # 0.01 in Fedus et al. 2021, 0.001 in DeepSeek-V2
+    "model.logit_softcap": (10.0, math.inf),  # Gemma 2: 30 and 50
+    "model.attention_softcap": (10.0, math.inf),
     "loss.z_loss": (0.0, 0.01),  # 1e-4 in Chowdhery et al. 2022
     "optimizer.init_args.weight_decay": (0.0, 0.5),
     "gradient_norm.init_args.clip": (0.01, math.inf),
@@ -38,4 +40,7 @@ def unusual(run: Observed) -> str | None:
             high = 20.0
         if isinstance(value, int | float) and not low <= value <= high:
             found.append(f"{key.replace('.init_args', '')} is {value:g} (usual: {low:g} to {high:g})")
+    rank, alpha = run.setting("lora.rank"), run.setting("lora.alpha")
+    if isinstance(rank, int) and isinstance(alpha, int | float) and alpha > 8 * rank:  # Hu et al. 2021: once or twice the rank
+        found.append(f"lora.alpha is {alpha:g}, {alpha / rank:g} times the rank")
     return "; ".join(found) or None

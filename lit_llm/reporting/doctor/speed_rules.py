@@ -64,8 +64,8 @@ def large_logits(run: Observed) -> str | None:
 )
 def slow_loader(run: Observed) -> str | None:
     shares = run.values("time/data_fraction")
-    if len(shares) > 2 and statistics.median(shares) > 0.4:
-        return f"steps wait for data in {statistics.median(shares):.0%} of the time (median of {len(shares):,} rows)"
+    if len(shares) > 2 and statistics.mean(shares) > 0.12:  # healthy runs on a busy machine: at most 0.04
+        return f"steps wait for data in {statistics.mean(shares):.0%} of the time (mean of {len(shares):,} rows)"
     return None
 
 

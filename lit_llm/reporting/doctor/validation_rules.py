@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
@@ -76,13 +77,19 @@ def other_text(run: Observed) -> str | None:
 
 @warning(
     "noise-in-training",
-    "the training text has random tokens, or is much harder to predict than the validation text",
+    "the training text has random tokens, all along or for a while, or is much harder to predict than the validation text",
     "look at decoded batches of the training data",
     "health/bigram_loss against health/validation_bigram_loss",
     "likely",
     explains=(*SLOW, *ROUGH, "validation-unlike-training", "over-fitting", "tokens-shuffled"),
 )
 def noisy(run: Observed) -> str | None:
+    rows = [point for point in run.finite("health/bigram_loss") if point[0] > 1][3:]
+    usual = statistics.median(loss for _, loss in rows) if len(rows) > 5 else math.inf
+    if spell := [step for step, loss in rows if loss > usual + 2.5]:  # healthy runs, batches of one sequence too: at most 1.3
+        return (
+            f"from step {spell[0]:,} to {spell[-1]:,} counted pairs of tokens give much more than their usual {usual:.2f} nats"
+        )
     losses = _losses_of_counts(run)
     if losses is None or losses[0] < 1.2 * losses[1] + 0.2:
         return None
