@@ -1,7 +1,4 @@
-"""The second exam of `doctor`: 30 more faults, whose author knew of the first exam its runner and open half only.
-
-The author had not read the doctor, nor what it was tuned on. `blind_faults.py --half second` makes the runs.
-"""
+"""The second exam of `doctor`: 30 more faults, by an author who had read neither the doctor nor what it was tuned on."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from blind_injections import FAULTS, after_step, batches, cosine, fault, fire, g
 
 from lit_llm.callbacks import Cosine
 from lit_llm.models import experts
+from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import Adapted
 from lit_llm.training import language_model
 from lit_llm.training.language_model import LanguageModel
@@ -53,9 +51,11 @@ def _(batch: Any, at: float, rank: int) -> None:
 def _(batch: Any, at: float, rank: int) -> None:
     batch["targets"].copy_(batch["targets"].roll(1, 0))
 
-fault("lines_as_documents", "b", "masks", "each line counts as a document, so attention sees no earlier line",
+@fault("lines_as_documents", "b", "masks", "each line counts as a document, so attention sees no earlier line",
     "the end-of-document id is that of the newline", "the document mask cuts the context far too short",
-    wrong="model too small", setup="--model.mask_documents true", flags="--model.eos_id 10")
+    wrong="model too small", setup="--model.mask_documents true", place=replace(GPT, "view"))
+def _(original: Any, self: Any, input_ids: Any, documents: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return original(self, input_ids, input_ids.eq(10).cumsum(1), *args, **kwargs)
 fault("tight_softcap", "b", "model", "the soft cap of the logits is so low that no prediction can be confident",
     "logit_softcap too small", "logits are limited to a narrow range", wrong="noisy labels", flags="--model.logit_softcap 2")
 
