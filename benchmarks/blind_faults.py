@@ -1,11 +1,11 @@
 """The blind exam of `doctor`: faults that somebody wrote who had read neither its rules nor the matrix they were tuned on.
 
-    nice -n 15 python benchmarks/blind_faults.py --out DIR [--only NAME] [--half development|sealed] [--healthy] [--twins]
+    nice -n 15 python benchmarks/blind_faults.py --out DIR [--only NAME] [--half HALF] [--healthy] [--twins]
 
 makes the runs that are not there, one process each, into DIR/NAME: faults, with `--twins` the same runs without their fault
 (NAME.twin), with `--healthy` healthy runs. A run takes up to half a minute on one core. This file has the runner and the
-development half; `blind_sealed.py` has the other half, and `blind_healthy.py` the healthy runs. How the halves were chosen:
-docs/evidence/doctor-blind.md. Nothing here asks the doctor.
+development half; `blind_sealed.py` has the other half, `blind_second.py` a second exam, and `blind_healthy.py` the healthy
+runs. How the halves were chosen: docs/evidence/doctor-blind.md. Nothing here asks the doctor.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from blind_injections import (
     seed_of,
     share,
 )
+from blind_second import SECOND
 
 from lit_llm.callbacks import Cosine
 from lit_llm.data.datamodule import TokenDataModule
@@ -79,7 +80,7 @@ MACROS = {
     "--model.moe.balance 0.01 --expert_balance ExpertBalance --expert_balance.rate 0.01",
 }
 
-SEALED = frozenset(FAULTS)  # importing `blind_sealed` has entered them
+SEALED = frozenset(FAULTS) - SECOND  # importing `blind_sealed` has entered them
 
 # fmt: off
 
@@ -496,7 +497,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", action="append", help="names of runs")
-    parser.add_argument("--half", choices=("development", "sealed"))
+    parser.add_argument("--half", choices=("development", "sealed", "second"))
     parser.add_argument("--healthy", action="store_true", help="the healthy runs instead of faults")
     parser.add_argument("--twins", action="store_true", help="the healthy twin of each fault, too")
     parser.add_argument("--more", default="", help="flags after all others, such as '--trainer.max_steps 6'")
@@ -512,7 +513,8 @@ def main() -> None:
     if given.healthy:
         runs = [(run.name, run.kind, run.flags, run.options) for run in blind_healthy.RUNS]
     for one in () if given.healthy else FAULTS.values():
-        if given.half in (None, "sealed" if one.name in SEALED else "development"):
+        half = "sealed" if one.name in SEALED else "second" if one.name in SECOND else "development"
+        if given.half in (None, half):
             options = {"ranks": one.ranks, "resumed": one.resumed}
             runs.append((one.name, one.kind, f"{one.setup} {one.flags}", options | {"fault": one.name}))
             if given.twins:
