@@ -125,5 +125,6 @@ def test_all_callbacks_are_exported():
         "Question",
         "LmEvalTasks",
         "MeanOfMicroBatches",
-        *("Probe", "Readings", "UpdateSample", "SeenSequences", "SeenTokens", "RepeatedSpans", "ValidationOverlap"),
+        *("Probe", "Readings", "UpdateSample", "FirstGradient", "CountedText"),
+        *("SeenSequences", "SeenTokens", "RepeatedSpans", "ValidationOverlap"),
     }
