@@ -103,10 +103,10 @@ class UpdateSample:
     """
 
     def __init__(self, layers: dict[str, list[Tensor]]) -> None:
-        self._before: dict[str, list[tuple[Tensor, int, Tensor, Tensor]]] = {}  # parameter, stride, its weights, gradients
+        self._before: dict[str, list[tuple[Tensor, int, Tensor, Tensor | None]]] = {}  # parameter, stride, weights, gradients
         for layer, parameters in layers.items():
             weights = [(p, s, _every(p, s).clone()) for p, s in strides(parameters)]
-            self._before[layer] = [(p, s, w, torch.zeros_like(w) if p.grad is None else _whole(p, s)) for p, s, w in weights]
+            self._before[layer] = [(p, s, w, None if p.grad is None else _whole(p, s)) for p, s, w in weights]
 
     def add_to(self, readings: Readings, layer: str, ranks: int) -> None:
         """Add the norm of a layer's update, and its product with the negative gradient. `ranks` as in `share_of_square`."""
@@ -116,12 +116,14 @@ class UpdateSample:
             change = _every(parameter, stride).to(torch.promote_types(before.dtype, torch.float32)) - before
             share = local_part(parameter).numel() / before.numel() / copies(parameter, ranks)
             readings.root_mean(f"health/update_norm/{layer}", torch.linalg.vector_norm(change).square() * share, 0.0)
-            readings.mean(f"descent/{layer}", -(change * gradient).sum() * share, 0.0)
             if parameter.dim() > 1 and parameter.dtype == torch.float32:
                 now = _every(parameter, stride)
                 readings.mean(
                     "health/rounded_weights", ((now == now.bfloat16()) & (now != before)).sum(), (now != before).sum()
                 )
+            if gradient is None:
+                continue
+            readings.mean(f"descent/{layer}", -(change * gradient).sum() * share, 0.0)
             if parameter.dim() > 1 and "." in layer:  # of embeddings, most rows have no gradient
                 readings.mean("health/zero_gradients", (gradient == 0).sum() * share, before.numel() * share)
 

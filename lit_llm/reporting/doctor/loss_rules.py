@@ -208,7 +208,7 @@ def over_fitting(run: Observed) -> str | None:
     "prepare both splits with the same tokenizer (`prepare`)",
     "meta.json of both folders of shards; val/loss",
     "likely",
-    explains=("over-fitting",),
+    explains=("over-fitting", "validation-other-text"),
 )
 def gap(run: Observed) -> str | None:
     """The model has never learned anything about the validation text."""

@@ -65,7 +65,7 @@ def _moves(run: Observed) -> bool:
     "split one text by document (`prepare --data.val_fraction 0.1`)",
     "health/validation_bigram_loss against health/bigram_loss",
     "likely",
-    explains=_VALIDATION,
+    explains=("over-fitting",),
 )
 def other_text(run: Observed) -> str | None:
     """Counts of the training text fit the validation text badly, so that it is not the model's fault."""
