@@ -47,6 +47,7 @@ DESCRIPTIONS = {
     "health/bigram_loss": "loss of a model that only knows how often each target has followed each input",
     "health/validation_unigram_loss": "the same of a validation batch",
     "health/validation_bigram_loss": "the same of a validation batch",
+    "health/counted_pairs": "targets counted in this launch before, on one rank",
     "health/commonest_target": "share of the commonest target in this launch, on one rank",
     "health/output_entropy": "mean entropy of the predicted distribution, in nats; ln(vocabulary) = uniform",
     "health/loss_by_position/1..4": "loss on each quarter of the probed sequence",
@@ -112,8 +113,8 @@ class HealthSignals(Callback):
 
     Contract:
         on_fit_start: finds blocks and layers.
-        on_validation_batch_start, on_validation_end: remember spans of the first validation.
-        on_validation_batch_end: evaluates a part of the first batch twice.
+        on_validation_batch_start, on_validation_batch_end: remember spans of the first validation, and the first batch.
+        on_validation_end: evaluates a part of that batch twice. Collectives: on every rank.
         on_train_batch_start: hashes the sequences and counts the ids; at a sampled step, checks targets and runs the probe.
             Before the first step of a launch, notes the facts about the set-up.
         on_before_backward, on_after_backward: at a sampled step, add up the loss and copy some of the first gradients.
@@ -148,6 +149,7 @@ class HealthSignals(Callback):
         self._first: FirstGradient | None = None  # of a sampled step
         self._micro_batches = 0  # of the step, whose backward has ended
         self._length = 0  # tokens of a training sequence
+        self._validated: tuple[Tensor | None, Tensor | None] = (None, None)  # ids and targets of the first validation batch
         self._step = 0  # under way: on_train_batch_start runs once per micro-batch
         self._readings: Readings | None = None  # of the step under way, if it is sampled
         self._update: UpdateSample | None = None
@@ -166,8 +168,8 @@ class HealthSignals(Callback):
             trained, self._ranks = trained_parameters(trainer, pl_module)
             self._layers = layers_of(trained, path)
         self._names = list(self._layers)
-        embedding = next((m for m in pl_module.modules() if isinstance(m, nn.Embedding)), None)
-        self._rows = 0 if embedding is None else embedding.num_embeddings
+        sizes = [m.num_embeddings for m in pl_module.modules() if isinstance(m, nn.Embedding)]
+        self._rows = max(sizes, default=0)  # not a table of positions
         if pipeline is not None:
             held = gathered((self._names, self._rows))
             self._names = list(dict.fromkeys(name for names, _ in held for name in names))
@@ -183,20 +185,27 @@ class HealthSignals(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        ids = ids_of(batch)
-        if ids is None or batch_idx or dataloader_idx or trainer.sanity_checking or trainer.state.fn != "fit":
+        if batch_idx == dataloader_idx == 0 and not trainer.sanity_checking and trainer.state.fn == "fit":
+            self._validated = ids_of(batch), targets_of(batch)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
             return
+        self._overlap.compare_from_now(trainer.strategy.root_device)
+        (ids, targets), self._validated = self._validated, (None, None)  # a rank may have had no batch
         readings = Readings(trainer.strategy.root_device)
-        readings.mean("health/validation_length", ids.size(1), float(self._length))
-        if self._counted is not None and (targets := targets_of(batch)) is not None:
-            self._counted.judge(ids, targets, readings, "validation_")
+        readings.mean(
+            "health/validation_length", 0 if ids is None else ids.size(1), 0.0 if ids is None else float(self._length)
+        )
+        for name in ("unigram", "bigram") if self._counted is not None else ():
+            readings.mean(f"health/validation_{name}_loss", 0.0, 0.0)
+        if self._counted is not None:
+            self._counted.add_to(readings)
+            if ids is not None and targets is not None:
+                self._counted.judge(ids, targets, readings, "validation_")
         if self._probe is not None and (noise := self._probe.noise(trainer, pl_module, ids, self._rows)) is not None:
             readings.largest("health/validation_noise", noise)
         write_row(trainer, readings.read(), trainer.global_step)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.state.fn == "fit":
-            self._overlap.compare_from_now(trainer.strategy.root_device)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step + 1
@@ -269,7 +278,7 @@ class HealthSignals(Callback):
             if self._compares_ranks:
                 self._readings.largest(f"highest/{name}", weight)
                 self._readings.largest(f"lowest/{name}", -weight)
-        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         stateless = sum(p.numel() for p in trained if not optimizer.state.get(p))
         self._readings.mean("health/stateless", stateless, sum(p.numel() for p in trained))
         self._update = UpdateSample(self._layers)

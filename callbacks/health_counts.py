@@ -26,8 +26,8 @@ class CountedText:
     """
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
-        self._targets = torch.zeros(vocabulary, dtype=torch.int32, device=device)
-        self._inputs = torch.zeros(vocabulary, dtype=torch.int32, device=device)
+        self._targets = torch.zeros(vocabulary, dtype=torch.int64, device=device)
+        self._inputs = torch.zeros(vocabulary, dtype=torch.int64, device=device)
         self._pairs = torch.zeros(min(_SLOTS, vocabulary**2), dtype=torch.int32, device=device)
 
     def add(self, ids: Tensor, targets: Tensor) -> None:
@@ -35,7 +35,7 @@ class CountedText:
         counted, a, b, pair = self._flat(ids, targets)
         # Not a boolean index, whose size the host would have to know: what does not count adds 0.
         for table, at in ((self._targets, b), (self._inputs, a), (self._pairs, pair)):
-            table.index_add_(0, at, counted)
+            table.index_add_(0, at, counted.to(table.dtype))
 
     def judge(self, ids: Tensor, targets: Tensor, readings: Readings, of: str = "") -> None:
         """Add the losses on (B, T) ids and targets.
@@ -50,7 +50,8 @@ class CountedText:
             readings.mean(f"health/{of}{name}_loss", -(probability.log() * counted).sum(), counted.sum())
 
     def add_to(self, readings: Readings) -> None:
-        """Add the share of the commonest target so far."""
+        """Add how many targets were counted so far, and the share of the commonest one."""
+        readings.mean("health/counted_pairs", self._targets.sum(), 1.0)
         readings.mean("health/commonest_target", self._targets.max(), self._targets.sum())
 
     def _flat(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -27,7 +27,9 @@ def trained_parameters(trainer: Trainer, pl_module: LightningModule) -> tuple[li
     pipeline = offered(trainer.strategy, SplitsLayers)
     ranks, repeated = (1, ()) if pipeline is None else (pipeline.pipeline_mesh.size(), pipeline.repeated_parameters)
     trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
-    return [(name, p) for name, p in pl_module.named_parameters() if p in trained], trainer.world_size // ranks
+    return [
+        (name, p) for name, p in pl_module.named_parameters() if p in trained and p.requires_grad
+    ], trainer.world_size // ranks
 
 
 def find_blocks(module: nn.Module) -> tuple[str, dict[str, nn.Module]]:

@@ -79,25 +79,25 @@ class Probe:
                 groups = frequency_groups(targets, logits.size(-1))
                 _measure_losses(logits[:count], targets[:count, :length], groups, readings)
 
-    def noise(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, rows: int) -> Tensor | None:
+    def noise(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
         """0-d: how far two evaluations of the same sequences of a validation batch are apart, relative to the largest logit.
 
-        In the modes that the modules have just now. None where the probe is off.
+        In the modes that the modules have just now. None on all ranks where one has no batch or the probe is off.
         """
         kept = self._chosen(trainer, pl_module, ids, rows)
         if kept is None:
             return None
         with without_traces(trainer, pl_module):
             logits = self._logits(trainer, pl_module, torch.cat([kept, kept]))
-        if logits is None:
+        if not _all_agree(trainer, logits is not None) or logits is None:
             return None
         first, again = logits.float().chunk(2)
         return _largest(again - first).amax() / _largest(first).clamp(min=torch.finfo(torch.float32).tiny)
 
-    def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, rows: int) -> Tensor | None:
+    def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
         """(R, L) ids to probe; None if there are none on a rank: forward may need every rank."""
-        chosen = self._size(trainer, pl_module, ids, rows) if self.on else None
-        if not _all_agree(trainer, chosen is not None) or chosen is None:
+        chosen = self._size(trainer, pl_module, ids, rows) if self.on and ids is not None else None
+        if not _all_agree(trainer, chosen is not None) or chosen is None or ids is None:
             return None
         return ids[: chosen[0], : chosen[1]]
 

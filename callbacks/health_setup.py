@@ -34,7 +34,7 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         rows: of the embedding; 0 if there is none.
     """
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    owned = {p for group in groups for p in group["params"]}
+    owned = {p for group in groups for p in group["params"] if p.requires_grad}
     decayed = [p for group in groups if group.get("weight_decay") for p in group["params"] if p.ndim == 1]
     facts: dict[str, float] = {
         "setup/decayed_vectors": len(decayed),

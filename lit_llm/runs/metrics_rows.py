@@ -98,9 +98,10 @@ def csv_values(path: Path) -> dict[str, list[Value]]:
                 continue
             for tag, cell in row.items():
                 try:
-                    values.setdefault(tag, []).append(Value(int(step), float(cell), 0.0))
+                    value = Value(int(step), float(cell), 0.0)
                 except (TypeError, ValueError):  # an empty cell, or more cells than columns
                     continue
+                values.setdefault(tag, []).append(value)
     return values
 
 

@@ -42,6 +42,7 @@ def test_counts_predict_as_tables_of_python_do(vocabulary):
     counted.judge(texts[2][:, :-1], texts[2][:, 1:], readings)
     counted.add_to(readings)
     expected = {"unigram_loss": single, "bigram_loss": double, "commonest_target": [max(targets.values()) / targets.total()]}
+    expected["counted_pairs"] = [targets.total()]
     assert readings.read() == pytest.approx({f"health/{k}": sum(v) / len(v) for k, v in expected.items()}, rel=1e-5)
 
 

@@ -61,6 +61,7 @@ def test_every_layout_gives_the_norms_of_one_process_and_trains_as_without_them(
                 "unigram_loss",
                 "bigram_loss",
                 "commonest_target",
+                "counted_pairs",
             }
             seen |= {"consecutive_sequences", "rounded_weights", "zero_gradients", "stateless"}
             assert missing == own - {f"health/{each}" for each in seen}
@@ -83,6 +84,14 @@ from lightning.pytorch import LightningModule, Trainer
 from launch import report
 from lit_llm.callbacks import HealthSignals
 
+class OfRankZero(torch.utils.data.IterableDataset):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __iter__(self):
+        ids = torch.arange(16).view(4, 4) % 7
+        yield from [{"input_ids": ids, "targets": ids}] * (1 - self.rank)
+
 class Meeting(LightningModule):
     '''Its forward needs every rank.'''
 
@@ -104,6 +113,12 @@ class Meeting(LightningModule):
     def train_dataloader(self):
         ids = torch.arange(4 * self.lengths[self.global_rank]).view(4, -1) % 7
         return torch.utils.data.DataLoader([{"input_ids": ids, "targets": ids}] * 3, batch_size=None)
+
+    def val_dataloader(self):  # rank 1 has no batch
+        return torch.utils.data.DataLoader(OfRankZero(self.global_rank), batch_size=None)
+
+    def validation_step(self, batch, batch_idx):
+        pass
 
 def calls(*lengths):
     module = Meeting(lengths)

@@ -173,7 +173,7 @@ def test_equal_scores_go_to_the_first_experts():
     assert experts.router.choose(scores).tolist() == [[0, 1, 40]]
 
 
-def test_losses_are_sums_of_the_formulas_over_counted_targets():
+def test_losses_are_sums_of_the_formulas_over_counted_pairs():
     moe = {"experts": 5, "top_k": 2, "expert_width": 20, "balance": 0.3, "sequence_balance": 0.7, "z_loss": 0.11}
     experts = experts_of({"mlp": "swiglu", "moe": moe})
     experts.router.shares.copy_(torch.tensor([0.4, 0.1, 0.2, 0.3, 0.0]))

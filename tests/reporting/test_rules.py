@@ -64,6 +64,7 @@ def healthy() -> dict[str, dict[int, float]]:
 
 
 CONFIG = {
+    "init_from": None,
     "trainer": {"max_steps": 400, "precision": "32-true"},
     "optimizer": {"init_args": {"betas": [0.9, 0.95]}},
     "gradient_norm": {"init_args": {"clip": 1.0}},
@@ -137,7 +138,9 @@ CASES = {
     "loss-scale": [observed(everywhere("health/backward_loss_ratio", 4.0))],
     "learning-rate-too-high": [
         observed(layers("update_ratio", 0.3) | SLOW),
-        observed({f"health/weight_norm/{layer}": {1: 2.0} | dict.fromkeys(range(30, 410, 50), 12.0) for layer in LAYERS}),
+        observed(
+            {f"health/weight_norm/{layer}": {1: 2.0} | dict.fromkeys(range(30, 410, 50), 12.0) for layer in LAYERS} | SLOW
+        ),
     ],
     "learning-rate-too-low": [observed(layers("update_ratio", 0.001) | SLOW)],
     "clipped-at-every-step": [observed(everywhere("grad/norm", 150.0))],
@@ -189,7 +192,8 @@ CASES = {
     "pairs-alike": [observed(everywhere_logged("train/margin", 0.0))],
     "reference-differs": [
         observed(
-            {"train/margin": {step: 0.4 + step / 400 for step in (1, *STEPS)}}, {"objective": {"init_args": {"loss": "dpo"}}}
+            {"train/margin": {step: 0.4 + step / 400 for step in (1, *STEPS)}},
+            {"objective": {"init_args": {"loss": "dpo", "beta": 0.1}}},
         ),
     ],
     "reference-moves": [observed(everywhere_logged("train/margin", 0.0) | everywhere_logged("train/logp_chosen", -9.0))],

@@ -38,7 +38,7 @@ def test_bits_per_byte_of_uniform_guessing_is_the_bits_of_a_token_over_its_bytes
 
 
 @pytest.mark.parametrize("metric_class", [MeanLoss, BitsPerByte])
-def test_without_counted_targets_the_result_is_nan(metric_class: type[MeanLoss | BitsPerByte]) -> None:
+def test_without_counted_pairs_the_result_is_nan(metric_class: type[MeanLoss | BitsPerByte]) -> None:
     metric = metric_class()
     metric.update(torch.tensor(0.0), torch.tensor(0))
     assert math.isnan(metric.compute())

@@ -12,9 +12,11 @@ from lit_llm.core.errors import UserError
 from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import Series
 
-_WORD = re.compile(r"[\w-]{1,40}")
-"""Texts that are kept, such as a precision or a kind of norm, and the names of classes. Paths and prompts are not."""
-_LEFT_OUT = {"run_dir", "trainer.logger", "samples"}
+_KEPT = {"precision", "strategy", "loss", "norm", "norm_position", "mlp", "position", "router", "packing", "ns_method"}
+"""Settings whose text is kept, beside the names of classes."""
+_LEFT_OUT = {"run_dir", "trainer.logger", "samples", "data.init_args.sources"}
+_KEY = re.compile(r"[a-z_0-9]{1,40}")
+_OURS = ("lit_llm.", "torch.", "lightning.")
 
 
 def write_case(path: Path, run: Observed, findings: list[str]) -> None:
@@ -23,11 +25,16 @@ def write_case(path: Path, run: Observed, findings: list[str]) -> None:
     Raises:
         UserError: The file exists, or cannot be written.
     """
-    rows = {tag: [list(series.steps), list(series.values)] for tag, series in run.scalars.items()}
+    rows = {
+        tag: [list(series.steps), list(series.values)]
+        for tag, series in run.scalars.items()
+        if tag.startswith("health/") or tag.count("/") < 2  # a third part may be the name of a source
+    }
     case = {"findings": findings, "first_steps": list(run.first_steps), "config": _plain(run.config), "rows": rows}
+    text = json.dumps(case, default=lambda value: None)
     try:
         with open(path, "x") as file:
-            json.dump(case, file)
+            file.write(text)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror} (--report)") from None
 
@@ -41,17 +48,24 @@ def read_case(path: Path) -> Observed:
     try:
         with open(open_ordinary(path)) as file:
             case = json.load(file)
-        rows = {tag: Series(steps, values, [0.0] * len(steps)) for tag, (steps, values) in case["rows"].items()}
-        return Observed(rows, case["config"], case["first_steps"])
+        rows = {
+            tag: Series([int(step) for step in steps], [float(value) for value in values], [0.0] * len(steps))
+            for tag, (steps, values) in case["rows"].items()
+            if len(steps) == len(values)
+        }
+        return Observed(rows, dict(case["config"]), [int(step) for step in case["first_steps"]])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} is neither a run folder nor a file of `doctor --report` (--run)") from None
 
 
 def _plain(value: Any, key: str = "") -> Any:
-    """Settings with null for every text that is not a single word."""
+    """Settings with null for every text that is not a word of a kept setting, or the name of a known class."""
     if isinstance(value, dict):
-        inner = {name: f"{key}.{name}" if key else str(name) for name in value}
-        return {name: _plain(each, inner[name]) for name, each in value.items() if inner[name] not in _LEFT_OUT}
+        inner = {str(name): f"{key}.{name}" if key else str(name) for name in value if _KEY.fullmatch(str(name))}
+        return {name: _plain(value[name], path) for name, path in inner.items() if path not in _LEFT_OUT}
     if isinstance(value, list):
         return [_plain(each, key) for each in value]
-    return value if not isinstance(value, str) or key.endswith("class_path") or _WORD.fullmatch(value) else None
+    if not isinstance(value, str):
+        return value
+    last = key.rpartition(".")[2]
+    return value if last in _KEPT or (last == "class_path" and value.startswith(_OURS)) else None

@@ -34,7 +34,7 @@ def bias_too_large(run: Observed) -> str | None:
 
     Not: biases that nothing moves (of imported weights), that still grow, that balance, or of few tokens.
     """
-    bias, rate = run.last("experts/bias"), run.setting("expert_balance.init_args.rate", 0)
+    bias, rate = run.last("experts/bias"), run.number("expert_balance.init_args.rate") or 0
     if bias is None or (run.config and not rate):
         return None
     if bias > 1:

@@ -11,8 +11,13 @@ _RATE = (*SLOW, *ROUGH, "clipped-at-every-step")
 
 
 def _shares(run: Observed) -> tuple[list[float], int]:
-    """(gradient of the step times that of its first micro-batch over the latter's square, by row; micro-batches of a step)."""
-    return run.values("health/first_gradient_share"), int(run.median("health/micro_batches") or 0)
+    """(gradient of the step times that of its first micro-batch over the latter's square, by row; micro-batches of a step).
+
+    Of the rows with the commonest number of micro-batches, which a batch ramp changes.
+    """
+    counts = dict(run.finite("health/micro_batches"))
+    count = statistics.mode(counts.values()) if counts else 0.0
+    return [share for step, share in run.finite("health/first_gradient_share") if counts.get(step) == count], int(count)
 
 
 @error(

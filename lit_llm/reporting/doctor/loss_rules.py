@@ -48,7 +48,7 @@ def not_finite(run: Observed) -> str | None:
     return None
 
 
-def _scatter(values: Sequence[float]) -> float:
+def scatter(values: Sequence[float]) -> float:
     """Standard deviation of rows around their trend: from the median of the differences between neighbours."""
     steps = [abs(b - a) for a, b in itertools.pairwise(values)]
     return 1.4826 * statistics.median(steps) / math.sqrt(2) if steps else 0.0
@@ -128,13 +128,13 @@ def diverged(run: Observed) -> str | None:
         return None
     values = [loss for _, loss in curve]
     medians = [(curve[i + fifth - 1][0], statistics.median(values[i : i + fifth])) for i in range(len(curve) - fifth + 1)]
-    error = 1.25 * _scatter(values) / math.sqrt(fifth)  # of a median
+    error = 1.25 * scatter(values) / math.sqrt(fifth)  # of a median
     (step, end), (low_step, low) = medians[-1], min(medians, key=lambda point: point[1])
     # Not small fluctuations: a twentieth of the loss, 0.1 nats, and a sixth of what was learned.
     if end - low > max(0.05 * low + 0.1, 0.15 * (values[0] - low), 5 * error):
         return f"training loss rose from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,} (medians of {fifth} rows)"
     peak_step, peak = max(medians, key=lambda point: point[1])
-    if peak - values[0] > max(0.15 * values[0], 5 * error + 3 * _scatter(values)):
+    if peak - values[0] > max(0.15 * values[0], 5 * error + 3 * scatter(values)):
         return f"training loss rose from {values[0]:.3f} at first to {peak:.3f} at step {peak_step:,} (median of {fifth} rows)"
     return None
 

@@ -49,9 +49,17 @@ class Observed:
         found = self.finite(tag)
         return found[-1][1] if found else None
 
+    def counted(self, tag: str) -> Points:
+        """Finite values of a loss of counted tokens, in rows before which a launch had counted enough to tell the two apart.
+
+        Rows of one token in a vocabulary of V each need as many counts as V; 30 V were enough for texts of 256 to 1,024 tokens.
+        """
+        enough, size = dict(self.finite("health/counted_pairs")), self.last("setup/vocab_size") or 0.0
+        return [(step, value) for step, value in self.finite(tag) if step > 1 and enough.get(step, math.inf) >= 30 * size]
+
     def recent(self, tag: str) -> float | None:
-        """The median of the last five finite values behind step 1: a row may be of few tokens. None of less than two."""
-        found = self.values(tag, 1)[-5:]
+        """The median of the last five of them: a row may be of few tokens. None of less than two."""
+        found = [value for _, value in self.counted(tag)[-5:]]
         return statistics.median(found) if len(found) > 1 else None
 
     def median(self, tag: str, after: int = 0) -> float | None:
@@ -82,6 +90,11 @@ class Observed:
         value = setting_in(self.config, key)
         return default if value is None else value
 
+    def number(self, key: str) -> float | None:
+        """A setting that is a number; None of any other."""
+        value = self.setting(key)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
     @property
     def step(self) -> int:
         """The last logged optimizer step."""
@@ -89,13 +102,13 @@ class Observed:
 
     def start_of_launch(self, step: int) -> int:
         """Complete steps at the start of the launch that made a step."""
-        return max((first for first in self.first_steps if first < step), default=0)
+        return next((first for first in reversed(self.first_steps) if first < step), 0)
 
     @property
     def planned_steps(self) -> int | None:
         """Steps that the run is to make; None if its end is not a number of steps."""
-        planned = self.setting("trainer.max_steps", 0)
-        return planned if isinstance(planned, int) and planned > 0 else None
+        planned = self.number("trainer.max_steps")
+        return int(planned) if planned is not None and planned > 0 else None
 
     @property
     def is_readable(self) -> bool:
@@ -117,7 +130,7 @@ class Observed:
     @property
     def from_scratch(self) -> bool:
         """Whether training started from random weights, by the settings. Without settings it is not known, and false."""
-        return bool(self.config) and self.setting("init_from") is None and self.setting("lora") is None
+        return "init_from" in self.config and self.setting("init_from") is None and self.setting("lora") is None
 
     @property
     def uniform_loss(self) -> float | None:
@@ -131,12 +144,13 @@ class Observed:
 
         None if they are not known, or too few pairs were counted to tell the two apart.
         """
-        losses = [dict(self.finite(tag)) for tag in ("train/loss", "health/bigram_loss", "health/unigram_loss")]
+        counted = [dict(self.counted(f"health/{name}_loss")) for name in ("bigram", "unigram")]
+        losses = [dict(self.finite("train/loss")), *counted]
         common = sorted(losses[0].keys() & losses[1].keys() & losses[2].keys())[-5:]  # the same batches
         if len(common) < 2:
             return None
         loss, pairs, single = (statistics.median(each[step] for step in common) for each in losses)
-        return (loss - pairs) / (single - pairs) if pairs < 0.9 * single else None
+        return (loss - pairs) / (single - pairs) if 0 < pairs < 0.9 * single else None
 
     @property
     def passes(self) -> float | None:
@@ -146,4 +160,4 @@ class Observed:
     def passes_at(self, step: int) -> float | None:
         """The same after `step` steps."""
         tokens, size = self.finite("progress/tokens"), self.last("setup/train_tokens")
-        return None if not tokens or not size else tokens[-1][1] / tokens[-1][0] * step / size
+        return None if not tokens or not size or not tokens[-1][0] else tokens[-1][1] / tokens[-1][0] * step / size

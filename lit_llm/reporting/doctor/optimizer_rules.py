@@ -147,7 +147,7 @@ def wrong_scale(run: Observed) -> str | None:
         return None
     ratio = statistics.median(ratios)
     if ahead := run.median("train/loss_ahead"):  # is no part of the logged loss
-        ratio /= 1 + run.setting("loss.ahead_weight", 0.0) * ahead / (run.median("train/loss") or math.inf)
+        ratio /= 1 + (run.number("loss.ahead_weight") or 0.0) * ahead / (run.median("train/loss") or math.inf)
     if not 0.8 < ratio < 1.25:
         return f"the loss that gradients are computed of is {ratio:.3g} times the logged mean per token"
     return None
@@ -170,18 +170,19 @@ def wrong_scale(run: Observed) -> str | None:
 )
 def rate_too_high(run: Observed) -> str | None:
     growth, ratio = _upper(_growths(run) or [0.0]), _upper(_ratios_of_warmup(run, max) or [0.0])
-    if growth >= GROWTH_HIGH and run.from_scratch:
+    learns = run.is_complete and (run.behind_pairs or 1.0) < LEARNS
+    if growth >= GROWTH_HIGH and run.from_scratch and (not learns or growth >= 3 * GROWTH_HIGH):
         return f"until shortly after warmup a quarter of the layers grew to {growth:.1f} times their norm or more (usual: 2.4)"
-    if ratio < UPDATE_HIGH or (run.is_complete and (run.behind_pairs or 1.0) < LEARNS):
+    if ratio < UPDATE_HIGH or learns:
         return None
     return f"one step changed a quarter of the layers by {ratio:.0%} of their norm or more (usual: at most 6 %)"
 
 
 def _growths(run: Observed) -> list[float]:
-    """Norm of each layer at twice the steps of warmup or before, over that at step 1. Without layers that begin at zero."""
+    """Norm of each layer until twice the warmup, at most 200 steps, over that at step 1. Without layers that begin at zero."""
     found = []
     for points in run.by_layer("weight_norm").values():
-        early = [norm for step, norm in points if step <= 2 * max(run.warmup_steps, 2)] or [0.0]
+        early = [norm for step, norm in points if step <= min(200, 2 * max(run.warmup_steps, 2))] or [0.0]
         if points and points[0][0] <= 1 and points[0][1] > 0:
             found.append(max(early) / points[0][1])
     return found
@@ -200,7 +201,13 @@ def _growths(run: Observed) -> list[float]:
 )
 def rate_too_low(run: Observed) -> str | None:
     planned, lowest = run.planned_steps, PATH_LOW if run.from_scratch else TUNING_LOW
-    if not run.config or run.step < run.warmup_steps + 100 or planned is None or 2 * run.step < planned:
+    if (
+        not run.config
+        or run.points("train/margin")
+        or run.step < run.warmup_steps + 100
+        or planned is None
+        or 2 * run.step < planned
+    ):
         return None
     paths = [statistics.mean(v for _, v in points) * run.step for points in run.by_layer("update_ratio").values() if points]
     if not paths or not 0 < _upper(paths) < lowest or (run.from_scratch and (run.behind_pairs or 1.0) < LEARNS):
@@ -278,11 +285,10 @@ def ends_early(run: Observed) -> str | None:
     rates = run.finite("lr")
     highest = max((rate for _, rate in rates), default=0.0)
     last = rates[-1][0] if rates else 0
-    for share, part in ((0.01, 0.2), (0.1, 0.5)):  # a cosine is below a tenth of its peak for a fifth of its steps
-        end = next((step for step, rate in reversed(rates) if rate > share * highest), 0)
-        if last >= 50 and highest and last - end > part * last:
-            return f"the learning rate is below {share:.0%} of its highest value since step {end:,} of {last:,}"
-    return None
+    end = next((step for step, rate in reversed(rates) if rate > 0.01 * highest), 0)
+    if last < 50 or not highest or last - end < 0.2 * last:
+        return None
+    return f"the learning rate is below 1 % of its highest value since step {end:,} of {last:,}"
 
 
 @warning(

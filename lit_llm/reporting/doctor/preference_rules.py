@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from lit_llm.reporting.doctor.finding import SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
@@ -44,13 +46,14 @@ def reference_moves(run: Observed) -> str | None:
     "the reference is another model than the one that training started from",
     "take the reference from the weights that training starts from",
     "train/margin and train/loss of step 1",
-    "certain",  # at step 1 the model is its reference, so that every margin is 0
+    "likely",  # at step 1 the model is its reference, so that every margin is 0, besides rounding
     explains=("preference-leak", "clipped-at-every-step"),
 )
 def reference_differs(run: Observed) -> str | None:
     first = next(((step, margin) for step, margin in run.finite("train/margin")), (0, 0.0))
-    with_reference = run.setting("objective.init_args.loss") in ("dpo", "ipo")
-    if first[0] != 1 or abs(first[1]) < 1e-3 or not with_reference:
+    beta, with_reference = run.number("objective.init_args.beta"), run.setting("objective.init_args.loss") in ("dpo", "ipo")
+    drops = run.setting("model.dropout") or run.setting("lora.dropout")
+    if first[0] != 1 or not beta or abs(first[1]) / beta < 1 or not with_reference or drops:  # of nats per document
         return None
     return f"the margin was {first[1]:.3g} at step 1"
 
@@ -87,7 +90,7 @@ def leaked(run: Observed) -> str | None:
 )
 def swapped(run: Observed) -> str | None:
     train, held = run.smoothed("train/accuracy"), run.values("val/accuracy")
-    if not train or len(held) < 2 or train[-1][1] < 0.7 or held[-1] > 0.35:
+    if not train or len(held) < 2 or train[-1][1] < 0.7 or statistics.median(held[-3:]) > 0.35 or max(held[-3:]) > 0.5:
         return None
     return f"accuracy came to {train[-1][1]:.0%} in training and to {held[-1]:.0%} in validation, which is worse than chance"
 

@@ -7,6 +7,7 @@ import math
 import statistics
 
 from lit_llm.reporting.doctor.finding import ROUGH, error
+from lit_llm.reporting.doctor.loss_rules import scatter
 from lit_llm.reporting.doctor.observed import Observed, Points
 
 _JUMPS = ("diverged", "loss-spikes", "over-fitting")
@@ -55,9 +56,10 @@ def _interpolated(rates: Points, step: int) -> float | None:
 )
 def replaced(run: Observed) -> str | None:
     norms, updates = run.total("weight_norm"), dict(run.total("update_norm"))
-    launches = [(run.start_of_launch(step) + 1, norm) for step, norm in run.finite("setup/weight_norm")]
+    started = run.finite("setup/weight_norm") if run.first_steps else []
+    launches = [(run.start_of_launch(step) + 1, norm) for step, norm in started]
     for (step, norm), (later, after) in itertools.pairwise(sorted({*norms, *launches})):
-        if step not in updates or after > 2 * norm:  # between two launches without a row; weights that explode
+        if step not in updates or later == step or after > 2 * norm:  # between two launches without a row; weights that explode
             continue
         largest = max(updates[step], updates.get(later, 0.0))
         if abs(after - norm) > 3 * largest * (later - step) + 1e-3 * norm:
@@ -79,8 +81,9 @@ def replaced(run: Observed) -> str | None:
 def jumps(run: Observed) -> str | None:
     for first in (step for step in run.first_steps if step > 10):
         rows = run.finite("train/loss")
-        before, after = [loss for step, loss in rows if step <= first][-4:], [loss for step, loss in rows if step > first][:3]
-        if len(before) == 4 and after and (rise := statistics.median(after) - statistics.median(before)) > 0.3:
+        before, after = [loss for step, loss in rows if step <= first][-6:], [loss for step, loss in rows if step > first][:4]
+        rise = statistics.median(after) - statistics.median(before) if before and after else 0.0
+        if len(before) == 6 and len(after) == 4 and rise > max(0.3, 4 * scatter(before + after)):
             return f"training loss rose by {rise:.2f} when the run was resumed at step {first:,} (usual: at most 0.1)"
     return None
 

@@ -33,8 +33,10 @@ def noise(run: Observed) -> str | None:
     explains=_VALIDATION,
 )
 def shorter(run: Observed) -> str | None:
-    ratio = run.last("health/validation_length")
-    return f"a sequence of validation has {ratio:.2f} times the tokens of training's" if ratio and ratio < 0.7 else None
+    ratios = run.values("health/validation_length")
+    if len(ratios) < 2 or max(ratios) > 0.7:  # a batch may be padded to less
+        return None
+    return f"a sequence of validation has {max(ratios):.2f} times the tokens of training's, or less"
 
 
 @error(
@@ -84,9 +86,10 @@ def other_text(run: Observed) -> str | None:
     explains=(*SLOW, *ROUGH, "validation-unlike-training", "over-fitting", "tokens-shuffled"),
 )
 def noisy(run: Observed) -> str | None:
-    rows = [point for point in run.finite("health/bigram_loss") if point[0] > 1][3:]
+    rows = [(step, loss) for step, loss in run.counted("health/bigram_loss") if step > run.start_of_launch(step) + 20]
     usual = statistics.median(loss for _, loss in rows) if len(rows) > 5 else math.inf
-    if spell := [step for step, loss in rows if loss > usual + 2.5]:  # healthy runs, batches of one sequence too: at most 1.3
+    spell = [step for step, loss in rows if loss > usual + 2.5]  # healthy runs, batches of one sequence too: at most 1.3
+    if len(spell) > 1:
         return (
             f"from step {spell[0]:,} to {spell[-1]:,} counted pairs of tokens give much more than their usual {usual:.2f} nats"
         )
