@@ -25,7 +25,7 @@ from .health_counts import CountedText
 from .health_layers import FirstGradient, UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
 from .health_probe import Probe
 from .health_readings import Readings
-from .health_setup import SETUP_DESCRIPTIONS, setup_facts
+from .health_setup import SETUP_DESCRIPTIONS, setup_facts, stateless
 from .health_spans import RepeatedSpans, ValidationOverlap
 from .ranges import STEPS, check_ranges, whole
 
@@ -278,9 +278,7 @@ class HealthSignals(Callback):
             if self._compares_ranks:
                 self._readings.largest(f"highest/{name}", weight)
                 self._readings.largest(f"lowest/{name}", -weight)
-        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        stateless = sum(p.numel() for p in trained if not optimizer.state.get(p))
-        self._readings.mean("health/stateless", stateless, sum(p.numel() for p in trained))
+        self._readings.mean("health/stateless", *stateless([optimizer]))
         self._update = UpdateSample(self._layers)
         if self._first is not None:
             self._first.add_to(self._readings)

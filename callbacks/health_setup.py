@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
@@ -48,9 +50,8 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         if known := [float(value) for value in given if isinstance(value, int | float)]:
             facts[name] = max(known)
     if trainer.global_step:
-        states = [optimizer.state for optimizer in trainer.optimizers]
-        stateless = sum(p.numel() for p in owned if not any(state.get(p) for state in states))
-        facts["setup/stateless"] = stateless / max(1, sum(p.numel() for p in owned))
+        without, trained = stateless(trainer.optimizers)
+        facts["setup/stateless"] = without / max(1, trained)
     data = offered_by_data(trainer, HasVocabulary)
     if vocabulary := rows or (data and data.vocab_size):
         facts["setup/vocab_size"] = vocabulary
@@ -64,6 +65,18 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
             facts["setup/initial_gain"] = torch.stack(gains).max().item()
             facts["setup/alike_units"] = sum(bool(_alike(each)) for each in linears) / len(linears)
     return {name: float(value) for name, value in facts.items()}
+
+
+def stateless(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[int, int]:
+    """Elements of the trained parameters that their optimizer has no state of, and of all trained parameters."""
+    sizes = [
+        (p.numel() if not optimizer.state.get(p) else 0, p.numel())
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.requires_grad
+    ]
+    return sum(without for without, _ in sizes), sum(size for _, size in sizes)
 
 
 def _alike(linear: nn.Linear) -> bool:

@@ -159,14 +159,7 @@ def wrong_scale(run: Observed) -> str | None:
     "a tenth to a third of the learning rate (`find-lr` measures it)",
     "health/update_ratio, grad/norm, train/loss",
     "likely",
-    explains=(
-        "diverged",
-        "loss-spikes",
-        "loss-not-finite",
-        "loss-stuck",
-        "no-better-than-counts",
-        "large-logits",
-    ),
+    explains=("diverged", "loss-spikes", "loss-not-finite", "loss-stuck", "no-better-than-counts", "large-logits"),
 )
 def rate_too_high(run: Observed) -> str | None:
     growth, ratio = _upper(_growths(run) or [0.0]), _upper(_ratios_of_warmup(run, max) or [0.0])
@@ -194,10 +187,7 @@ def _growths(run: Observed) -> list[float]:
     "ten times the learning rate (`find-lr` measures it)",
     "health/update_ratio, train/loss",
     "likely",
-    explains=(
-        "loss-stuck",
-        "no-better-than-counts",
-    ),
+    explains=("loss-stuck", "no-better-than-counts"),
 )
 def rate_too_low(run: Observed) -> str | None:
     planned, lowest = run.planned_steps, PATH_LOW if run.from_scratch else TUNING_LOW

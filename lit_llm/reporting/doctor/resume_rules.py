@@ -10,8 +10,6 @@ from lit_llm.reporting.doctor.finding import ROUGH, error
 from lit_llm.reporting.doctor.loss_rules import scatter
 from lit_llm.reporting.doctor.observed import Observed, Points
 
-_JUMPS = ("diverged", "loss-spikes", "over-fitting")
-
 
 @error(
     "schedule-restarted",
