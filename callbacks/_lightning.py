@@ -224,11 +224,12 @@ def validate_when_resuming(trainer: Trainer) -> None:
     undo = wrap(loop, "on_run_start", begin_with_validation, "validation after a resume")
 
 
-def enter_finished_fit(trainer: Trainer) -> None:
-    """Make `fit` enter its loop although `max_steps` is reached, to run an outstanding validation.
+def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> None:
+    """Make `fit` enter its loop although `max_steps` is reached, if a validation is due.
 
-    Call in on_fit_start. The loop validates (:func:`validate_when_resuming`) and ends without a training step. Without a
-    validation, for example with `limit_val_batches=0`, it ends at once.
+    Call in on_fit_start. `is_due` is asked later: strategies that restore after their setup load the state of callbacks then.
+    The loop validates (:func:`validate_when_resuming`) and ends without a training step. Without a validation, for example with
+    `limit_val_batches=0`, it ends at once.
     """
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     validates = False
@@ -239,7 +240,7 @@ def enter_finished_fit(trainer: Trainer) -> None:
     def setup_data(inner: Callable[[], Any]) -> None:  # the last call of `fit` before it tests max_steps
         undo_setup()
         inner()
-        if loop.max_steps == -1 or loop.global_step < loop.max_steps:
+        if not is_due() or loop.max_steps == -1 or loop.global_step < loop.max_steps:
             return
         raise_limit_by(1)
         undos.append(wrap(fit, "on_run_start", on_run_start, "StopOnSignal"))

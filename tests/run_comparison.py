@@ -25,7 +25,7 @@ NOT_COMPARED = (
     *("throughput/", "time/", "memory/", "plan/", "rank/", "setup/"),
     *("health/untouched_embeddings", "health/repeated_samples", "health/repeated_spans", "health/validation_overlap"),
     *("health/unigram_loss", "health/bigram_loss", "health/validation_unigram_loss", "health/validation_bigram_loss"),
-    *("health/commonest_target", "health/counted_pairs"),
+    *("health/commonest_target", "health/counted_pairs", "health/validation_length"),
 )
 # The same in a checkpoint, and the files on disk: a signal saves one more.
 NOT_COMPARED_STATE = re.compile(r"time|second|StepCheckpoint\.(kept|permanent|leaving)")

@@ -67,7 +67,7 @@ EXPERTS = (
 STOPPING = """
 trainer:
   callbacks:
-  - {class_path: lit_llm.training.sample_ledger.SampleLedger}
+  - {class_path: sample_ledger.SampleLedger}
   - {class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: val/loss, patience: 1, min_delta: 9.0}}
 """
 CONFIGURATIONS = [

@@ -38,4 +38,4 @@ def test_a_killed_run_of_another_configuration_is_bit_exact_too(launcher, prepar
 def test_every_configuration(launcher, prepared, configuration):
     result = matrix.run_cell(launcher, configuration, prepared, {}, kills=5, rng=random.Random(configuration.name))
     assert result.differing == 0, "\n".join(result.found)
-    assert result.kills >= 2 and result.values > 400
+    assert result.kills >= 1 and result.values > 400  # draws beyond the end of a run do not count

@@ -185,7 +185,7 @@ def test_torchrun_within_a_slurm_job_is_torchrun(launcher, folder, straight, slu
 
 
 HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{HERE.parent}:{HERE.parents[1]}"}
 
 
 @contextmanager
