@@ -39,6 +39,12 @@ def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
     readings.mean("health/copied_targets", ((targets == ids) & counted).sum(), counted.sum())
     pairs = counted[:-1, -1]  # of neighbours in the batch
     readings.mean("health/consecutive_sequences", ((targets[:-1, -1] == ids[1:, 0]) & pairs).sum(), pairs.sum())
+    readings.mean("health/opening_targets", counted[:, 0].sum(), counted.size(0))
+    ends = counted & ~counted.roll(-1, dims=1)  # (B, T): of answers
+    ends[:, -1] = False  # a cut one
+    others = -1 - torch.arange(ends.numel(), device=ids.device).view_as(ends)  # each once
+    last = torch.where(ends, targets, others)
+    readings.mean("health/answer_ends", (last == last.flatten().mode().values).sum() * ends.any(), ends.sum())
 
 
 class SeenSequences:

@@ -260,7 +260,10 @@ def _measure_leak(logits: Tensor, readings: Readings) -> None:
     for name, part in (("future_leak", first), ("context_use", last)):
         size = _largest(part[:count]).clamp(min=torch.finfo(torch.float32).tiny)
         for row, places, z in _chunks(part[:count]):
-            readings.largest(f"health/{name}", _largest(z - part[count + row, places]) / size)
+            change = z - part[count + row, places]  # (n, V)
+            readings.largest(f"health/{name}", _largest(change) / size)
+            if name == "context_use":
+                readings.mean("health/context_lost", (change == 0).all(dim=-1).sum(), len(change))
 
 
 def frequency_groups(targets: Tensor, vocabulary: int) -> Tensor:

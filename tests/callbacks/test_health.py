@@ -229,8 +229,8 @@ def test_every_tag_is_described_in_code_and_on_the_page(healthy):
         tag = re.sub(r"/h\.\d$", "/BLOCK", tag)
         tag = re.sub(r"position/\d", "position/1..4", tag)
         logged.add(re.sub(r"frequency/\w+", "frequency/common|middle|rare", tag))
-    elsewhere = {  # longer sequences, ranks, norms, validation
-        "rank_difference", "shared_samples", "backward_loss_ratio", "repeated_spans", "norm_epsilon",
+    elsewhere = {  # longer sequences, ranks, norms, validation, answers
+        "rank_difference", "shared_samples", "backward_loss_ratio", "repeated_spans", "norm_epsilon", "answer_ends",
         *(tag.removeprefix("health/") for tag in DESCRIPTIONS if tag.startswith("health/validation_")),
     }  # fmt: skip
     setup = {tag for tag in DESCRIPTIONS if tag.startswith("setup/")}

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import HealthSignals
+from lit_llm.callbacks.health_batch import check_targets
 from lit_llm.callbacks.health_counts import PRIOR, CountedText
 from lit_llm.callbacks.health_readings import Readings
 
@@ -117,13 +118,24 @@ def test_two_evaluations_of_a_validation_batch_differ_if_dropout_is_on(tmp_path,
     assert trains or row["health/validation_noise"] < 1e-5
 
 
+def test_opening_targets_and_answer_ends_are_counted():
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8]])
+    targets = torch.tensor([[-100, 9, 0, -100, -100, 9, 0, -100], [5, 9, 1, -100, 3, 2, 9, 0]])  # the last one is cut
+    readings = Readings(torch.device("cpu"))
+    check_targets(ids, targets, readings)
+    values = readings.read()
+    assert values["health/opening_targets"] == 0.5
+    assert values["health/answer_ends"] == pytest.approx(2 / 3)  # 0 and 0 and 1
+
+
 def test_a_model_of_single_tokens_uses_no_context(tmp_path):
     module, blind = Plain(), Plain()
     for layer in blind.net["h"]:
         layer.attention.project.requires_grad_(False).weight.zero_()
         layer.attention.project.bias.data.zero_()
-    used, none = (rows_of(each, tmp_path / str(i))[2]["health/context_use"] for i, each in enumerate((module, blind)))
-    assert used > 0 and none == 0
+    used, none = (rows_of(each, tmp_path / str(i))[2] for i, each in enumerate((module, blind)))
+    assert used["health/context_use"] > 0 and used["health/context_lost"] == 0
+    assert none["health/context_use"] == 0 and none["health/context_lost"] == 1
 
 
 def test_norms_and_residuals_are_measured(tmp_path):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 
-from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
+from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
-_TARGETS = (*SLOW, *ROUGH, "loss-too-low", "validation-unlike-training", "over-fitting", "tokens-shuffled")
+_TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled")
 """What follows from wrong targets."""
 
 
@@ -123,7 +123,7 @@ def shared(run: Observed) -> str | None:
     "is_causal=True, or a mask that is lower triangular; look at what reorders tokens",
     "health/future_leak",
     "certain",  # logits before a changed input must not change
-    explains=("loss-too-low", "validation-unlike-training", "over-fitting", "diverged"),
+    explains=("loss-too-low", *JUDGED, "diverged"),
 )
 def leak(run: Observed) -> str | None:
     change = run.median("health/future_leak")
@@ -142,8 +142,7 @@ def leak(run: Observed) -> str | None:
 )
 def ignored(run: Observed) -> str | None:
     share = run.median("health/ignored_targets")
-    chats = str(run.setting("data.class_path", "")).endswith("ChatFiles")
-    most = 0.5 if run.from_scratch and not chats else 0.98  # fine-tuning trains on answers only
+    most = 0.5 if run.from_scratch and not _has_chats(run) else 0.98  # fine-tuning trains on answers only
     return f"{share:.1%} of the targets are ignored (-100)" if share is not None and share > most else None
 
 
@@ -170,6 +169,39 @@ def questions_learned(run: Observed) -> str | None:
     return "the question of a user is marked as an answer" if run.question and run.question[1] else None
 
 
+@error(
+    "mask-inverted",
+    "the mask of the chats is wrong: questions are learned, and answers are not",
+    "targets of -100 on the user's turns, and only there",
+    "health/opening_targets, a batch of the data",
+    "likely",  # a conversation does not begin with an answer
+    explains=(*JUDGED, "targets-ignored"),
+)
+def inverted(run: Observed) -> str | None:
+    opens, ignored = run.median("health/opening_targets"), run.median("health/ignored_targets")
+    if not _has_chats(run) or opens is None or ignored is None or opens < 0.95 or not 0.3 < ignored < 1:
+        return None
+    return f"{opens:.0%} of the sequences begin with a target that counts, while {ignored:.0%} of all targets do not"
+
+
+@warning(
+    "answers-without-end",
+    "answers end without the token that ends a turn, so that generation will not stop",
+    "count the token that ends a turn: inside of {% generation %}",
+    "health/answer_ends, chat_template.jinja in the run folder",
+    "likely",  # a template ends all turns alike
+)
+def endless(run: Observed) -> str | None:
+    share = run.median("health/answer_ends")
+    if not _has_chats(run) or share is None or share > 0.5:
+        return None
+    return f"the commonest last token of answers ends {share:.0%} of them"
+
+
+def _has_chats(run: Observed) -> bool:
+    return str(run.setting("data.class_path", "")).endswith("ChatFiles")
+
+
 def _repeated(run: Observed, tag: str) -> float | None:
     """A share of text that occurred before in a launch, while that made less than one pass. None if that is unknown."""
     rows = [
@@ -186,7 +218,7 @@ def _repeated(run: Observed, tag: str) -> float | None:
     "look at the sampler: it must advance, and differ between ranks",
     "health/repeated_samples",
     "certain",  # hashes of the sequences
-    explains=("loss-too-low", "over-fitting", "duplicated-data", "validation-unlike-training", "validation-other-text"),
+    explains=(*JUDGED, "loss-too-low", "duplicated-data", "validation-other-text"),
 )
 def one_batch(run: Observed) -> str | None:
     share = _repeated(run, "health/repeated_samples")

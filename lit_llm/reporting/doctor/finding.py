@@ -53,10 +53,12 @@ def _rule(
     return partial(Rule, severity, name, cause, change, look_at, sure, explains)
 
 
-SLOW = ("loss-stuck", "learning-rate-too-low", "no-better-than-counts")
+SLOW = ("loss-stuck", "learning-rate-too-low", "no-better-than-counts", "layer-unlike-others")
 """What follows from a cause that keeps a model from learning."""
 ROUGH = ("diverged", "loss-spikes", "loss-not-finite", "learning-rate-too-high", "large-logits", "guard-too-strict")
 """What follows from a cause that makes training unstable."""
+JUDGED = ("validation-unlike-training", "validation-differs", "over-fitting")
+"""What follows from a cause that makes validation and training incomparable."""
 error, warning, advice = (partial(_rule, severity) for severity in Severity)
 
 

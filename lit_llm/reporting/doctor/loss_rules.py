@@ -115,10 +115,10 @@ def small_start(run: Observed) -> str | None:
 
 @error(
     "diverged",
-    "the learning rate is too high",
-    "a third of the learning rate, or more warmup (--schedule.warmup_steps)",
+    "training is unstable: the learning rate is too high, or the data, the gradients or the weights change at that step",
+    "a third of the learning rate, or more warmup (--schedule.warmup_steps); look at the batches of that step",
     "grad/norm, health/update_ratio",
-    "likely",
+    "possible",
     explains=("loss-spikes", "guard-too-strict"),
 )
 def diverged(run: Observed) -> str | None:
@@ -208,7 +208,7 @@ def over_fitting(run: Observed) -> str | None:
     "prepare both splits with the same tokenizer (`prepare`)",
     "meta.json of both folders of shards; val/loss",
     "likely",
-    explains=("over-fitting", "validation-other-text"),
+    explains=("over-fitting", "validation-other-text", "validation-differs"),
 )
 def gap(run: Observed) -> str | None:
     """The model has never learned anything about the validation text."""

@@ -45,6 +45,49 @@ def residual(run: Observed) -> str | None:
 
 
 @error(
+    "layer-unlike-others",
+    "a layer is unlike the others: its initial weights, its scale, its learning rate, or its gradient",
+    "what is different about that layer: its initialisation, its parameter group, its place in the model",
+    "health/weight_norm, health/update_ratio, health/gradient_norm of that layer",
+    "likely",
+    explains=("loss-stuck", "learning-rate-too-low", "no-better-than-counts"),
+)
+def odd_layer(run: Observed) -> str | None:
+    """A block's layer beside the same layer of the other blocks, or the path of a layer beside that of most layers."""
+    if not run.from_scratch:
+        return None
+    for group, most, first in (("weight_norm", 4.0, True), ("update_ratio", 5.0, True), ("gradient_norm", 100.0, False)):
+        alike: dict[str, dict[str, float]] = {}
+        for layer, points in run.by_layer(group).items():
+            base, _, rest = layer.partition(".")
+            number, _, kind = rest.partition(".")
+            if number.isdigit() and kind and _is_matrix(kind) and points:
+                value = points[0][1] if first else statistics.median(value for _, value in points)
+                alike.setdefault(f"{base}.{kind}", {})[layer] = value
+        for sizes in alike.values():
+            middle = statistics.median(sizes.values())
+            for layer, size in sizes.items():
+                if len(sizes) > 2 and size > 0 and middle > 0 and max(size / middle, middle / size) > most:
+                    at = " at first" if first else ""
+                    return f"health/{group}/{layer} was {size:.3g}{at}, and {middle:.3g} in the middle of all blocks"
+    paths = {
+        layer: statistics.mean(value for _, value in points)
+        for layer, points in run.by_layer("update_ratio").items()
+        if points and _is_matrix(layer)
+    }
+    middle = statistics.median(paths.values()) if paths else 0.0
+    for layer, path in paths.items():
+        if 0 < path < 0.03 * middle or path > 12 * middle > 0:
+            return f"one step changed {layer} by {path:.2g} of its norm, and the middle layer by {middle:.2g} (means)"
+    return None
+
+
+def _is_matrix(layer: str) -> bool:
+    """Not norms and short convolutions, which have few weights and may begin at zero."""
+    return not layer.endswith(("norm", "convolution"))
+
+
+@error(
     "attention-saturated",
     "attention scores are too large, so that each position sees one other: the scale is not 1 / sqrt(width of a head)",
     "remove --model.attention_scale; divide the scores by the root of the width of a head",
@@ -72,6 +115,22 @@ def no_context(run: Observed) -> str | None:
     if len(values) < 2 or max(values) > 0 or run.setting("model.window"):
         return None
     return "other inputs in the third quarter of a sequence did not change its last logits at all"
+
+
+@error(
+    "context-cut",
+    "most positions do not see a quarter of the sequence before them: lines or other parts count as documents, or a window or "
+    "mask is too narrow",
+    "look at where documents end in the data (`prepare --data.eos_id`), and at the mask of attention",
+    "health/context_lost, health/loss_by_position",
+    "likely",  # logits behind a changed input must change
+    explains=SLOW,
+)
+def context_cut(run: Observed) -> str | None:
+    share = run.median("health/context_lost", run.step // 2)
+    if share is None or not 0.3 < share < 1 or run.setting("model.window"):
+        return None
+    return f"other inputs in the third quarter of a sequence did not change {share:.0%} of its last logits at all"
 
 
 @warning(

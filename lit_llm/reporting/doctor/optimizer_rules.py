@@ -24,6 +24,10 @@ Healthy runs had at least 2, runs with a thirtieth of the rate at most 0.35."""
 
 TUNING_LOW = 0.005
 """The same of a run from trained weights, which need not go far: AdamW at 1e-5 makes a hundredth in 20 steps."""
+ADAPTERS_LOW = 0.25
+"""The same of adapters, one half of which begins at zero. Healthy runs: 0.70 and more, the rate of full fine-tuning: 0.10."""
+PREFERENCES_HIGH = 0.8
+"""The most of a run on preferences, without adapters. Healthy runs: up to 0.2; the rate of pretraining: 3.7."""
 LEARNS = 0.3
 """Of `behind_pairs`. A run that comes this far does not suffer from its rate. Ten times the rate: at least 0.39."""
 
@@ -89,7 +93,7 @@ def not_trained(run: Observed) -> str | None:
     "--spike_guard.sigma 6; --spike_guard null",
     "spike/skipped",
     "likely",
-    explains=("parameters-not-trained", "loss-spikes", "loss-stuck", "learning-rate-too-low", "no-better-than-counts"),
+    explains=(*SLOW, "parameters-not-trained", "loss-spikes"),
 )
 def skips(run: Observed) -> str | None:
     skipped = sum(run.values("spike/skipped"))
@@ -155,13 +159,15 @@ def wrong_scale(run: Observed) -> str | None:
 
 @error(
     "learning-rate-too-high",
-    "the learning rate is too high",
+    "the learning rate is too high, or other updates are too large, such as those of an optimizer with damaged averages",
     "a tenth to a third of the learning rate (`find-lr` measures it)",
     "health/update_ratio, grad/norm, train/loss",
     "likely",
     explains=("diverged", "loss-spikes", "loss-not-finite", "loss-stuck", "no-better-than-counts", "large-logits"),
 )
 def rate_too_high(run: Observed) -> str | None:
+    if run.points("train/margin") and run.setting("lora") is None and (path := _path(run)) > PREFERENCES_HIGH:
+        return f"all updates together, were they in one direction, would have changed a quarter of the layers by {path:.0%}"
     growth, ratio = _upper(_growths(run) or [0.0]), _upper(_ratios_of_warmup(run, max) or [0.0])
     learns = run.is_complete and (run.behind_pairs or 1.0) < LEARNS
     if growth >= GROWTH_HIGH and run.from_scratch and (not learns or growth >= 3 * GROWTH_HIGH):
@@ -190,7 +196,8 @@ def _growths(run: Observed) -> list[float]:
     explains=("loss-stuck", "no-better-than-counts"),
 )
 def rate_too_low(run: Observed) -> str | None:
-    planned, lowest = run.planned_steps, PATH_LOW if run.from_scratch else TUNING_LOW
+    adapters = run.setting("lora") is not None
+    planned, lowest = run.planned_steps, PATH_LOW if run.from_scratch else ADAPTERS_LOW if adapters else TUNING_LOW
     if (
         not run.config
         or run.points("train/margin")
@@ -199,13 +206,18 @@ def rate_too_low(run: Observed) -> str | None:
         or 2 * run.step < planned
     ):
         return None
-    paths = [statistics.mean(v for _, v in points) * run.step for points in run.by_layer("update_ratio").values() if points]
-    if not paths or not 0 < _upper(paths) < lowest or (run.from_scratch and (run.behind_pairs or 1.0) < LEARNS):
+    if not 0 < _path(run) < lowest or (run.from_scratch and (run.behind_pairs or 1.0) < LEARNS):
         return None
     return (
         f"all {run.step:,} updates together, were they in one direction, would have changed three quarters of the layers by "
-        f"{_upper(paths):.1%} of their norm or less"
+        f"{_path(run):.1%} of their norm or less"
     )
+
+
+def _path(run: Observed) -> float:
+    """Sum over all steps of update norm / weight norm, of the layer that a quarter of the layers exceed; 0 if unknown."""
+    layers = run.by_layer("update_ratio").values()
+    return _upper([statistics.mean(value for _, value in points) * run.step for points in layers if points] or [0.0])
 
 
 @warning(
@@ -362,6 +374,21 @@ def no_warmup(run: Observed) -> str | None:
     if highest > 0 and rates[0][1] >= 0.9 * highest:
         return f"the learning rate starts at {rates[0][1]:.3g}, its highest value, at step 1"
     return None
+
+
+@advice(
+    "batch-small",
+    "a step has few tokens, so that its gradient is mostly noise",
+    "a larger --data.batch_size",
+    "progress/tokens, grad/norm",
+    "likely",  # McCandlish et al. 2018: the noise scale of language models is thousands of tokens even early in training
+)
+def small_batch(run: Observed) -> str | None:
+    progress = run.finite("progress/tokens")
+    if not progress or not progress[-1][0] or not run.from_scratch or run.step < 50:
+        return None
+    tokens = progress[-1][1] / progress[-1][0]
+    return f"a step has {tokens:.0f} tokens" if tokens < 256 else None
 
 
 @advice(

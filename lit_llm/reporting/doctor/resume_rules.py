@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 
-from lit_llm.reporting.doctor.finding import ROUGH, error
+from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, error
 from lit_llm.reporting.doctor.loss_rules import scatter
 from lit_llm.reporting.doctor.observed import Observed, Points
 
@@ -50,7 +50,7 @@ def _interpolated(rates: Points, step: int) -> float | None:
     "load the checkpoint after the model is built, and do not initialise it again",
     "setup/weight_norm, health/weight_norm, train/loss",
     "likely",  # the triangle inequality: norms cannot change by more than the updates between
-    explains=("loss-jumps-at-resume", *ROUGH, "over-fitting", "validation-unlike-training"),
+    explains=("loss-jumps-at-resume", *ROUGH, *JUDGED),
 )
 def replaced(run: Observed) -> str | None:
     norms, updates = run.total("weight_norm"), dict(run.total("update_norm"))
@@ -74,7 +74,7 @@ def replaced(run: Observed) -> str | None:
     "compare the weights that were saved with those that were loaded, by name (--resume auto restores them)",
     "train/loss at the step of the resume",
     "likely",
-    explains=(*ROUGH, "over-fitting"),
+    explains=(*ROUGH, *JUDGED),
 )
 def jumps(run: Observed) -> str | None:
     for first in (step for step in run.first_steps if step > 10):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from lit_llm.reporting.doctor.finding import ROUGH, error, warning
+from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 
@@ -30,7 +30,7 @@ def ranks_differ(run: Observed) -> str | None:
     "a lower learning rate, a smaller initial bias, or --model.mlp swiglu",
     "health/dead_units",
     "likely",  # Lu et al. 2019, Dying ReLU and initialization
-    explains=("large-logits", "gradients-vanish", "parameters-not-trained", "no-better-than-counts"),
+    explains=(*SLOW, "large-logits", "gradients-vanish", "parameters-not-trained"),
 )
 def dead(run: Observed) -> str | None:
     found = {layer: points[-1] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 
-from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
+from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
-
-_VALIDATION = ("validation-unlike-training", "over-fitting")
 
 
 @error(
@@ -17,7 +15,7 @@ _VALIDATION = ("validation-unlike-training", "over-fitting")
     "module.eval() before validation; remove module.train() from validation_step",
     "health/validation_noise",
     "certain",  # two evaluations of the same batch
-    explains=_VALIDATION,
+    explains=JUDGED,
 )
 def noise(run: Observed) -> str | None:
     largest = max(run.values("health/validation_noise"), default=0.0)
@@ -30,7 +28,7 @@ def noise(run: Observed) -> str | None:
     "the same block_size in training and validation",
     "health/validation_length",
     "certain",  # the shapes of the batches
-    explains=_VALIDATION,
+    explains=JUDGED,
 )
 def shorter(run: Observed) -> str | None:
     ratios = run.values("health/validation_length")
@@ -45,7 +43,7 @@ def shorter(run: Observed) -> str | None:
     "evaluate the model that is trained; merge or keep the adapters",
     "val/loss",
     "certain",  # the same loss to seven digits
-    explains=_VALIDATION,
+    explains=JUDGED,
 )
 def constant(run: Observed) -> str | None:
     values, train = run.values("val/loss"), run.smoothed("train/loss")
@@ -67,7 +65,7 @@ def _moves(run: Observed) -> bool:
     "split one text by document (`prepare --data.val_fraction 0.1`)",
     "health/validation_bigram_loss against health/bigram_loss",
     "likely",
-    explains=("over-fitting",),
+    explains=("validation-differs", "over-fitting"),
 )
 def other_text(run: Observed) -> str | None:
     """Counts of the training text fit the validation text badly, so that it is not the model's fault."""
@@ -83,7 +81,7 @@ def other_text(run: Observed) -> str | None:
     "look at decoded batches of the training data",
     "health/bigram_loss against health/validation_bigram_loss",
     "likely",
-    explains=(*SLOW, *ROUGH, "validation-unlike-training", "over-fitting", "tokens-shuffled"),
+    explains=(*SLOW, *ROUGH, *JUDGED, "tokens-shuffled"),
 )
 def noisy(run: Observed) -> str | None:
     rows = [(step, loss) for step, loss in run.counted("health/bigram_loss") if step > run.start_of_launch(step) + 20]
@@ -97,6 +95,25 @@ def noisy(run: Observed) -> str | None:
     if losses is None or losses[0] < 1.2 * losses[1] + 0.2:
         return None
     return "counted pairs of training tokens give {:.2f} nats on training and {:.2f} on validation text".format(*losses)
+
+
+@warning(
+    "validation-differs",
+    "validation and training measure different things: the mode, the mask, padding, noise, the weights or the metric differ",
+    "evaluate one training batch in both ways, and compare",
+    "val/loss against train/loss",
+    "possible",
+    explains=("over-fitting",),
+)
+def differs(run: Observed) -> str | None:
+    """Losses are further apart than counts of tokens say that the texts are."""
+    curve, train = run.finite("val/loss"), run.smoothed("train/loss")
+    if len(curve) < 2 or not train or run.points("train/margin") or (run.passes or 0.0) > 3 or not run.is_complete:
+        return None
+    text = _losses_of_counts(run)
+    gap, expected = curve[-1][1] - train[-1][1], 0.0 if text is None else max(0.0, text[1] - text[0])
+    # Healthy runs: from -0.05 to 0.6 above what is expected.
+    return None if -0.5 < gap < expected + 1 else f"validation loss is {curve[-1][1]:.3f}, training loss {train[-1][1]:.3f}"
 
 
 def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
@@ -114,7 +131,7 @@ def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
     "--ema.warmup true, or a smaller --ema.decay",
     "val/loss against train/loss",
     "likely",  # the average gives the first weights a share of decay^steps
-    explains=_VALIDATION,
+    explains=JUDGED,
 )
 def average(run: Observed) -> str | None:
     decay, steps = run.setting("ema.init_args.decay"), run.planned_steps
