@@ -271,7 +271,7 @@ CASES = {
         observed(config={"model": {"dropout": 0.9}}),
         observed(config={"objective": {"init_args": {"loss": "dpo", "beta": 20.0}}}),
     ],
-    "mask-inverted": [observed(everywhere("health/ignored_targets", 0.6), CHATS)],
+    "questions-count": [observed(everywhere("health/ignored_targets", 0.6), CHATS)],
     "answers-without-end": [
         observed(
             everywhere("health/ignored_targets", 0.6)

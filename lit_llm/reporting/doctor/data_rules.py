@@ -48,7 +48,7 @@ def shifted_twice(run: Observed) -> str | None:
 
 @error(
     "targets-unrelated",
-    "the targets do not belong to their inputs: some or all of them were replaced, shuffled or taken from another sequence",
+    "inputs and targets do not belong together: some of either were replaced, masked, shuffled or taken from another sequence",
     "look at a batch of the data",
     "health/shifted_targets",
     "certain",  # the definition of next-token prediction
@@ -164,24 +164,25 @@ def question_lost(run: Observed) -> str | None:
     "{% generation %} around the assistant's turns only",
     "chat_template.jinja in the run folder",
     "certain",  # the template was asked
+    explains=("questions-count",),
 )
 def questions_learned(run: Observed) -> str | None:
     return "the question of a user is marked as an answer" if run.question and run.question[1] else None
 
 
 @error(
-    "mask-inverted",
-    "the mask of the chats is wrong: questions are learned, and answers are not",
+    "questions-count",
+    "the mask of the chats is inverted or missing: questions are learned",
     "targets of -100 on the user's turns, and only there",
     "health/opening_targets, a batch of the data",
     "likely",  # a conversation does not begin with an answer
     explains=(*JUDGED, "targets-ignored"),
 )
-def inverted(run: Observed) -> str | None:
+def questions_count(run: Observed) -> str | None:
     opens, ignored = run.median("health/opening_targets"), run.median("health/ignored_targets")
-    if not _has_chats(run) or opens is None or ignored is None or opens < 0.95 or not 0.3 < ignored < 1:
+    if not _has_chats(run) or opens is None or ignored is None or opens < 0.95:
         return None
-    return f"{opens:.0%} of the sequences begin with a target that counts, while {ignored:.0%} of all targets do not"
+    return f"{opens:.0%} of the sequences begin with a target that counts, and {ignored:.0%} of all targets do not count"
 
 
 @warning(

@@ -70,6 +70,15 @@ def odd_layer(run: Observed) -> str | None:
                 if len(sizes) > 2 and size > 0 and middle > 0 and max(size / middle, middle / size) > most:
                     at = " at first" if first else ""
                     return f"health/{group}/{layer} was {size:.3g}{at}, and {middle:.3g} in the middle of all blocks"
+    norms = {
+        layer: [value for _, value in points]
+        for layer, points in run.by_layer("weight_norm").items()
+        if len(points) > 2 and points[0][0] <= 1 and _is_matrix(layer)
+    }
+    growths = {layer: max(sizes) / sizes[0] for layer, sizes in norms.items() if sizes[0] > 0}
+    for layer, growth in growths.items():  # healthy runs: up to 4.7 times the middle one's
+        if growth > 8 * statistics.median(growths.values()):
+            return f"{layer} grew to {growth:.0f} times its norm, the middle layer to {statistics.median(growths.values()):.1f}"
     paths = {
         layer: statistics.mean(value for _, value in points)
         for layer, points in run.by_layer("update_ratio").items()

@@ -267,6 +267,8 @@ def endless_warmup(run: Observed) -> str | None:
     rates, planned = run.finite("lr"), run.planned_steps
     if planned is None or run.step < max(50, planned // 2) or len(rates) < 8:
         return None
+    if planned >= 100 and run.warmup_steps > 0.6 * planned:
+        return f"the learning rate came near its highest value at step {run.warmup_steps:,} of {planned:,}"
     middle = rates[len(rates) // 2][1]
     if rates[-1][1] < 1.3 * middle or rates[-1][1] < max(rate for _, rate in rates):
         return None
@@ -320,7 +322,7 @@ def rises_again(run: Observed) -> str | None:
     "--optimizer.betas '[0.9, 0.95]', --optimizer.momentum 0.95",
     "setup/momentum",
     "likely",  # an average with momentum m reaches back 1 / (1 - m) steps
-    explains=(*SLOW, *ROUGH, "update-increases-loss"),
+    explains=(*SLOW, *ROUGH, "update-increases-loss", "unusual-setting"),
 )
 def long_momentum(run: Observed) -> str | None:
     momentum, planned = run.last("setup/momentum"), run.planned_steps or run.step

@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 
+from lit_llm.reporting.doctor import optimizer_rules
 from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, error
 from lit_llm.reporting.doctor.loss_rules import scatter
 from lit_llm.reporting.doctor.observed import Observed, Points
@@ -53,18 +54,28 @@ def _interpolated(rates: Points, step: int) -> float | None:
     explains=("loss-jumps-at-resume", *ROUGH, *JUDGED),
 )
 def replaced(run: Observed) -> str | None:
-    norms, updates = run.total("weight_norm"), dict(run.total("update_norm"))
     started = run.finite("setup/weight_norm") if run.first_steps else []
     launches = [(run.start_of_launch(step) + 1, norm) for step, norm in started]
-    for (step, norm), (later, after) in itertools.pairwise(sorted({*norms, *launches})):
-        if step not in updates or later == step or after > 2 * norm:  # between two launches without a row; weights that explode
-            continue
-        largest = max(updates[step], updates.get(later, 0.0))
-        if abs(after - norm) > 3 * largest * (later - step) + 1e-3 * norm:
-            return (
-                f"the norm of all weights went from {norm:.4g} at step {step:,} to {after:.4g} at step {later:,}, while one "
-                f"update had a norm of at most {largest:.2g}"
-            )
+    curves = {"all weights": ({*run.total("weight_norm"), *launches}, run.total("update_norm"))}
+    sizes, changes = run.by_layer("weight_norm"), run.by_layer("update_norm")
+    curves |= {layer: (set(points), changes.get(layer, [])) for layer, points in sizes.items()}
+    for name, (norms, updates) in curves.items():
+        known = dict(updates)
+        for (step, norm), (later, after) in itertools.pairwise(sorted(norms)):
+            if (
+                step not in known or later == step or after > 2 * norm
+            ):  # between two launches without a row; weights that explode
+                continue
+            if name in sizes and not any(
+                step <= first < later for first in run.first_steps
+            ):  # layers vary more than all weights
+                continue
+            largest = max(known[step], known.get(later, 0.0))
+            if abs(after - norm) > (1.2 if name in sizes else 3) * largest * (later - step) + 1e-3 * norm:
+                return (
+                    f"the norm of {name} went from {norm:.4g} at step {step:,} to {after:.4g} at step {later:,}, while one "
+                    f"update had a norm of at most {largest:.2g}"
+                )
     return None
 
 
@@ -103,6 +114,6 @@ def state_lost(run: Observed) -> str | None:
     with_state = next((step for step, share in sampled if share < 0.5), math.inf)
     if gone := [step for step, share in sampled if share > 0.5 and step > with_state]:
         return f"the parameters had no state before the update at step {gone[0]:,}, but had some at step {with_state:,}"
-    if len(always) > 1 and min(always) > 0.5 and not kind.endswith("SGD"):
+    if len(always) > 1 and min(always) > 0.5 and not kind.endswith("SGD") and not optimizer_rules.not_trained.seen(run):
         return f"in every sampled step {min(always):.0%} of the parameters had no state before the update"
     return None

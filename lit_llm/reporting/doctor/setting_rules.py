@@ -12,6 +12,11 @@ USUAL: dict[str, tuple[float, float]] = {
     "lora.dropout": (0.0, 0.5),
     "model.init_std": (1e-3, 0.1),  # GPT-2: 0.02; 1 / sqrt(width) of 128 to 10^6
     "model.moe.balance": (0.0, 0.2),  # 0.01 in Fedus et al. 2021, 0.001 in DeepSeek-V2
+    "model.logit_scale": (0.05, 8.0),  # MiniCPM: 0.11
+    "model.attention_scale": (0.01, 1.0),  # 1 / sqrt(width of a head), or 1 of normed queries and keys
+    "model.embedding_scale": (0.1, 200.0),  # Gemma: the root of the width
+    "model.residual_scale": (0.05, 4.0),  # MiniCPM: 1.4 / sqrt(layers)
+    "model.norm_eps": (1e-8, 1e-3),
     "model.logit_softcap": (10.0, math.inf),  # Gemma 2: 30 and 50
     "model.attention_softcap": (10.0, math.inf),
     "loss.z_loss": (0.0, 0.01),  # 1e-4 in Chowdhery et al. 2022
@@ -41,6 +46,11 @@ def unusual(run: Observed) -> str | None:
         if isinstance(value, int | float) and not low <= value <= high:
             found.append(f"{key.replace('.init_args', '')} is {value:g} (usual: {low:g} to {high:g})")
     rank, alpha = run.setting("lora.rank"), run.setting("lora.alpha")
-    if isinstance(rank, int) and isinstance(alpha, int | float) and alpha > 8 * rank:  # Hu et al. 2021: once or twice the rank
+    if (isinstance(rank, int) and isinstance(alpha, int | float) and alpha > 8 * rank) or (
+        isinstance(rank, int) and isinstance(alpha, int | float) and alpha < rank / 16
+    ):  # Hu et al. 2021: once or twice the rank
         found.append(f"lora.alpha is {alpha:g}, {alpha / rank:g} times the rank")
+    betas = run.setting("optimizer.init_args.betas")
+    if isinstance(betas, list) and len(betas) == 2 and betas[0] > betas[1]:  # Kingma and Ba 2015 assume the opposite
+        found.append(f"optimizer.betas is {betas}: the average of gradients is longer than that of their squares")
     return "; ".join(found) or None
