@@ -170,7 +170,7 @@ def rate_too_high(run: Observed) -> str | None:
         return f"all updates together, were they in one direction, would have changed a quarter of the layers by {path:.0%}"
     growth, ratio = _upper(_growths(run) or [0.0]), _upper(_ratios_of_warmup(run, max) or [0.0])
     learns = run.is_complete and (run.behind_pairs or 1.0) < LEARNS
-    if growth >= GROWTH_HIGH and run.from_scratch and (not learns or growth >= 3 * GROWTH_HIGH):
+    if growth >= GROWTH_HIGH and run.from_scratch and (not learns or ratio >= UPDATE_HIGH or growth >= 3 * GROWTH_HIGH):
         return f"until shortly after warmup a quarter of the layers grew to {growth:.1f} times their norm or more (usual: 2.4)"
     if ratio < UPDATE_HIGH or learns:
         return None

@@ -61,7 +61,7 @@ def _moves(run: Observed) -> bool:
 
 @warning(
     "validation-other-text",
-    "the validation text is of another kind than the training text",
+    "the validation text is of another kind than the training text, or one of them was changed, or encoded otherwise",
     "split one text by document (`prepare --data.val_fraction 0.1`)",
     "health/validation_bigram_loss against health/bigram_loss",
     "likely",
