@@ -60,7 +60,7 @@ def scatter(values: Sequence[float]) -> float:
     "--model.init_std 0.02, or remove the setting",
     "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
     "likely",  # the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks
-    explains=(*SLOW, *ROUGH, "attention-saturated"),
+    explains=(*SLOW, *ROUGH, "attention-saturated", "no-context", "context-cut"),
 )
 def bad_start(run: Observed) -> str | None:
     if not run.from_scratch:
@@ -100,7 +100,7 @@ def unfit(run: Observed) -> str | None:
     "--model.init_std 0.02, or remove the setting; draw weights at random",
     "setup/initial_gain, setup/alike_units",
     "likely",  # equal units get equal gradients; Glorot and Bengio 2010
-    explains=(*SLOW, "learning-rate-too-high", "no-context"),
+    explains=(*SLOW, "learning-rate-too-high", "no-context", "context-cut"),
 )
 def small_start(run: Observed) -> str | None:
     gain, alike = run.last("setup/initial_gain"), run.last("setup/alike_units")

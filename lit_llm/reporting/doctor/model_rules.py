@@ -102,7 +102,7 @@ def _is_matrix(layer: str) -> bool:
     "remove --model.attention_scale; divide the scores by the root of the width of a head",
     "health/attention_logit_max",
     "likely",
-    explains=(*SLOW, "learning-rate-too-high"),
+    explains=(*SLOW, "learning-rate-too-high", "no-context", "context-cut"),
 )
 def saturated(run: Observed) -> str | None:
     first = [points[0][1] for points in run.by_layer("attention_logit_max").values() if points and points[0][0] <= 1]
