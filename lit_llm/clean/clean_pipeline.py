@@ -24,7 +24,7 @@ import numpy as np
 from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.document_parts import LINES, Parts, PartWriter, read_tally, write_tally
 from lit_llm.clean.duplicates import find_duplicates, whole_hash
-from lit_llm.clean.removal_report import READ, Tally, write_report
+from lit_llm.clean.removal_report import READ, Count, Tally, write_report
 from lit_llm.clean.rules import Document, Removed, Step, documents_of
 from lit_llm.clean.steps import prepare_steps, steps_of
 from lit_llm.clean.word_ngrams import Signer
@@ -51,7 +51,7 @@ class ReadJob:
 
     @functools.cached_property
     def _steps(self) -> list[Step]:  # when the first job runs, in the process of the worker
-        return list(steps_of(self._settings, self._folder))
+        return steps_of(self._settings, self._folder)
 
     @functools.cached_property
     def _signer(self) -> Signer | None:
@@ -99,7 +99,7 @@ class ReadJob:
         with DocumentReader(one.source, one.settings) as reader:
             for document in documents_of(reader, name=one.source.name):
                 length = len(document.text.encode())
-                tally.read.add(1, length)
+                tally.read.add(Count(1, length))
                 tally.not_utf8 += not document.is_utf8
                 reading.add(length, reader.position)
                 yield document
