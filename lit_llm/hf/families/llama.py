@@ -3,7 +3,9 @@
 LLAMA (also SmolLM2), MISTRAL, GRANITE 3, QWEN2 and QWEN3, OLMO2 and OLMO3, PHI3 (also Phi-4-mini), STARCODER2.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from lit_llm.hf.families.config_parts import (
     ATTENTION_BIASES,
@@ -32,14 +34,14 @@ SIZES: tuple[Part, ...] = (
 """Sizes under the names that all families since LLaMA use."""
 
 
-def gated(norm_eps: float, heads: Heads | None = None) -> tuple[Part, ...]:
+def gated(norm_eps: float, heads: Part | None = None, activations: Mapping[str, Any] = GATED) -> tuple[Part, ...]:
     """LLaMA's sizes, heads, norm and gated MLP.
 
     Args:
         norm_eps: of transformers, if the key is missing.
     """
     norm = Setting("norm_eps", "rms_norm_eps", "number", norm_eps)
-    return *SIZES, heads or Heads(), norm, Activation("hidden_act", GATED, "silu")
+    return *SIZES, heads or Heads(), norm, Activation("hidden_act", activations, "silu")
 
 
 PARTS: tuple[Part, ...] = (*gated(1e-6), Rope())
