@@ -5,11 +5,10 @@ In JSONL also pairs of answers to a prompt: {"messages": the prompt, "chosen": m
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.columns import TextColumn
@@ -29,27 +28,9 @@ _PAIR = {"chosen", "rejected"}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def read_messages(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
-    """The conversations of a JSONL file. Blank lines are ignored.
-
-    Raises:
-        UserError: A line is not a JSON object, or has no conversation under the key.
-    """
-    for number, line in enumerate(stream, start=1):
-        where = f"{of.name} line {number}"
-        line = line.removeprefix(codecs.BOM_UTF8)
-        if line.isspace():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not a valid JSON object: remove or repair it.") from error
-        yield from _pieces(record, of.key, of, where)
-
-
 def messages_of_row(row: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
     """The conversation of a row of a table, which has null where a message lacks a key."""
-    yield from _pieces(_without_null(row), key, of, where)
+    yield from pieces_of_messages(_without_null(row), key, of, where=where)
 
 
 class MessagesColumn(TextColumn):
@@ -77,9 +58,12 @@ class MessagesColumn(TextColumn):
         return (is_list and types.is_struct(kind.value_type)) or types.is_null(kind)
 
 
-def _pieces(record: Any, key: str, of: SourceFile, where: str) -> Iterator[Piece]:
-    if not isinstance(record, dict):
-        raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}.")
+def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
+    """The conversation of a record.
+
+    Raises:
+        UserError: It has none under the key.
+    """
     value = find(record, key)
     if value is MISSING and not _PAIR.isdisjoint(record):
         pair = _pair(record, where) | _beside(record, "chosen", where)
