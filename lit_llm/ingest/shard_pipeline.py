@@ -167,13 +167,14 @@ def _encoder(inputs: Sequence[Input], tokenizer: Tokenizer, selection: Selection
 def _refuse_empty(total: Part, inputs: Sequence[Input]) -> None:
     chats = any(part.settings.messages for part in inputs)
     kind = "conversation" if chats else "document"
+    undecided = all(one.split is None for one in inputs)
     held_out = total.splits.get("val", PartCounts()).documents
     for name in _SPLITS:
         found = total.splits.get(name, PartCounts())
         if found.tokens >= 2 or (name == "test" and all(one.split != name for one in inputs)):
             continue
         repeated = total.near_duplicates if name == "train" else 0
-        if name == "train" and not found.tokens and not repeated and held_out and all(one.split is None for one in inputs):
+        if name == "train" and not found.tokens and not repeated and held_out and undecided:
             which = f"its only {kind} was" if held_out == 1 else f"all {held_out:,} {kind}s were"
             raise UserError(
                 f"No {'conversation' if chats else 'text'} is left to train on: {which} held out for validation. Give more "
@@ -182,7 +183,7 @@ def _refuse_empty(total: Part, inputs: Sequence[Input]) -> None:
         if chats and not found.tokens:
             raise UserError(
                 f"The {name} data have no conversation: {total.skipped:,} records of all data have no messages, or null. Give "
-                f"conversations (--data.{name}), or the key of their messages (--data.messages_key)."
+                f"conversations (--data.{'paths' if undecided else name}), or the key of their messages (--data.messages_key)."
             )
         also = f"; {repeated:,} documents nearly repeat held-out ones (--data.drop_near_duplicates)" if repeated else ""
         raise UserError(

@@ -117,8 +117,6 @@ def _whole_documents(pieces: Iterator[SelectedPiece]) -> Iterator[SelectedPiece]
 
 
 def _is_utf8(text: bytes) -> bool:
-    if text.isascii():
-        return True
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:
