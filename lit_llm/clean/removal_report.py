@@ -14,6 +14,7 @@ from typing import Any
 from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.rules import Document, Removed
 from lit_llm.core.disk import write_text
+from lit_llm.ingest.paths import REMOVED, REPORT
 from lit_llm.ingest.source import public_name
 
 READ = "read"
@@ -99,9 +100,6 @@ def sample_of(removed: Removed, document: Document) -> dict[str, str]:
 
 def _smallest(samples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     return sorted(samples, key=lambda sample: hashlib.blake2b(sample["source"].encode(), digest_size=8).digest())[:SAMPLES]
-
-
-REPORT, REMOVED = "report.json", "removed.jsonl"
 
 
 def write_report(out: Path, settings: CleanSettings, tally: Tally) -> None:

@@ -25,7 +25,7 @@ from lit_llm.ingest.source import Source
 class DocumentReader:
     """The documents of a file, in pieces, in bounded memory. The content decides the format, not the file's name.
 
-    An iterator and a context manager. An empty file has no document.
+    Iterate once; a context manager. An empty file has no document.
 
     Args:
         start: the first byte to read, of plain text that is not compressed.
@@ -74,11 +74,8 @@ class DocumentReader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._opened.close()
 
-    def __iter__(self) -> DocumentReader:
-        return self
-
-    def __next__(self) -> Piece:
-        return next(self._pieces)
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
 
     def _open(self, start: int, stop: int | None) -> Iterator[Piece]:
         """Decide the format and begin to read."""
