@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Generator, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.interface import Piece, SourceFile
@@ -64,22 +64,27 @@ def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece
         if long:
             of.skipped += not (yield from stream_text(_rest_of_line(line, stream), of.key, where=where, hint=hint))
         elif not line.isspace():
-            yield from _document(line, of, where, hint)
+            yield from document_of(_object(line, of, where, hint), of, where=where, hint=hint)
 
 
-def _document(line: bytes, of: SourceFile, where: str, hint: str) -> Iterator[Piece]:
-    try:
-        record = json.loads(line) if of.messages else parse(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(error, where, hint) from error
-    if not isinstance(record, dict):
-        raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {of.key!r}{hint}.")
+def document_of(record: dict[str, Any], of: SourceFile, *, where: str, hint: str = "") -> Iterator[Piece]:
+    """The text or the conversation of a record. Arguments and errors as of `text_in`."""
     if of.messages:
         yield from pieces_of_messages(record, of.key, of, where=where)
         return
     text = text_in(record, of.key, where=where, hint=hint)
     of.skipped += not text
     yield from pieces_of(text)
+
+
+def _object(line: bytes, of: SourceFile, where: str, hint: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line) if of.messages else parse(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(error, where, hint) from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {of.key!r}{hint}.")
+    return record
 
 
 def _rest_of_line(start: bytes, stream: BinaryIO) -> Iterator[bytes]:

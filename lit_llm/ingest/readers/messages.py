@@ -28,11 +28,6 @@ _PAIR = {"chosen", "rejected"}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def messages_of_row(row: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
-    """The conversation of a row of a table, which has null where a message lacks a key."""
-    yield from pieces_of_messages(_without_null(row), key, of, where=where)
-
-
 class MessagesColumn(TextColumn):
     """The column of a table that holds conversations."""
 
@@ -50,7 +45,8 @@ class MessagesColumn(TextColumn):
         for values in zip(*(self.values(batch, path).to_pylist() for path in self.paths), strict=True):
             self._rows += 1
             row = {path[-1]: value for path, value in zip(self.paths, values, strict=True)}
-            yield from messages_of_row(row, self.path[-1], self._of, where=f"{self._of.name} row {self._rows}")
+            where = f"{self._of.name} row {self._rows}"
+            yield from pieces_of_messages(without_null(row), self.path[-1], self._of, where=where)
 
     def is_wanted(self, kind: Any) -> bool:
         types = self._types
@@ -169,9 +165,9 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     return message
 
 
-def _without_null(value: Any, *, within: bool = False) -> Any:
-    """The same row, without the nulls ``within`` a list of messages, and what stands beside it."""
+def without_null(value: Any, *, within: bool = False) -> Any:
+    """A row of a table, which has null where a message lacks a key, without the nulls ``within`` its lists."""
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not within or one is not None}
-        return {key: _without_null(one, within=within or key in BESIDE) for key, one in kept.items()}
-    return [_without_null(one, within=True) for one in value] if isinstance(value, list) else value
+        return {key: without_null(one, within=within or key in BESIDE) for key, one in kept.items()}
+    return [without_null(one, within=True) for one in value] if isinstance(value, list) else value
