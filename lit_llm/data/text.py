@@ -28,7 +28,6 @@ from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
-_CACHE_VERSION = 2  # increment when the same text and tokenizer would give different shards
 _SHARD_TOKENS = 100_000_000
 
 # Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
@@ -172,7 +171,7 @@ class TextDataModule(TokenDataModule):
         return Manifest.read(folder) if folder.exists() and self._damage(folder) is None else None
 
     def _cache_folder(self) -> Path:
-        content: list[Any] = [_CACHE_VERSION, FORMAT, self.source_tokenizer.identity()]
+        content: list[Any] = [FORMAT, self.source_tokenizer.identity()]
         content += [self.val_fraction, self.drop_near_duplicates]
         content += [] if self.chat_template is None else [self.chat_template.identity()]
         content += [one.identity() for one in self.inputs()]
