@@ -11,8 +11,6 @@ job leaves a file named after everything that it depends on, so an interrupted r
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -24,7 +22,7 @@ import numpy as np
 from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.document_parts import LINES, Parts, PartWriter, read_tally, write_tally
 from lit_llm.clean.duplicates import find_duplicates, whole_hash
-from lit_llm.clean.removal_report import READ, Tally, write_report
+from lit_llm.clean.removal_report import READ, Count, Tally, write_report
 from lit_llm.clean.rules import Document, Removed, Step, documents_of
 from lit_llm.clean.steps import prepare_steps, steps_of
 from lit_llm.clean.word_ngrams import Signer
@@ -34,9 +32,6 @@ from lit_llm.ingest.progress import ProgressLog, Reading, Report
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.token_parts import part_file, start_parts
 from lit_llm.ingest.workers import finish
-
-_KEPT = ".kept"
-"""What follows the key in the name of the written file."""
 
 
 class ReadJob:
@@ -51,7 +46,7 @@ class ReadJob:
 
     @functools.cached_property
     def _steps(self) -> list[Step]:  # when the first job runs, in the process of the worker
-        return list(steps_of(self._settings, self._folder))
+        return steps_of(self._settings, self._folder)
 
     @functools.cached_property
     def _signer(self) -> Signer | None:
@@ -99,7 +94,7 @@ class ReadJob:
         with DocumentReader(one.source, one.settings) as reader:
             for document in documents_of(reader, name=one.source.name):
                 length = len(document.text.encode())
-                tally.read.add(1, length)
+                tally.read.add(Count(1, length))
                 tally.not_utf8 += not document.is_utf8
                 reading.add(length, reader.position)
                 yield document
@@ -125,33 +120,28 @@ class ReadJob:
 class KeptLines(NamedTuple):
     """A part, and which of its lines are kept."""
 
-    part: str
+    part: Path
     keep: np.ndarray
     """(n,) bool."""
-    size: int
-    """Bytes of the part's lines."""
+    out: Path
+    """The file of the output."""
 
-    def key(self) -> str:
-        """The name of the file: different for other lines."""
-        return hashlib.sha256(self.part.encode() + np.packbits(self.keep).tobytes()).hexdigest()[:32]
+    @property
+    def size(self) -> int:
+        """Bytes of the part's lines."""
+        return self.part.stat().st_size
 
 
-def write_lines(folder: Path, job: KeptLines, key: str, report: Report) -> str:
-    """Write the kept lines into a file, and return its name."""
+def write_lines(job: KeptLines, key: str, report: Report) -> None:
+    """Write the kept lines."""
     reading, position = Reading(report), 0
-    with open(folder / f"{job.part}{LINES}", "rb") as lines, part_file(folder / f"{key}{_KEPT}") as file:
+    with open(job.part, "rb") as lines, part_file(job.out) as file:
         for line, keep in zip(lines, job.keep.tolist(), strict=True):
             if keep:
                 file.write(line)
             position += len(line)
             reading.add(len(line), position)
     reading.end(position)
-    return f"{key}{_KEPT}"
-
-
-def read_written(folder: Path, key: str) -> str | None:
-    """The name of the file that an earlier run has written; None if it has not."""
-    return f"{key}{_KEPT}" if (folder / f"{key}{_KEPT}").is_file() else None
 
 
 def clean(
@@ -189,21 +179,16 @@ def clean(
     keep = find_duplicates(settings, Parts(parts, keys, permutations=settings.near_permutations), total)
     if not total.kept.documents:
         raise UserError(f"None of {total.read.documents:,} documents is left: use fewer or weaker rules.")
-    kept = [
-        KeptLines(key, lines, (parts / f"{key}{LINES}").stat().st_size)
-        for key, lines in zip(keys, keep, strict=True)
-        if lines.any()
-    ]
-    written = finish(
+    left = [(parts / f"{key}{LINES}", lines) for key, lines in zip(keys, keep, strict=True) if lines.any()]
+    kept = [KeptLines(part, lines, out / f"part-{number:05d}.jsonl") for number, (part, lines) in enumerate(left)]
+    finish(
         kept,
-        [lines.key() for lines in kept],
-        functools.partial(read_written, parts),
-        functools.partial(write_lines, parts),
+        [lines.out.name for lines in kept],
+        lambda name: None,  # written anew: what an interrupted call has left is deleted
+        write_lines,
         stage="Writing",
         workers=workers,
         progress=progress,
     )
-    for number, name in enumerate(written):
-        os.replace(parts / name, out / f"part-{number:05d}.jsonl")
     write_report(out, settings, total)
     return total

@@ -11,7 +11,7 @@ from lit_llm.core.errors import noting
 from lit_llm.core.number_domain import at_least, ranges_of, whole
 from lit_llm.ingest.readers import ReadSettings
 
-FORMAT = 3
+FORMAT = 4
 """Part of the name of every result of a job. Increment it when the same documents and settings would give another one."""
 
 SHORTEST = 8

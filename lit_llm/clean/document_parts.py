@@ -5,7 +5,7 @@ The files of a part are named after its key. All but the first and the last are 
 | file | content |
 |---|---|
 | ``.jsonl`` | the lines of the output |
-| ``.index`` | int64 (n, 2): where each line ends, and the bytes of its text |
+| ``.index`` | int64 (n, 2): where each line begins, and the bytes of its text |
 | ``.wholes`` | uint64 (n, 2): a hash of the text, to find exact duplicates |
 | ``.signatures`` | uint32 (n, permutations): MinHash signatures, to find near-duplicates |
 | ``.bands`` | uint64 (bands, n): a hash of each band of the signatures |
@@ -49,8 +49,8 @@ class PartWriter:
 
     def add(self, document: Document, *, whole: bytes | None, signature: np.ndarray | None) -> None:
         line = json.dumps({"text": document.text, "source": document.source}, ensure_ascii=False).encode() + b"\n"
-        self._files[LINES].write(line)
         self._files[INDEX].write(np.array([self._files[LINES].tell(), len(document.text.encode())], "<i8").tobytes())
+        self._files[LINES].write(line)
         if whole is not None:
             self._files[WHOLES].write(whole)
         if signature is not None:
@@ -129,10 +129,7 @@ class Parts:
     def document(self, number: int) -> Document:
         part = int(np.searchsorted(self.ends, number, side="right")) - 1
         row = number - int(self.ends[part])
-        before = min(row, 1)
-        file = self._folder / f"{self._keys[part]}{INDEX}"
-        index = np.fromfile(file, "<i8", count=2 * (before + 1), offset=16 * (row - before))
-        start, end = (int(index[0]) if before else 0), int(index[-2])
+        start = np.fromfile(self._folder / f"{self._keys[part]}{INDEX}", "<i8", count=1, offset=16 * row)
         with open(self._folder / f"{self._keys[part]}{LINES}", "rb") as lines:
-            lines.seek(start)
-            return Document(**json.loads(lines.read(end - start)))
+            lines.seek(int(start[0]))
+            return Document(**json.loads(lines.readline()))

@@ -10,7 +10,6 @@ import hashlib
 import math
 import re
 import unicodedata
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -32,30 +31,25 @@ def find_duplicates(settings: CleanSettings, parts: Parts, tally: Tally) -> list
             first = first_of_each(parts.wholes())
             repeats = np.flatnonzero(first != np.arange(len(first)))
             keep[repeats] = False
-            _count("exact_duplicates", repeats, first[repeats], lambda i: "equals", parts, tally)
+            _count("exact_duplicates", Repeats(repeats, first[repeats], None), parts, tally)
     if settings.near_duplicates is not None and settings.emit_datatrove is None:
         with tally.timed("near_duplicates"):
             found = near_duplicates(parts, settings.bands()[0], keep, settings.near_duplicates)
             keep[found.removed] = False
-            _count("near_duplicates", found.removed, found.kept, lambda i: f"{found.similarity[i]:.2f} like", parts, tally)
+            _count("near_duplicates", found, parts, tally)
     tally.kept = Count(int(keep.sum()), int(parts.sizes[keep].sum()))
     return np.split(keep, parts.ends[1:-1])
 
 
-def _count(step: str, removed: np.ndarray, kept: np.ndarray, detail: Callable[[int], str], parts: Parts, tally: Tally) -> None:
-    """Count removed documents (n,), for which the documents ``kept`` (n,) stay.
-
-    Args:
-        detail: how the removed document of an index is like the one that stays.
-    """
-    if not len(removed):
+def _count(step: str, found: Repeats, parts: Parts, tally: Tally) -> None:
+    if not len(found.removed):
         return
-    tally.step(step).removed[step] = Count(len(removed), int(parts.sizes[removed].sum()))
-    chosen = np.random.default_rng(0).permutation(len(removed))[:SAMPLES]
-    tally.samples[step] = [
-        sample_of(Removed(step, f"{detail(i)} {parts.document(int(kept[i])).source}"), parts.document(int(removed[i])))
-        for i in sorted(chosen.tolist())
-    ]
+    tally.step(step).removed[step] = Count(len(found.removed), int(parts.sizes[found.removed].sum()))
+    tally.samples[step] = []
+    for i in sorted(np.random.default_rng(0).permutation(len(found.removed))[:SAMPLES].tolist()):
+        like = "equals" if found.similarity is None else f"{found.similarity[i]:.2f} like"
+        removed, kept = (parts.document(int(numbers[i])) for numbers in (found.removed, found.kept))
+        tally.samples[step].append(sample_of(Removed(step, f"{like} {kept.source}"), removed))
 
 
 def whole_hash(text: str) -> bytes:
@@ -91,14 +85,14 @@ def first_of_each(hashes: np.ndarray) -> np.ndarray:
 
 
 class Repeats(NamedTuple):
-    """Documents that nearly repeat one that is kept."""
+    """Documents that repeat one that is kept, exactly or nearly."""
 
     removed: np.ndarray
     """(m,) int64: their numbers."""
     kept: np.ndarray
     """(m,) int64: of the documents that are kept before each, the most similar one."""
-    similarity: np.ndarray
-    """(m,) float64: the share of equal values in the two signatures."""
+    similarity: np.ndarray | None
+    """(m,) float64: the share of equal values in the two signatures. None: the documents are equal."""
 
 
 def near_duplicates(parts: Parts, bands: int, looked_at: np.ndarray, threshold: float) -> Repeats:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_llm.clean.rules import Removed
-from lit_llm.core.errors import need
+from lit_llm.core.errors import need, refuse
 
 _PARTS, _PART = 4, 1000  # of a long document, four parts of 1,000 characters are read
 # English names of the languages that py3langid knows, to answer a name or a misspelled code.
@@ -49,13 +49,14 @@ class Language:
         confidence: the smallest probability of the language, between 0 and 1.
 
     Raises:
-        UserError: The package py3langid is not installed.
+        UserError: The package py3langid is not installed, or does not know a language; one sentence for each.
     """
 
     languages: Sequence[str]
     confidence: float
 
     def __post_init__(self) -> None:
+        refuse(_unknown(self.languages))
         self._identifier = identifier()
 
     def __call__(self, text: str) -> str | Removed:
@@ -66,12 +67,8 @@ class Language:
         return Removed(f"languages/{name}", f"{language} with probability {confidence:.2f}")
 
 
-def unknown_languages(given: Iterable[str]) -> Iterator[str]:
-    """A sentence about each language that py3langid does not know, with the nearest codes.
-
-    Raises:
-        UserError: The package is not installed.
-    """
+def _unknown(given: Iterable[str]) -> Iterator[str]:
+    """A sentence about each language that py3langid does not know, with the nearest codes."""
     known = sorted(identifier().labels)
     codes = {code: code for code in known} | {_NAMES[code].lower(): code for code in known if code in _NAMES}
     for language in sorted(set(given) - set(known)):

@@ -28,27 +28,31 @@ def gopher_quality_detail(limits: Any, reason: str, text: str) -> str:
     marks = need("datatrove.utils.text", extra="clean", what="gopher_quality").PUNCTUATION_SET
     words, lines = text.split(), text.splitlines()
     lengths = [len(word) for word in words if not marks.issuperset(word)]
-    if reason in ("short_doc", "long_doc"):
-        limit = limits.min_doc_words if reason == "short_doc" else limits.max_doc_words
-        return _beyond(f"{len(lengths)} words", limit, least=reason == "short_doc")
-    if reason in ("below_avg_threshold", "above_avg_threshold"):
-        least = reason == "below_avg_threshold"
-        limit = limits.min_avg_word_length if least else limits.max_avg_word_length
-        return _beyond(f"mean word length {sum(lengths) / len(lengths):.4g}", limit, least=least)
-    if reason in ("too_many_hashes", "too_many_ellipsis"):
-        name, count = ("#", text.count("#")) if reason == "too_many_hashes" else ("…", text.count("...") + text.count("…"))
-        return _beyond(f"{count / len(words):.4g} {name} for each word", limits.max_symbol_word_ratio)
-    if reason == "too_many_bullets":
-        share = _share([line.lstrip().startswith(("•", "-")) for line in lines])
-        return _beyond(f"{share} of the lines start with a bullet", limits.max_bullet_lines_ratio)
-    if reason == "too_many_end_ellipsis":
-        share = _share([line.rstrip().endswith(("...", "…")) for line in lines])
-        return _beyond(f"{share} of the lines end with an ellipsis", limits.max_ellipsis_lines_ratio)
-    if reason == "below_alpha_threshold":
-        share = _share([any(map(str.isalpha, word)) for word in words])
-        return _beyond(f"{share} of the words have a letter", limits.max_non_alpha_words_ratio, least=True)
-    if reason == "enough_stop_words":
-        return _beyond(f"{len(limits.stop_words & set(words))} different stop words", limits.min_stop_words, least=True)
+    match reason:
+        case "short_doc":
+            return f"{len(lengths)} words, {limits.min_doc_words} at least"
+        case "long_doc":
+            return f"{len(lengths)} words, {limits.max_doc_words} at most"
+        case "below_avg_threshold":
+            return f"mean word length {sum(lengths) / len(lengths):.4g}, {limits.min_avg_word_length} at least"
+        case "above_avg_threshold":
+            return f"mean word length {sum(lengths) / len(lengths):.4g}, {limits.max_avg_word_length} at most"
+        case "too_many_hashes":
+            return f"{text.count('#') / len(words):.4g} # for each word, {limits.max_symbol_word_ratio} at most"
+        case "too_many_ellipsis":
+            count = text.count("...") + text.count("…")
+            return f"{count / len(words):.4g} … for each word, {limits.max_symbol_word_ratio} at most"
+        case "too_many_bullets":
+            share = _share([line.lstrip().startswith(("•", "-")) for line in lines])
+            return f"{share} of the lines start with a bullet, {limits.max_bullet_lines_ratio} at most"
+        case "too_many_end_ellipsis":
+            share = _share([line.rstrip().endswith(("...", "…")) for line in lines])
+            return f"{share} of the lines end with an ellipsis, {limits.max_ellipsis_lines_ratio} at most"
+        case "below_alpha_threshold":
+            share = _share([any(map(str.isalpha, word)) for word in words])
+            return f"{share} of the words have a letter, {limits.max_non_alpha_words_ratio} at least"
+        case "enough_stop_words":
+            return f"{len(limits.stop_words & set(words))} different stop words, {limits.min_stop_words} at least"
     return f"{len(words)} words"
 
 
@@ -56,23 +60,23 @@ def gopher_repetition_detail(limits: Any, reason: str, text: str) -> str:
     """See ``gopher_quality_detail``."""
     module = need("datatrove.pipeline.filters.gopher_repetition_filter", extra="clean", what="gopher_repetition")
     if found := _GRAMS.fullmatch(reason):
-        kind, n, words = found[1], int(found[2]), text.split()
-        if kind == "top":
+        n, words = int(found[2]), text.split()
+        if found[1] == "top":
             size, limit = module.find_top_duplicate(module.get_n_grams(words, n)), dict(limits.top_n_grams)[n]
-            return _beyond(f"{size / len(text):.4g} of the characters are the most frequent {n}-gram", limit)
+            return f"{size / len(text):.4g} of the characters are the most frequent {n}-gram, {limit} at most"
         size, limit = module.find_all_duplicate(words, n), dict(limits.dup_n_grams)[n]
-        return _beyond(f"{size / len(text):.4g} of the characters are in repeated {n}-grams", limit)
-    if reason in ("dup_para_frac", "dup_para_char_frac"):
+        return f"{size / len(text):.4g} of the characters are in repeated {n}-grams, {limit} at most"
+    if reason.startswith("dup_para_"):
         name, parts = "paragraphs", re.split(r"\n{2,}", text.strip())
-    elif reason in ("dup_line_frac", "dup_line_char_frac"):
+    elif reason.startswith("dup_line_"):
         name, parts = "lines", re.split(r"\n+", text)
     else:
         return f"{len(text.split())} words"
     count, characters = module.find_duplicates(parts)
     limit = getattr(limits, reason)
     if reason.endswith("_char_frac"):
-        return _beyond(f"{characters / len(text):.4g} of the characters are in repeated {name}", limit)
-    return _beyond(f"{count / len(parts):.4g} of the {name} are repeated", limit)
+        return f"{characters / len(text):.4g} of the characters are in repeated {name}, {limit} at most"
+    return f"{count / len(parts):.4g} of the {name} are repeated, {limit} at most"
 
 
 def c4_detail(limits: Any, reason: str, text: str) -> str:
@@ -83,16 +87,9 @@ def c4_detail(limits: Any, reason: str, text: str) -> str:
         type(limits)(min_num_sentences=0, language=limits.language).filter(kept)
         sentences = need("datatrove.utils.text", extra="clean", what="c4").split_into_sentences
         count = sum(len(sentences(line, limits.language)) for line in kept.text.splitlines())
-        return _beyond(f"{count} sentences in the lines that end like sentences", limits.min_num_sentences, least=True)
-    if reason == "lorem_ipsum":
-        return "has the words lorem ipsum"
-    if reason == "curly_bracket":
-        return "has the character {"
-    return f"{len(text.split())} words"
-
-
-def _beyond(found: str, limit: object, *, least: bool = False) -> str:
-    return f"{found}, {limit} at least" if least else f"{found}, {limit} at most"
+        return f"{count} sentences in the lines that end like sentences, {limits.min_num_sentences} at least"
+    texts = {"lorem_ipsum": "has the words lorem ipsum", "curly_bracket": "has the character {"}
+    return texts.get(reason, f"{len(text.split())} words")
 
 
 def _share(found: Sequence[bool]) -> str:

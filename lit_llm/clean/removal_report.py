@@ -14,6 +14,7 @@ from typing import Any
 from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.rules import Document, Removed
 from lit_llm.core.disk import write_text
+from lit_llm.ingest.paths import REMOVED, REPORT
 from lit_llm.ingest.source import public_name
 
 READ = "read"
@@ -30,9 +31,9 @@ class Count:
     bytes: int = 0
     """UTF-8 bytes of the text."""
 
-    def add(self, documents: int, size: int) -> None:
-        self.documents += documents
-        self.bytes += size
+    def add(self, other: Count) -> None:
+        self.documents += other.documents
+        self.bytes += other.bytes
 
 
 @dataclass
@@ -73,13 +74,12 @@ class Tally:
 
     def remove(self, step: str, removed: Removed, document: Document) -> None:
         """Count a document that a step has removed, and keep it as a sample if its hash is among the smallest."""
-        self.step(step).removed.setdefault(removed.rule, Count()).add(1, len(document.text.encode()))
+        self.step(step).removed.setdefault(removed.rule, Count()).add(Count(1, len(document.text.encode())))
         self.samples[removed.rule] = _smallest([*self.samples.get(removed.rule, []), sample_of(removed, document)])
 
     def add(self, other: Tally) -> None:
-        """Add the counts and samples of another job."""
-        self.read.add(other.read.documents, other.read.bytes)
-        self.kept.add(other.kept.documents, other.kept.bytes)
+        """Add the counts and samples of another job. What is kept of all is known later."""
+        self.read.add(other.read)
         self.without_text += other.without_text
         self.not_utf8 += other.not_utf8
         for name, found in other.steps.items():
@@ -87,7 +87,7 @@ class Tally:
             own.changed += found.changed
             own.seconds += found.seconds
             for rule, count in found.removed.items():
-                own.removed.setdefault(rule, Count()).add(count.documents, count.bytes)
+                own.removed.setdefault(rule, Count()).add(count)
         for rule, samples in other.samples.items():
             self.samples[rule] = _smallest([*self.samples.get(rule, []), *samples])
 
@@ -100,9 +100,6 @@ def sample_of(removed: Removed, document: Document) -> dict[str, str]:
 
 def _smallest(samples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     return sorted(samples, key=lambda sample: hashlib.blake2b(sample["source"].encode(), digest_size=8).digest())[:SAMPLES]
-
-
-REPORT, REMOVED = "report.json", "removed.jsonl"
 
 
 def write_report(out: Path, settings: CleanSettings, tally: Tally) -> None:
@@ -136,8 +133,10 @@ def table(tally: Tally) -> Iterator[str]:
 
 
 def _negative(counts: Iterable[Count]) -> Count:
-    found = list(counts)
-    return Count(-sum(count.documents for count in found), -sum(count.bytes for count in found))
+    total = Count()
+    for count in counts:
+        total.add(count)
+    return Count(-total.documents, -total.bytes)
 
 
 def _row(name: str, count: Count, seconds: float | None = None) -> str:

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 from lit_llm.clean.clean_settings import FORMAT, SHORTEST, CleanSettings
 from lit_llm.clean.contamination import Contamination, ReferenceIndex, References
-from lit_llm.clean.language import Language, unknown_languages
+from lit_llm.clean.language import Language
 from lit_llm.clean.normalise import FixEncoding, normalise
 from lit_llm.clean.personal_data import ACTIONS, Emails, Secrets
 from lit_llm.clean.quality import QUALITY_RULES, Quality
-from lit_llm.clean.rules import Step
+from lit_llm.clean.rules import Rule, Step
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError, noting, report
 
 _INDEX = "against.npz"
 
+# What changes the text comes before what judges it, so that samples of removed documents are redacted too. Of the judges, fast
+# ones come first.
+_STEPS: dict[str, str | None] = {
+    **{"fix_encoding": "ftfy", "normalise": None, "secrets": "detect-secrets", "emails": None, "against": None},
+    **{"languages": "py3langid", **dict.fromkeys(QUALITY_RULES, "datatrove")},
+}
+"""The steps in their order, and the package that decides."""
 
-def steps_of(settings: CleanSettings, folder: Path) -> Iterator[Step]:
+
+def _used(settings: CleanSettings) -> list[str]:
+    return [name for name in _STEPS if getattr(settings, name) not in (None, False, ())]
+
+
+def _action(settings: CleanSettings, name: str) -> str:
+    if (action := getattr(settings, name)) not in ACTIONS:
+        raise UserError(f"{name} is {action!r}, but must be {' or '.join(ACTIONS)} (--{name}).")
+    return str(action)
+
+
+def _rule(name: str, settings: CleanSettings, folder: Path) -> Rule:
+    match name:
+        case "fix_encoding":
+            return FixEncoding()
+        case "normalise":
+            return normalise
+        case "secrets":
+            return Secrets(_action(settings, name))
+        case "emails":
+            return Emails(_action(settings, name))
+        case "against":
+            return Contamination(ReferenceIndex.load(folder / _INDEX), share=settings.against_share)
+        case "languages":
+            return Language(settings.languages, settings.language_confidence)
+    return Quality(name)
+
+
+def steps_of(settings: CleanSettings, folder: Path) -> list[Step]:
     """The steps, made in the process that uses them.
 
     Args:
@@ -28,24 +62,7 @@ def steps_of(settings: CleanSettings, folder: Path) -> Iterator[Step]:
     Raises:
         UserError: A package is not installed.
     """
-    # What changes the text comes before what judges it, so that samples of removed documents are redacted too. Of the
-    # judges, fast ones come first.
-    if settings.fix_encoding:
-        yield Step("fix_encoding", FixEncoding())
-    if settings.normalise:
-        yield Step("normalise", normalise)
-    if settings.secrets is not None:
-        yield Step("secrets", Secrets(settings.secrets))
-    if settings.emails is not None:
-        yield Step("emails", Emails(settings.emails))
-    if settings.against:
-        index = ReferenceIndex.load(folder / _INDEX)
-        yield Step("against", Contamination(index, share=settings.against_share))
-    if settings.languages:
-        yield Step("languages", Language(settings.languages, settings.language_confidence))
-    for name in QUALITY_RULES:
-        if getattr(settings, name):
-            yield Step(name, Quality(name))
+    return [Step(name, _rule(name, settings, folder)) for name in _used(settings)]
 
 
 def prepare_steps(settings: CleanSettings, folder: Path) -> list[str]:
@@ -57,11 +74,21 @@ def prepare_steps(settings: CleanSettings, folder: Path) -> list[str]:
     Raises:
         UserError: Reference documents cannot be read, or all are too short.
     """
-    packages = {"py3langid": bool(settings.languages), "detect-secrets": settings.secrets is not None}
-    packages["ftfy"] = settings.fix_encoding
-    packages["datatrove"] = any(getattr(settings, name) for name in QUALITY_RULES)
-    identity = [f"{package} {version(package)}" for package, used in packages.items() if used]
+    packages = {package for name in _used(settings) if (package := _STEPS[name]) is not None}
+    identity = [f"{package} {version(package)}" for package in sorted(packages)]
     return [*identity, _prepare_index(settings, folder)] if settings.against else identity
+
+
+def step_problems(settings: CleanSettings) -> list[str]:
+    """One sentence for each value that a step refuses, and for each package that is missing. No document is read."""
+    found: list[str] = []
+    for name in _used(settings):
+        with noting(found):
+            if name == "against":  # its index needs the documents
+                _references(settings)
+            else:
+                _rule(name, settings, Path())
+    return list(dict.fromkeys(found))  # several rules may lack one package
 
 
 def _prepare_index(settings: CleanSettings, folder: Path) -> str:
@@ -85,30 +112,6 @@ def _prepare_index(settings: CleanSettings, folder: Path) -> str:
             f"{index.too_short:,} of {total:,} documents of --against have fewer than {SHORTEST} words: not searched.", "note"
         )
     return index.identity()
-
-
-def step_problems(settings: CleanSettings) -> list[str]:
-    """One sentence for each value that a step refuses, and for each package that is missing. No document is read."""
-    found: list[str] = []
-    for name in ("secrets", "emails"):
-        action = getattr(settings, name)
-        if action not in (None, *ACTIONS):
-            found.append(f"{name} is {action!r}, but must be {' or '.join(ACTIONS)} (--{name}).")
-    if settings.against:
-        with noting(found):
-            _references(settings)
-    if settings.languages:
-        with noting(found):
-            found += unknown_languages(settings.languages)
-    with noting(found):
-        if settings.fix_encoding:
-            FixEncoding()
-        if settings.secrets in ACTIONS:
-            Secrets(settings.secrets)
-        for name in QUALITY_RULES:
-            if getattr(settings, name):
-                Quality(name)
-    return found
 
 
 def _references(settings: CleanSettings) -> References:

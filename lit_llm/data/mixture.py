@@ -17,7 +17,7 @@ from lit_llm.data.datamodule import chat_forms
 from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of, smallest_quotas
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
 from lit_llm.data.pack_plan import planned
-from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files
+from lit_llm.data.shard_splits import ShardSplits, no_split_text, splits_of
 from lit_llm.data.token_shards import ShardDataModule
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.paths import MissingFiles, same_files
@@ -160,15 +160,10 @@ class Mixture(ShardDataModule):
     # ---- The shards ---------------------------------------------------------------------------------------------
 
     def _find_splits(self) -> dict[str, ShardSplits]:
-        return {name: self._splits_of(name, source) for name, source in self.sources.items()}
-
-    def _splits_of(self, name: str, source: MixtureSource) -> ShardSplits:
-        settings = f"--data.sources.{name}"
-        required = ["train"] if self._is_trained(name) else []
-        if source.path is not None:
-            return in_folder(source.path, settings=settings, required=required)
-        patterns = {"train": source.train, "val": source.val, "test": source.test}
-        return of_files(patterns, headerless=source.headerless, settings=settings, required=required)
+        return {
+            name: splits_of(source, settings=f"--data.sources.{name}", required=["train"] if self._is_trained(name) else [])
+            for name, source in self.sources.items()
+        }
 
     @property
     def source_names(self) -> list[str]:

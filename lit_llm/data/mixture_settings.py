@@ -83,11 +83,9 @@ def _source_problems(name: str, source: MixtureSource) -> list[str]:
     if not _NAME.fullmatch(name):
         return [f"{name!r} cannot be the name of a source: use letters, digits, - and _ (--data.sources)."]
     found = []
-    others = [split for split in ("train", "val", "test") if getattr(source, split) is not None]
-    if source.path is None and not others:
+    if all(given is None for given in (source.path, source.train, source.val, source.test)):
         found.append(f"Source {name} has no shards: give {flag}.path, a folder that prepare wrote.")
-    if source.path is not None:
-        found += path_problems(flag, others, headerless=source.headerless)
+    found += path_problems(source, flag)
     if source.max_epochs is not None and not (math.isfinite(source.max_epochs) and source.max_epochs > 0):
         found.append(f"max_epochs of {name} is {source.max_epochs}, but must be above 0, or null ({flag}.max_epochs).")
     return found

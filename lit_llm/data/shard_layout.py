@@ -35,9 +35,7 @@ class ShardLayout(NamedTuple):
 
     def mask_problem(self) -> str | None:
         """Why the mask is not that of these tokens, as far as its size says it."""
-        try:
-            size = os.stat(self.mask_path).st_size
-        except OSError:
+        if (size := size_of(self.mask_path)) is None:
             return f"The mask {self.mask_path} is missing: restore it, or prepare the data again."
         if size == self.tokens:
             return None
@@ -75,6 +73,14 @@ class ShardLayout(NamedTuple):
                 f"{self.path}. Prepare the data again."
             )
         return ends
+
+
+def size_of(path: str) -> int | None:
+    """Bytes of a file; None if it is not there."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
 
 
 def read_layout(path: str, *, headerless: bool = False) -> ShardLayout:

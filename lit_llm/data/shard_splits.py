@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from lit_llm.core.errors import UserError, noting, with_flag
 from lit_llm.data.token_stream import TokenStream
@@ -14,7 +15,16 @@ from lit_llm.ingest.shard_manifest import META_FILE, Manifest, SplitInfo
 from lit_llm.ingest.token_parts import PartCounts
 
 SPLITS = ("train", "val", "test")
-REQUIRED = ("train", "val")
+
+
+class ShardSource(Protocol):
+    """Where shards are: a folder that ``prepare`` wrote, or files of each split."""
+
+    path: str | None
+    train: str | list[str] | None
+    val: str | list[str] | None
+    test: str | list[str] | None
+    headerless: bool
 
 
 @dataclass
@@ -43,13 +53,8 @@ def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCount
     return sizes
 
 
-def in_folder(path: str, *, settings: str = "--data", required: Collection[str] = REQUIRED) -> ShardSplits:
-    """The splits of a folder that ``prepare`` wrote. No shard is opened.
-
-    Args:
-        settings: problems name the flag ``path`` below this key.
-        required: splits without which there is a problem.
-    """
+def _in_folder(path: str, settings: str, required: Collection[str]) -> ShardSplits:
+    """The splits of a folder that ``prepare`` wrote. No shard is opened."""
     found, flag = ShardSplits(), f"{settings}.path"
     manifest = problem = None
     try:
@@ -82,20 +87,31 @@ def in_folder(path: str, *, settings: str = "--data", required: Collection[str] 
     return found
 
 
-def path_problems(flag: str, others: Sequence[str], *, headerless: bool) -> list[str]:
+def path_problems(source: ShardSource, flag: str) -> list[str]:
     """A sentence for each setting that contradicts ``path``, a folder that ``prepare`` wrote.
 
     Args:
         flag: the key that has all of these settings.
-        others: those of ``train``, ``val`` and ``test`` that are set.
     """
     found = []
-    if others:
-        named = ", ".join(f"{flag}.{name}" for name in others)
-        found.append(f"{flag}.path is a folder with all splits: it cannot be combined with {named}.")
-    if headerless:
+    others = [f"{flag}.{name}" for name in SPLITS if getattr(source, name) is not None]
+    if source.path is not None and others:
+        found.append(f"{flag}.path is a folder with all splits: it cannot be combined with {', '.join(others)}.")
+    if source.path is not None and source.headerless:
         found.append(f"{flag}.path is a folder of shards with headers: remove {flag}.headerless.")
     return found
+
+
+def splits_of(source: ShardSource, *, settings: str = "--data", required: Collection[str] = ("train", "val")) -> ShardSplits:
+    """The splits of a source.
+
+    Args:
+        settings: problems name flags below this key.
+        required: splits without which there is a problem.
+    """
+    if source.path is not None:
+        return _in_folder(source.path, settings, required)
+    return _of_files({name: getattr(source, name) for name in SPLITS}, source.headerless, settings, required)
 
 
 def no_split_text(split: str, of: str = "") -> str:
@@ -103,20 +119,10 @@ def no_split_text(split: str, of: str = "") -> str:
     return f"No {split} text{of}: prepare the data again with it (prepare … --data.{split} FILE)."
 
 
-def of_files(
-    patterns: Mapping[str, str | list[str] | None],
-    *,
-    headerless: bool,
-    settings: str = "--data",
-    required: Collection[str] = REQUIRED,
+def _of_files(
+    patterns: Mapping[str, str | list[str] | None], headerless: bool, settings: str, required: Collection[str]
 ) -> ShardSplits:
-    """The splits of files and globs. Files that a manifest in their folder lists are not opened.
-
-    Args:
-        patterns: split name → its setting.
-        settings: problems name the flags ``train``, ``val`` and ``test`` below this key.
-        required: splits without which there is a problem.
-    """
+    """The splits of files and globs, by the setting of each. Files that a manifest in their folder lists are not opened."""
     found = ShardSplits()
     files: dict[str, list[Path]] = {}
     manifests: dict[Path, Manifest | None] = {}  # each is read once

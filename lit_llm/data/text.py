@@ -28,7 +28,6 @@ from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
-_CACHE_VERSION = 2  # increment when the same text and tokenizer would give different shards
 _SHARD_TOKENS = 100_000_000
 
 # Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
@@ -135,12 +134,8 @@ class TextDataModule(TokenDataModule):
             raise UserError(f"The token cache is damaged: delete the folder {folder}, and it is made again. {damage}")
         manifest = Manifest.read(folder)
         assert manifest is not None, "the cache is not damaged"
-        streams = {
-            name: TokenStream.listed(folder, manifest, [shard.file for shard in split.shards])
-            for name, split in manifest.splits.items()
-        }
         return Corpus(
-            streams,
+            _streams(folder, manifest),
             manifest.vocab_size,
             load_tokenizer(folder),
             text_sizes=text_sizes([manifest.splits]),
@@ -149,19 +144,15 @@ class TextDataModule(TokenDataModule):
         )
 
     def _damage(self, folder: Path) -> str | None:
-        """What is wrong with a folder of the cache. Token ids are checked, as far as `TokenStream.scan` reads them."""
+        """What is wrong with a folder of the cache. Token ids are checked, as far as `scan_tokens` reads them."""
         try:
             manifest = Manifest.read(folder)
             if manifest is None:
                 return f"{folder / META_FILE} is missing."
             if manifest.vocab_size != load_tokenizer(folder).vocab_size:
                 return f"{folder / META_FILE} and its tokenizer have different vocabularies."
-            for name, split in manifest.splits.items():
-                if split.tokens:
-                    stream = TokenStream([folder / shard.file for shard in split.shards])
-                    if len(stream) != split.tokens:
-                        return f"the {name} shards have {len(stream)} tokens instead of {split.tokens}."
-                    stream.scan(manifest.vocab_size)
+            for stream in _streams(folder, manifest).values():
+                stream.scan_tokens(manifest.vocab_size)
         except (UserError, OSError) as error:
             return str(error)
         return None
@@ -180,7 +171,7 @@ class TextDataModule(TokenDataModule):
         return Manifest.read(folder) if folder.exists() and self._damage(folder) is None else None
 
     def _cache_folder(self) -> Path:
-        content: list[Any] = [_CACHE_VERSION, FORMAT, self.source_tokenizer.identity()]
+        content: list[Any] = [FORMAT, self.source_tokenizer.identity()]
         content += [self.val_fraction, self.drop_near_duplicates]
         content += [] if self.chat_template is None else [self.chat_template.identity()]
         content += [one.identity() for one in self.inputs()]
@@ -208,6 +199,11 @@ class TextDataModule(TokenDataModule):
         if above != root / "tokens" and not os.access(above, os.W_OK | os.X_OK):  # an existing cache may be read-only
             return [f"The cache folder {root} cannot be made: {above} is not writable {mends}."]
         return []
+
+
+def _streams(folder: Path, manifest: Manifest) -> dict[str, TokenStream]:
+    files = {name: [shard.file for shard in split.shards] for name, split in manifest.splits.items()}
+    return {name: TokenStream.listed(folder, manifest, of_split) for name, of_split in files.items()}
 
 
 class PythonStdlib(TextDataModule):

@@ -11,7 +11,7 @@ from typing import Any
 from lit_llm.core._lightning import is_rank_zero
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule, split_of
-from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, path_problems, text_sizes
+from lit_llm.data.shard_splits import ShardSplits, no_split_text, path_problems, splits_of, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shard_manifest import Manifest
@@ -146,8 +146,7 @@ class TokenShards(ShardDataModule):
         self.path, self.train, self.val, self.test, self.headerless = path, train, val, test, headerless
 
     def source_problems(self) -> list[str]:
-        others = [name for name in ("train", "val", "test") if getattr(self, name) is not None]
-        if self.path is not None and (problems := path_problems("--data", others, headerless=self.headerless)):
+        if problems := path_problems(self, "--data"):
             return problems
         if not is_rank_zero():  # `setup` gets the shards and their problems from rank 0
             return []
@@ -155,9 +154,7 @@ class TokenShards(ShardDataModule):
         return splits[""].problems + self._vocabulary_problems(splits)
 
     def _find_splits(self) -> dict[str, ShardSplits]:
-        if self.path is not None:
-            return {"": in_folder(self.path)}
-        return {"": of_files({"train": self.train, "val": self.val, "test": self.test}, headerless=self.headerless)}
+        return {"": splits_of(self)}
 
     def needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
         return self.path is not None and super().needs_manifest(splits)

@@ -14,7 +14,7 @@ import numpy as np
 from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.data.megatron import wrong_size
 from lit_llm.data.open_files import OpenFiles
-from lit_llm.data.shard_layout import ShardLayout, read_layout
+from lit_llm.data.shard_layout import ShardLayout, read_layout, size_of
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
 
@@ -216,23 +216,16 @@ def _with_mask(tokens_blake2b: str, mask_blake2b: str | None) -> str:
 
 def _docs_problem(layout: ShardLayout, documents: int) -> str | None:
     """Why the document ends are not those of a listed shard, as far as their number says it. They may be missing."""
-    try:
-        size = os.stat(layout.docs).st_size
-    except OSError:
+    size, expected = size_of(layout.docs), documents * DOCS_DTYPE.itemsize
+    if size in (None, expected):
         return None
-    if size == documents * DOCS_DTYPE.itemsize:
-        return None
-    return (
-        f"{layout.docs} has {size} bytes, but meta.json says {documents} documents = {documents * DOCS_DTYPE.itemsize} bytes: "
-        "restore it, or prepare the data again."
-    )
+    says = f"meta.json says {documents} documents = {expected} bytes"
+    return f"{layout.docs} has {size} bytes, but {says}: restore it, or prepare the data again."
 
 
 def _size_problem(layout: ShardLayout) -> str | None:
     """Why a listed shard is not the file that was listed, as far as its size says it."""
-    try:
-        size = os.stat(layout.path).st_size
-    except OSError:
+    if (size := size_of(layout.path)) is None:
         return f"Token shard not found: {layout.path}."
     says = f"meta.json says {layout.tokens} tokens = {layout.size} bytes"
     if problem := wrong_size(layout.path, size, layout.size, says):

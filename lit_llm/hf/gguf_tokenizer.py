@@ -17,7 +17,7 @@ from lit_llm.hf.tokenizer_files import stop_ids
 from lit_llm.ingest.chat import AUTO, ChatTemplate, NoChatTemplate
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
-from lit_llm.tokenizers.tiktoken_encoding import GPT2_WORDS, NotExpressible, merges, require_merges, word_pattern
+from lit_llm.tokenizers.tiktoken_encoding import GPT2_WORDS, NotExpressible, require_merges, word_pattern
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -84,7 +84,7 @@ def _byte_level(content: dict[str, Any]) -> dict[str, Any]:
         raise NotExpressible(f"llama.cpp has no name for its regular expression {pattern}")
     pre = _WORDS[pattern]
     require_merges(content, whole_words=pre == "llama-bpe")
-    return {"model": "gpt2", "pre": pre, "merges": [" ".join(pair) for pair in merges(content["model"])]}
+    return {"model": "gpt2", "pre": pre, "merges": [" ".join(pair) for pair in content["model"]["merges"]]}
 
 
 def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, 
     require_merges(content)
     added = {token["content"] for token in content["added_tokens"]}  # cut out of texts before
     places: dict[str, list[int]] = {token: [] for token in content["model"]["vocab"] if token not in added}
-    for place, pair in enumerate(merges(content["model"])):
+    for place, pair in enumerate(content["model"]["merges"]):
         places.setdefault("".join(pair), []).append(place)
     for token, found in places.items():
         splits = sum(token[:i] in vocab and token[i:] in vocab for i in range(1, len(token)))

@@ -192,9 +192,8 @@ def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
     endings: list[str] = []
     for name in chosen:
         parts = name.split(".")
-        for start in range(len(parts) - 1, -1, -1):
-            ending = ".".join(parts[start:])
-            if all(each in chosen for each in every if each == ending or each.endswith(f".{ending}")):
+        for ending in (".".join(parts[start:]) for start in reversed(range(len(parts)))):
+            if all(each in chosen for each in every if f".{each}".endswith(f".{ending}")):
                 endings.append(ending)
                 break
     return list(dict.fromkeys(endings))

@@ -54,7 +54,10 @@ def write_weights(
         weight_map = {link.theirs: name for name, links in zip(names, files, strict=True) for link in links}
         write_json({"metadata": {"total_size": total}, "weight_map": weight_map}, folder / "model.safetensors.index.json")
     for name, links in zip(names, files, strict=True):
-        tensors = {link.theirs: _theirs(state, link, vocab_size, dtype) for link in links}
+        tensors = {}
+        for link in links:
+            whole = joined(state, link, vocab_size)
+            tensors[link.theirs] = whole.to(_dtype(link, whole, dtype)).contiguous()
         save_tensors(tensors, folder / name)
         (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors creates files that only their owner can read
 
@@ -89,11 +92,6 @@ def _parts(state: dict[str, Tensor], link: Link, vocab_size: int) -> list[Tensor
 def joined(state: dict[str, Tensor], link: Link, vocab_size: int) -> Tensor:
     """Their tensor, from our state_dict: a copy, so that no two tensors share memory. A missing bias is zeros."""
     return link.join(_parts(state, link, vocab_size))
-
-
-def _theirs(state: dict[str, Tensor], link: Link, vocab_size: int, dtype: torch.dtype | None) -> Tensor:
-    whole = joined(state, link, vocab_size)
-    return whole.to(_dtype(link, whole, dtype)).contiguous()
 
 
 def _dtype(link: Link, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:

@@ -128,7 +128,9 @@ class _RemoteFile(io.RawIOBase):
         self._fs, self._path = file_system(source.path)
         self._http = is_http(source.path)
         with one_sentence(source.path):
-            self._repeat(self._open_first)
+            if not self._http:  # of HTTP, the answer itself says what it is
+                self._repeat(self._require_unchanged)
+            self._repeat(self._open)
 
     def readable(self) -> bool:
         return True
@@ -166,7 +168,7 @@ class _RemoteFile(io.RawIOBase):
 
     def _read(self, size: int) -> bytes:
         if self._file is None:
-            self._open_at_position()
+            self._open()
         before = time.monotonic()
         data: bytes = self._file.read(size)
         self._judge_rate(time.monotonic() - before, len(data))
@@ -198,16 +200,14 @@ class _RemoteFile(io.RawIOBase):
                 time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")
 
-    def _open_first(self) -> None:
-        if self._http:
-            return self._open_stream()
+    def _require_unchanged(self) -> None:
         self._fs.invalidate_cache()
         info = self._fs.info(self._path)
         if (info.get("size") or 0, version(info)) != (self._source.size, self._source.version):
             raise changed(self._source)
-        self._open_at_position()
 
-    def _open_at_position(self) -> None:
+    def _open(self) -> None:
+        """Open the file at the position."""
         if self._http:
             return self._open_stream()
         self._file = self._fs.open(self._path, "rb", block_size=BLOCK_BYTES)

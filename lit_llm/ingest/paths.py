@@ -25,7 +25,7 @@ DATASET_MARKS = frozenset({_SPLITS_FILE, _STATE_FILE})
 """Names of files that show that a folder may be such a dataset."""
 _AGAIN = ": copy or save the dataset again."
 
-CLEAN_REPORTS = frozenset({"report.json", "removed.jsonl"})
+CLEAN_REPORTS = REPORT, REMOVED = "report.json", "removed.jsonl"
 """What `clean` writes beside the documents."""
 
 _MAGIC = re.compile(r"[*?\[]")

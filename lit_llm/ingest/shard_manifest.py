@@ -81,13 +81,7 @@ class Manifest:
         Raises:
             OSError: the disk refused.
         """
-        content = {key: value for key, value in asdict(self).items() if key != "pairs" or value}
-        for split in content["splits"].values():
-            for part in (split, *split["shards"]):
-                for key in _OF_MASKS & part.keys():
-                    if part[key] is None:
-                        del part[key]
-        write_text(folder / META_FILE, json.dumps({"format": FORMAT} | content, indent=1) + "\n")
+        write_text(folder / META_FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
 
     @property
     def shards(self) -> dict[str, ShardInfo]:
@@ -123,10 +117,6 @@ class Manifest:
             return _manifest(content)
         except Unexpected as error:
             raise _damaged(path, str(error)) from None
-
-
-_OF_MASKS = {"targets", "mask_blake2b"}
-"""Keys of data with masks only."""
 
 
 class Unexpected(Exception):

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
@@ -33,7 +34,7 @@ from lit_llm.ingest.workers import finish
 from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, choose_encoder
 
-FORMAT = 2
+FORMAT = 3
 """Part of the name of every part. Increment it when the same inputs and settings would give other tokens."""
 
 SHORT_BYTES = 2**22
@@ -45,15 +46,14 @@ _SAMPLE_INPUTS = 16
 _SAMPLE_BYTES = 2**16  # of each
 
 
-class Summary:
-    """What happened, for the report."""
+class Summary(NamedTuple):
+    """What happened, for the report. See ``Part``."""
 
-    def __init__(self, manifest: Manifest, parts: Sequence[Part]) -> None:
-        self.manifest = manifest
-        self.skipped = sum(part.skipped for part in parts)
-        self.near_duplicates = sum(part.near_duplicates for part in parts)
-        self.masked = any(part.masked for part in parts)
-        self.invalid = sorted({path for part in parts for path in part.invalid})
+    manifest: Manifest
+    skipped: int
+    near_duplicates: int
+    masked: bool
+    invalid: list[str]
 
 
 def ingest(
@@ -104,7 +104,7 @@ def ingest(
     if chat_template is not None:
         settings.append(chat_template.identity())
     keys = [job.key(settings) for job in jobs]
-    summaries = finish(
+    finished = finish(
         jobs,
         keys,
         functools.partial(Part.read, parts),
@@ -114,45 +114,47 @@ def ingest(
         progress=progress,
         finished=lambda job, part: progress.note(f"finished {_named(job)}: {_counts(part)}"),
     )
-    _refuse_empty(summaries, inputs)
-    pairs = sum(part.pairs or 0 for part in summaries)
-    if pairs and 2 * pairs != (documents := sum(c.documents for part in summaries for c in part.splits.values())):
+    total = Part()
+    for part in finished:
+        total.add(part)
+    _refuse_empty(total, inputs)
+    documents, tokens = (sum(getattr(one, name) for one in total.splits.values()) for name in ("documents", "tokens"))
+    if total.pairs and 2 * total.pairs != documents:
         raise UserError(
-            f"The data have {pairs:,} pairs of a chosen and a rejected answer, and {documents - 2 * pairs:,} conversations: "
-            "prepare each kind in a folder of its own (--data.paths)."
+            f"The data have {total.pairs:,} pairs of a chosen and a rejected answer, and {documents - 2 * total.pairs:,} "
+            "conversations: prepare each kind in a folder of its own (--data.paths)."
         )
     splits = {}
     dtype = token_type(tokenizer.vocab_size)
-    tokens = sum(counts.tokens for part in summaries for counts in part.splits.values())
     with progress.stage("Writing shards", total=tokens * dtype.itemsize, unit="MB") as report:
         for name in _SPLITS:
-            counts = {key: part.splits[name] for key, part in zip(keys, summaries, strict=True) if name in part.splits}
-            if not counts:
+            if name not in total.splits:
                 continue
-            total = PartCounts()
             writer = ShardWriter(out, name, vocab_size=tokenizer.vocab_size, shard_tokens=shard_tokens, masked=runner.masked)
             with writer:
-                for key, of_part in counts.items():
+                for key, part in zip(keys, finished, strict=True):
+                    if name not in part.splits:
+                        continue
                     for ids, mask, is_end in read_part(parts / f"{key}.{name}", dtype, masked=runner.masked):
                         writer.write(ids, mask)
                         if is_end:
                             writer.end_document()
-                    size = of_part.tokens * dtype.itemsize
+                    size = part.splits[name].tokens * dtype.itemsize
                     report(size, size)
-                    total.add(of_part)
             splits[name] = SplitInfo(
                 tokens_blake2b=writer.tokens_blake2b,
                 shards=tuple(writer.shards),
                 targets=writer.targets,
                 mask_blake2b=writer.mask_blake2b,
-                **asdict(total),
+                **asdict(total.splits[name]),
             )
     tokenizer.save(out)
     if chat_template is not None:
         ChatForm(chat_template.text, ChatEncoder(tokenizer, chat_template).end_of_turn_id()).write(out)
-    manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, *runner.document_ids, splits, pairs=bool(pairs) or None)
+    pairs = True if total.pairs else None
+    manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, *runner.document_ids, splits, pairs)
     manifest.write(out)
-    return Summary(manifest, summaries)
+    return Summary(manifest, total.skipped, total.near_duplicates, runner.masked, sorted(set(total.invalid)))
 
 
 def _encoder(inputs: Sequence[Input], tokenizer: Tokenizer, selection: Selection, progress: ProgressLog) -> EncoderChoice:
@@ -162,33 +164,32 @@ def _encoder(inputs: Sequence[Input], tokenizer: Tokenizer, selection: Selection
     return choice
 
 
-def _refuse_empty(parts: Sequence[Part], inputs: Sequence[Input]) -> None:
+def _refuse_empty(total: Part, inputs: Sequence[Input]) -> None:
     chats = any(part.settings.messages for part in inputs)
     kind = "conversation" if chats else "document"
+    undecided = all(one.split is None for one in inputs)
+    held_out = total.splits.get("val", PartCounts()).documents
     for name in _SPLITS:
-        counts = [part.splits[name] for part in parts if name in part.splits]
-        tokens = sum(count.tokens for count in counts)
-        if tokens < 2 and (name != "test" or any(one.split == name for one in inputs)):
-            size = sum(count.bytes for count in counts)
-            repeated = sum(part.near_duplicates for part in parts) if name == "train" else 0
-            held_out = sum(part.splits["val"].documents for part in parts if "val" in part.splits)
-            if name == "train" and not tokens and not repeated and held_out and all(one.split is None for one in inputs):
-                which = f"its only {kind} was" if held_out == 1 else f"all {held_out:,} {kind}s were"
-                raise UserError(
-                    f"No {'conversation' if chats else 'text'} is left to train on: {which} held out for validation. Give more "
-                    "(--data.paths), or choose both (--data.train and --data.val)."
-                )
-            if chats and not tokens:
-                skipped = sum(part.skipped for part in parts)
-                raise UserError(
-                    f"The {name} data have no conversation: {skipped:,} records of all data have no messages, or null. Give "
-                    f"conversations (--data.{name}), or the key of their messages (--data.messages_key)."
-                )
-            also = f"; {repeated:,} documents nearly repeat held-out ones (--data.drop_near_duplicates)" if repeated else ""
+        found = total.splits.get(name, PartCounts())
+        if found.tokens >= 2 or (name == "test" and all(one.split != name for one in inputs)):
+            continue
+        repeated = total.near_duplicates if name == "train" else 0
+        if name == "train" and not found.tokens and not repeated and held_out and undecided:
+            which = f"its only {kind} was" if held_out == 1 else f"all {held_out:,} {kind}s were"
             raise UserError(
-                f"The {name} text has only {size} bytes = {tokens} tokens{also}: give more text (--data.paths, or --data.train "
-                "and --data.val)."
+                f"No {'conversation' if chats else 'text'} is left to train on: {which} held out for validation. Give more "
+                "(--data.paths), or choose both (--data.train and --data.val)."
             )
+        if chats and not found.tokens:
+            raise UserError(
+                f"The {name} data have no conversation: {total.skipped:,} records of all data have no messages, or null. Give "
+                f"conversations (--data.{'paths' if undecided else name}), or the key of their messages (--data.messages_key)."
+            )
+        also = f"; {repeated:,} documents nearly repeat held-out ones (--data.drop_near_duplicates)" if repeated else ""
+        raise UserError(
+            f"The {name} text has only {found.bytes} bytes = {found.tokens} tokens{also}: give more text (--data.paths, or "
+            "--data.train and --data.val)."
+        )
 
 
 def _learned(

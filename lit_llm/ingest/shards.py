@@ -79,16 +79,11 @@ class ShardWriter:
         self._folder, self._name, self._shard_tokens = Path(folder), name, shard_tokens
         self._magic = magic_for(vocab_size)
         self._version, self._dtype = LAYOUTS[self._magic]
-        self._split_hash = hashlib.blake2b(digest_size=HASH_BYTES)
+        self.targets = 0 if masked else None
+        self._split_hash, self._masks_hash = _new_hash(), _new_hash()
         self._in_document = False  # whether tokens have followed the last document's end
         self._opened: contextlib.ExitStack | None = None  # the files of the open shard
-        self.targets = 0 if masked else None
-        self._masks_hash = hashlib.blake2b(digest_size=HASH_BYTES)
-        # Of the open shard:
-        self._shard_hash = hashlib.blake2b(digest_size=HASH_BYTES)
-        self._mask_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._in_shard = self._max_id = 0
-        self._ends: list[int] = []
 
     @property
     def paths(self) -> list[Path]:
@@ -123,8 +118,12 @@ class ShardWriter:
                 self._file.write(stored)
                 self._shard_hash.update(stored)
                 self._split_hash.update(np.ascontiguousarray(part, dtype="<u4").data)
-                if mask is not None:
-                    self._write_mask(mask[: part.size])
+                if mask is not None and self.targets is not None:
+                    stored = np.ascontiguousarray(mask[: part.size], dtype=np.uint8).data
+                    self._mask_file.write(stored)
+                    self._mask_hash.update(stored)
+                    self._masks_hash.update(stored)
+                    self.targets += int(mask[: part.size].sum())
                     mask = mask[part.size :]
                 self._max_id = max(self._max_id, int(part.max()))
                 self._in_shard += part.size
@@ -172,14 +171,6 @@ class ShardWriter:
         elif self._opened is not None:
             self._opened.__exit__(kind, error, trace)
 
-    def _write_mask(self, mask: np.ndarray) -> None:
-        assert self.targets is not None
-        stored = np.ascontiguousarray(mask, dtype=np.uint8).data
-        self._mask_file.write(stored)
-        self._mask_hash.update(stored)
-        self._masks_hash.update(stored)
-        self.targets += int(mask.sum())
-
     def _open(self) -> None:
         self._path = self._folder / f"{self._name}_{len(self.shards):06d}.bin"
         self._opened = contextlib.ExitStack()  # closed in reverse: the mask is published before the tokens
@@ -187,16 +178,19 @@ class ShardWriter:
         self._file.write(bytes(HEADER_BYTES))  # written when the count is known
         if self.targets is not None:
             self._mask_file = self._new_file(MASK_SUFFIX)
-        self._shard_hash = hashlib.blake2b(digest_size=HASH_BYTES)
-        self._mask_hash = hashlib.blake2b(digest_size=HASH_BYTES)
+        self._shard_hash, self._mask_hash = _new_hash(), _new_hash()
         self._in_shard = self._max_id = 0
-        self._ends = []
+        self._ends: list[int] = []
 
     def _new_file(self, suffix: str) -> BinaryIO:
         assert self._opened is not None
         return self._opened.enter_context(
             complete_file(self._path.with_suffix(suffix), self._path.with_suffix(f"{suffix}.tmp"))
         )
+
+
+def _new_hash() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=HASH_BYTES)
 
 
 def _write_docs(shard: Path, ends: list[int]) -> None:

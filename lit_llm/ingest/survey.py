@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.near_duplicates import HeldOutIndex, Sketcher
 from lit_llm.ingest.progress import ProgressLog, Report
@@ -31,8 +30,6 @@ class Found(NamedTuple):
     """The smallest hash of a document that could have been held out by its text; 1.0 without any."""
     sketches: list[np.ndarray]
     """Of all held-out documents, uint64 (k,) each."""
-    skipped: int
-    """Documents without text, or conversations without messages."""
 
 
 def select(
@@ -44,27 +41,14 @@ def select(
     workers: int,
     progress: ProgressLog,
 ) -> Selection:
-    """The rules by which documents are chosen. At least one document is held out if any input has no split.
-
-    Raises:
-        UserError: There is a single document, so that none can be held out.
-    """
+    """The rules by which documents are chosen. At least one document is held out if any input has no split and there is one."""
     undecided = any(part.split is None for part in inputs)
     if not undecided and not drop_near_duplicates:
         return Selection()
     selection = Selection(val_fraction)
     found = _survey(inputs, selection, folder, workers, progress)
     if undecided and not any(one.documents for one in found):
-        smallest = min(one.smallest for one in found)
-        if smallest == 1.0:
-            if any(part.settings.messages for part in inputs):
-                skipped = sum(one.skipped for one in found)
-                raise UserError(
-                    f"The data have no conversation: {skipped:,} records have no messages, or null. Give conversations "
-                    "(--data.paths), or the key of their messages (--data.messages_key)."
-                )
-            raise UserError("The text has no documents to hold out for validation: give --data.val.")
-        selection = Selection(math.nextafter(smallest, 1.0))
+        selection = Selection(math.nextafter(min(one.smallest for one in found), 1.0))
         found = _survey(inputs, selection, folder, workers, progress)
     if not drop_near_duplicates:
         return selection
@@ -91,7 +75,7 @@ def _read(folder: Path, key: str) -> Found | None:
     try:
         with np.load(folder / f"{key}.npz") as saved:
             sketches = np.split(saved["sketches"], np.cumsum(saved["lengths"]))[:-1]  # after the last one is nothing
-            return Found(int(saved["documents"]), float(saved["smallest"]), sketches, int(saved["skipped"]))
+            return Found(int(saved["documents"]), float(saved["smallest"]), sketches)
     except FileNotFoundError:
         return None
 
@@ -100,10 +84,9 @@ def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: 
     """Read the documents of a job, and write what was found."""
     documents, smallest = 0, 1.0
     sketches: list[np.ndarray] = []
-    skipped: list[int] = []
     for part in job.inputs:
         sketcher = Sketcher()
-        for piece in selection.pieces(part, report, skipped.append):
+        for piece in selection.pieces(part, report):
             if piece.first and part.split is None:
                 smallest = min(smallest, text_hash(piece.text))
                 documents += piece.split == "val"
@@ -113,7 +96,7 @@ def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: 
             if piece.last:
                 sketches.append(sketcher.sketch())
                 sketcher = Sketcher()
-    found = Found(documents, smallest, sketches, sum(skipped))
+    found = Found(documents, smallest, sketches)
     with part_file(folder / f"{key}.npz") as file:
         flat = np.concatenate([np.empty(0, np.uint64), *sketches])
         np.savez(file, **found._asdict() | {"lengths": [len(sketch) for sketch in sketches], "sketches": flat})

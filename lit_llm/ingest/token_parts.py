@@ -75,8 +75,17 @@ class Part:
     """Sources with bytes that are not UTF-8."""
     masked: bool = False
     """Whether only some tokens are targets, which the masks tell."""
-    pairs: int | None = None
-    """How many times a chosen and a rejected answer are two documents; None: not known to be one."""
+    pairs: int = 0
+    """How many times a chosen and a rejected answer are two documents."""
+
+    def add(self, other: Part) -> None:
+        """Add the counts of another job."""
+        for name, counts in other.splits.items():
+            self.splits.setdefault(name, PartCounts()).add(counts)
+        self.skipped += other.skipped
+        self.near_duplicates += other.near_duplicates
+        self.invalid += other.invalid
+        self.pairs += other.pairs
 
     @classmethod
     def read(cls, folder: Path, key: str) -> Part | None:

@@ -68,7 +68,7 @@ class JobRunner:
                         writers[piece.split] = PartWriter(path, stack, dtype, self.document_ids, masked=self.masked)
                     where = f"conversation {documents} of {one.source.name}"
                     encoded = self._encode(piece, where)
-                    part.pairs = (part.pairs or 0) + len(encoded) - 1
+                    part.pairs += len(encoded) - 1
                     for each in encoded:
                         writers[piece.split].append(piece, *each)
             for writer in writers.values():
@@ -117,8 +117,6 @@ def _whole_documents(pieces: Iterator[SelectedPiece]) -> Iterator[SelectedPiece]
 
 
 def _is_utf8(text: bytes) -> bool:
-    if text.isascii():
-        return True
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:

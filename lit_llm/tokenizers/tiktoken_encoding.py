@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -96,7 +95,7 @@ def require_merges(content: dict[str, Any], *, whole_words: bool = False) -> Non
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise NotExpressible("its tokens depend on their place in a word")
     if bool(model.get("ignore_merges")) != whole_words:
-        made = {*byte_symbols(), *map("".join, merges(model)), *(token["content"] for token in content["added_tokens"])}
+        made = {*byte_symbols(), *map("".join, model["merges"]), *(token["content"] for token in content["added_tokens"])}
         if model["vocab"].keys() - made:
             raise NotExpressible("it has tokens that no merge makes")
 
@@ -116,7 +115,7 @@ def _ranks(content: dict[str, Any]) -> tuple[dict[bytes, int], list[int]]:
     ids = [vocab[symbol] for symbol in symbols]
     raw = str.maketrans({symbol: chr(byte) for byte, symbol in enumerate(symbols)})
     merged = None
-    for symbol in map("".join, merges(model)):
+    for symbol in map("".join, model["merges"]):
         if symbol == merged:  # LLaMA-3 lists each way to make a token
             continue
         merged = symbol
@@ -126,10 +125,3 @@ def _ranks(content: dict[str, Any]) -> tuple[dict[bytes, int], list[int]]:
         ranks[token] = len(ids)
         ids.append(vocab[symbol])
     return ranks, ids
-
-
-def merges(model: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of the `model` in a tokenizer.json. Older files hold "left right" instead of a pair."""
-    for merge in model["merges"]:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        yield left, right

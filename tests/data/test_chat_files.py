@@ -207,7 +207,7 @@ def test_what_is_no_conversation_is_one_sentence(tmp_path, monkeypatch, tokenize
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([{"messages": None}, {"messages": []}], "have no conversation: 2 records have no messages"),
+        ([{"messages": None}, {"messages": []}], "have no conversation: 2 records of all data have no messages"),
         ([CHAT], "its only conversation was held out for validation"),
     ],
 )

@@ -23,6 +23,7 @@ def test_a_manifest_is_read_back(tmp_path):
         "documents": 1,
         "max_id": 256,
         "blake2b": "cd",
+        "mask_blake2b": None,
     }
 
 

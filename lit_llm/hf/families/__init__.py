@@ -7,8 +7,7 @@ and put it into the table. `config_parts` has the ready-made pieces.
 from lit_llm.hf.families.deepseek import DEEPSEEK_V3
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.gemma import GEMMA2, GEMMA3
-from lit_llm.hf.families.gpt2 import GPT2
-from lit_llm.hf.families.gpt_neox import GPT_NEOX
+from lit_llm.hf.families.gpt import GPT2, GPT_NEOX
 from lit_llm.hf.families.llama import (
     GRANITE,
     LLAMA,
@@ -18,10 +17,10 @@ from lit_llm.hf.families.llama import (
     PHI3,
     QWEN2,
     QWEN3,
+    SMOLLM3,
     STARCODER2,
 )
 from lit_llm.hf.families.mixture import GLM4_MOE, GPT_OSS, MIXTRAL, OLMOE, QWEN3_MOE
-from lit_llm.hf.families.smollm3 import SMOLLM3
 
 _DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, OLMO2, OLMO3, GEMMA2, GEMMA3, SMOLLM3, PHI3, GPT_NEOX, STARCODER2, GRANITE)
 _ALL = (*_DENSE, MIXTRAL, QWEN3_MOE, OLMOE, GPT_OSS, GLM4_MOE, DEEPSEEK_V3)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from lit_llm.core.number_domain import Domain
 from lit_llm.hf.fields import Fields
 from lit_llm.models.config import MODEL_DOMAINS
+from lit_llm.models.experts_config import MOE_DOMAINS
 from lit_llm.models.gpt import GPTConfig
+
+_DOMAINS = {**MODEL_DOMAINS, **MOE_DOMAINS}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A number, or true or false, with a key of its own."""
+    """A number, or true or false, with a key of its own: a setting of the model, of its experts or of latent attention."""
 
     ours: str
     theirs: str
@@ -34,9 +37,9 @@ class Setting:
         default = None if self.nullable and fields.has(self.theirs) else self.default
         if self.kind == "size":
             return {self.ours: fields.optional_size(self.theirs, default)}
-        return {self.ours: fields.number(self.theirs, default, MODEL_DOMAINS[self.ours])}
+        return {self.ours: fields.number(self.theirs, default, _DOMAINS[self.ours])}
 
-    def write(self, config: GPTConfig) -> dict[str, Any]:
+    def write(self, config: Any) -> dict[str, Any]:
         return {self.theirs: getattr(config, self.ours) if self.resolved is None else self.resolved(config)}
 
 
@@ -96,6 +99,8 @@ GATED: dict[str, tuple[str, str | None]] = {
     "relu": ("relu2", None),
 }
 """Activation → (`mlp`, `gelu_approximate`), of an MLP with a gate."""
+EXPERTS = {name: mlp for name, mlp in GATED.items() if name != "relu"}
+"""The same of experts."""
 PLAIN: dict[str, tuple[str, str | None]] = {
     "gelu_new": ("gelu", "tanh"),
     "gelu_pytorch_tanh": ("gelu", "tanh"),
@@ -113,7 +118,7 @@ class Activation:
     """The activation of the MLP."""
 
     theirs: str
-    known: dict[str, tuple[str, str | None]]
+    known: Mapping[str, tuple[str, str | None]]
     default: str
 
     def read(self, fields: Fields) -> dict[str, Any]:

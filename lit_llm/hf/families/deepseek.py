@@ -6,17 +6,22 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Setting
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, EXPERTS, Biases, Setting
 from lit_llm.hf.families.family import Family
-from lit_llm.hf.families.llama import FIXED, SIZES
+from lit_llm.hf.families.llama import FIXED, gated
 from lit_llm.hf.families.mixture import CHOICE_BIAS, sigmoid_mixture
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.fields import Fields, is_number
 from lit_llm.models.gpt import GPTConfig
 
-_WIDTHS = {"nope_head_dim": ("qk_nope_head_dim", 128), "rope_head_dim": ("qk_rope_head_dim", 64)}
-_WIDTHS |= {"value_head_dim": ("v_head_dim", 128)}
-"""Settings of LatentConfig → their keys, and the values of transformers if they are missing."""
+_LATENT = (
+    Setting("nope_head_dim", "qk_nope_head_dim", "size", 128),
+    Setting("rope_head_dim", "qk_rope_head_dim", "size", 64),
+    Setting("value_head_dim", "v_head_dim", "size", 128),
+    Setting("kv_rank", "kv_lora_rank", "size", 512),
+    Setting("query_rank", "q_lora_rank", "size", 1536, nullable=True),
+)
+"""Settings of LatentConfig."""
 
 
 class _Heads:
@@ -26,17 +31,16 @@ class _Heads:
         n_head = fields.size("num_attention_heads")
         if (kv := fields.optional_size("num_key_value_heads", n_head)) != n_head:
             fields.refuse(f"'num_key_value_heads' is {kv}, but each of the {n_head} heads of this family has its own keys")
-        latent = {ours: fields.optional_size(theirs, default) for ours, (theirs, default) in _WIDTHS.items()}
-        latent["kv_rank"] = fields.optional_size("kv_lora_rank", 512)
-        latent["query_rank"] = fields.optional_size("q_lora_rank", None if fields.has("q_lora_rank") else 1536)
+        latent: dict[str, Any] = {}
+        for key in _LATENT:
+            latent |= key.read(fields)
         return {"n_head": n_head, "n_embd": fields.size("hidden_size"), "latent": latent}
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
         content = {"num_attention_heads": config.n_head, "num_key_value_heads": config.n_head, "hidden_size": config.n_embd}
-        if config.latent is None:
-            return content
-        content |= {theirs: getattr(config.latent, ours) for ours, (theirs, _) in _WIDTHS.items()}
-        return {**content, "kv_lora_rank": config.latent.kv_rank, "q_lora_rank": config.latent.query_rank}
+        for key in _LATENT if config.latent is not None else ():
+            content |= key.write(config.latent)
+        return content
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class _ScaledRope(Rope):
         factor: Any = (settings["rope_scaling"] or {}).get("factor")
         if not (strength and is_number(strength) and is_number(factor)):
             return settings
-        width = sum(fields.optional_size(*_WIDTHS[name]) for name in ("nope_head_dim", "rope_head_dim"))
+        width = sum(sum(key.read(fields).values()) for key in _LATENT[:2])  # of a query
         return {**settings, "attention_scale": width**-0.5 * (0.1 * strength * math.log(max(factor, 1.0)) + 1) ** 2}
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
@@ -71,10 +75,7 @@ DEEPSEEK_V3 = Family(
     architecture="DeepseekV3ForCausalLM",
     fixed=FIXED,
     parts=(
-        *SIZES,
-        _Heads(),
-        Setting("norm_eps", "rms_norm_eps", "number", 1e-6),
-        Activation("hidden_act", {name: mlp for name, mlp in GATED.items() if name != "relu"}, "silu"),
+        *gated(1e-6, _Heads(), EXPERTS),
         _ScaledRope(),
         Biases("attention_bias", ATTENTION_BIASES),
         sigmoid_mixture(first_dense=3, scale=2.5, groups=8, top_groups=4),

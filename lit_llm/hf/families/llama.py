@@ -1,9 +1,12 @@
 """LLaMA 1 to 3.x and the families that differ from it by a few settings or keys, each under its name:
 
-LLAMA (also SmolLM2), MISTRAL, GRANITE 3, QWEN2 and QWEN3, OLMO2 and OLMO3, PHI3 (also Phi-4-mini), STARCODER2.
+LLAMA (also SmolLM2), MISTRAL, GRANITE 3, QWEN2 and QWEN3, OLMO2 and OLMO3, PHI3 (also Phi-4-mini), STARCODER2,
+SMOLLM3.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from lit_llm.hf.families.config_parts import (
     ATTENTION_BIASES,
@@ -18,9 +21,11 @@ from lit_llm.hf.families.config_parts import (
     embedding_scale,
 )
 from lit_llm.hf.families.family import Family, Part
-from lit_llm.hf.families.layers import OptionalWindow, Window, WindowByKind, every
+from lit_llm.hf.families.layers import FULL, SLIDING, OptionalWindow, Window, WindowByKind, every, layer_kinds, layer_settings
 from lit_llm.hf.families.rope import Rope, RopeByKind
+from lit_llm.hf.fields import Fields, shown
 from lit_llm.hf.tensor_map import decoder
+from lit_llm.models.gpt import GPTConfig
 
 FIXED = {"norm": "rmsnorm", "position": "rope", "qk_norm": False}
 """Settings of the decoders with rotary positions and RMSNorm."""
@@ -32,14 +37,14 @@ SIZES: tuple[Part, ...] = (
 """Sizes under the names that all families since LLaMA use."""
 
 
-def gated(norm_eps: float, heads: Heads | None = None) -> tuple[Part, ...]:
+def gated(norm_eps: float, heads: Part | None = None, activations: Mapping[str, Any] = GATED) -> tuple[Part, ...]:
     """LLaMA's sizes, heads, norm and gated MLP.
 
     Args:
         norm_eps: of transformers, if the key is missing.
     """
     norm = Setting("norm_eps", "rms_norm_eps", "number", norm_eps)
-    return *SIZES, heads or Heads(), norm, Activation("hidden_act", GATED, "silu")
+    return *SIZES, heads or Heads(), norm, Activation("hidden_act", activations, "silu")
 
 
 PARTS: tuple[Part, ...] = (*gated(1e-6), Rope())
@@ -154,4 +159,49 @@ STARCODER2 = Family(
     all_dropouts=True,
     only={"norm_type": ("layer_norm",), "mlp_type": ("default",), "scale_attn_weights": (True,)},
     harmless=("activation_function", "layer_norm_epsilon", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+)
+
+
+# SmolLM3: some layers have no rotary embedding.
+class _NoRope:
+    """Layers without rotary embedding, and the window that they may have."""
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        n_layer, interval = fields.size("num_hidden_layers"), fields.optional_size("no_rope_layer_interval", 4)
+        rope = fields.raw("no_rope_layers")
+        if rope is None:
+            rope = [int((i + 1) % interval != 0) for i in range(n_layer)]
+        if not isinstance(rope, list) or len(rope) != n_layer or any(each not in (0, 1) for each in rope):
+            fields.refuse(f"'no_rope_layers' is {shown(rope)}, but must be a list of 1 and 0 (no rope), one for each layer")
+            rope = [1] * n_layer
+        window = fields.optional_size("sliding_window", None)
+        used = fields.flag("use_sliding_window", False) and window is not None
+        kinds = layer_kinds(fields, lambda _: [FULL if rotated or not used else SLIDING for rotated in rope])
+        windows = [window if used and kind == SLIDING else None for kind in kinds]
+        return {"layers": {"rope": [bool(each) for each in rope], "window": windows}}
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        layers = layer_settings(config)
+        window = next((layer.window for layer in layers if layer.window is not None), None)
+        return {
+            "no_rope_layers": [int(layer.rope) for layer in layers],
+            "layer_types": [FULL if layer.window is None else SLIDING for layer in layers],
+            "sliding_window": window,
+            "use_sliding_window": window is not None,
+        }
+
+
+SMOLLM3 = Family(
+    model_type="smollm3",
+    architecture="SmolLM3ForCausalLM",
+    fixed=FIXED,
+    parts=(
+        *gated(1e-6),
+        Rope(default_theta=2e6),
+        _NoRope(),
+        Biases("attention_bias", ATTENTION_BIASES),
+        Biases("mlp_bias", ("mlp",)),
+    ),
+    tied=True,
+    harmless=("max_window_layers",),
 )

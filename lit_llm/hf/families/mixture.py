@@ -10,22 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
-from lit_llm.hf.families.family import Family, Part
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, EXPERTS, Biases, Heads, Setting
+from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.layers import Window, WindowByKind, every, layer_settings
-from lit_llm.hf.families.llama import FIXED, SIZES
+from lit_llm.hf.families.llama import FIXED, SIZES, gated
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.fields import Fields, shown
 from lit_llm.hf.tensor_map import ExpertNames, decoder
-from lit_llm.models.experts_config import MOE_DOMAINS
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.mlp import CLAMP, SIGMOID_GAIN
-
-Key: TypeAlias = tuple[str, bool | float | None]
-"""A key of config.json, and the value of transformers if it is missing, which has its type. None: a size that must be
-there."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Mixture:
     """Names of one key: that of published files first."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings of MoEConfig that all models of the family share."""
-    keys: Mapping[str, Key] = field(default_factory=dict)
+    keys: tuple[Setting, ...] = ()
     """Settings of MoEConfig with keys of their own."""
     dense_blocks: bool = False
     """Whether `decoder_sparse_step` and `mlp_only_layers` say which blocks are dense."""
@@ -48,13 +43,8 @@ class Mixture:
             "experts": fields.size(named[0] if named else self.experts[0]),
             "top_k": fields.size("num_experts_per_tok"),
         }
-        for ours, (theirs, default) in self.keys.items():
-            if isinstance(default, bool):
-                moe[ours] = fields.flag(theirs, default)
-            elif default is None:
-                moe[ours] = fields.size(theirs)
-            else:
-                moe[ours] = fields.number(theirs, default, MOE_DOMAINS[ours])
+        for key in self.keys:
+            moe |= key.read(fields)
         if not self.dense_blocks or all(blocks := _blocks(fields)):
             return {"moe": moe}
         return {"moe": moe, "layers": {"experts": blocks}}
@@ -71,9 +61,9 @@ class Mixture:
         values = {**vars(moe), "expert_width": width, "groups": groups, "top_groups": top_groups}
         values["first_dense"] = len(dense)  # if others are dense, they differ when they are read again
         content: dict[str, Any] = {self.experts[0]: moe.experts, "num_experts_per_tok": moe.top_k}
-        if "expert_width" not in self.keys:
+        if not any(key.ours == "expert_width" for key in self.keys):
             content["intermediate_size"] = width
-        content |= {theirs: values[ours] for ours, (theirs, _) in self.keys.items()}
+        content |= {key.theirs: values[key.ours] for key in self.keys}
         if self.dense_blocks:
             content |= {"decoder_sparse_step": 1, "mlp_only_layers": dense}
         return content
@@ -93,11 +83,8 @@ def _blocks(fields: Fields) -> list[bool]:
     return blocks
 
 
-def _parts(norm_eps: float, heads: Heads, *more: Part) -> tuple[Part, ...]:
-    activation = Activation("hidden_act", {name: mlp for name, mlp in GATED.items() if name != "relu"}, "silu")
-    return *SIZES, heads, Setting("norm_eps", "rms_norm_eps", "number", norm_eps), activation, *more
-
-
+_EXPERT_WIDTH = Setting("expert_width", "moe_intermediate_size")
+_NORMALISE = Setting("normalise", "norm_topk_prob", "flag", False)
 CHOICE_BIAS = partial(decoder, experts=ExpertNames(choice_bias="e_score_correction_bias"))
 """The tensors of families whose router has a bias for the choice of experts."""
 
@@ -107,15 +94,15 @@ def sigmoid_mixture(*, first_dense: int, scale: float, groups: int, top_groups: 
     return Mixture(
         ("n_routed_experts", "num_local_experts"),
         fixed={"router": "sigmoid"},
-        keys={
-            "expert_width": ("moe_intermediate_size", None),
-            "shared_experts": ("n_shared_experts", 1),
-            "first_dense": ("first_k_dense_replace", first_dense),
-            "normalise": ("norm_topk_prob", True),
-            "scale": ("routed_scaling_factor", scale),
-            "groups": ("n_group", groups),
-            "top_groups": ("topk_group", top_groups),
-        },
+        keys=(
+            _EXPERT_WIDTH,
+            Setting("shared_experts", "n_shared_experts", "number", 1),
+            Setting("first_dense", "first_k_dense_replace", "number", first_dense),
+            Setting("normalise", "norm_topk_prob", "flag", True),
+            Setting("scale", "routed_scaling_factor", "number", scale),
+            Setting("groups", "n_group", "number", groups),
+            Setting("top_groups", "topk_group", "number", top_groups),
+        ),
     )
 
 
@@ -124,13 +111,17 @@ _YARN = {
     **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     "original_max_position_embeddings": 4096,
 }
-_NORMALISE: dict[str, Key] = {"normalise": ("norm_topk_prob", False)}
 
 MIXTRAL = Family(
     model_type="mixtral",
     architecture="MixtralForCausalLM",
     fixed=FIXED,
-    parts=_parts(1e-5, Heads(), Rope(default_theta=1e6), Window(), Mixture(("num_local_experts", "num_experts"))),
+    parts=(
+        *gated(1e-5, activations=EXPERTS),
+        Rope(default_theta=1e6),
+        Window(),
+        Mixture(("num_local_experts", "num_experts")),
+    ),
     tensors=partial(decoder, experts=ExpertNames("block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "project"})),
     only={"router_jitter_noise": (0.0,)},
     harmless=_TRAINING,
@@ -139,16 +130,11 @@ QWEN3_MOE = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     fixed=FIXED | {"qk_norm": True},
-    parts=_parts(
-        1e-6,
-        Heads(),
+    parts=(
+        *gated(1e-6, activations=EXPERTS),
         Rope(),
         Biases("attention_bias", ATTENTION_BIASES),
-        Mixture(
-            ("num_experts", "num_local_experts"),
-            keys={"expert_width": ("moe_intermediate_size", None), **_NORMALISE},
-            dense_blocks=True,
-        ),
+        Mixture(("num_experts", "num_local_experts"), keys=(_EXPERT_WIDTH, _NORMALISE), dense_blocks=True),
     ),
     only={
         **{"use_sliding_window": (False,), "qkv_bias": (False,)},
@@ -160,12 +146,11 @@ OLMOE = Family(
     model_type="olmoe",
     architecture="OlmoeForCausalLM",
     fixed=FIXED | {"qk_norm": True, "qk_norm_width": "projection"},
-    parts=_parts(
-        1e-5,
-        Heads(head_dim=None),
+    parts=(
+        *gated(1e-5, Heads(head_dim=None), EXPERTS),
         Rope(),
         Biases("attention_bias", ATTENTION_BIASES),
-        Mixture(("num_experts", "num_local_experts"), keys=_NORMALISE),
+        Mixture(("num_experts", "num_local_experts"), keys=(_NORMALISE,)),
     ),
     only={"clip_qkv": (None,)},
     harmless=_TRAINING,
@@ -194,9 +179,8 @@ GLM4_MOE = Family(
     model_type="glm4_moe",
     architecture="Glm4MoeForCausalLM",
     fixed=FIXED,
-    parts=_parts(
-        1e-5,
-        Heads(),
+    parts=(
+        *gated(1e-5, activations=EXPERTS),
         Rope(partial="partial_rotary_factor", default_partial=0.5),
         Biases("attention_bias", ("qkv",)),
         Setting("qk_norm", "use_qk_norm", "flag", False),

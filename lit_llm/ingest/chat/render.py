@@ -65,15 +65,17 @@ class Renderer:
 
     def sentinel(self) -> Rendered:
         """A question, and ``SENTINEL`` as its answer. Without marks in the template, the whole text counts as the answer."""
-        messages = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": SENTINEL}]
-        return self._marked({"messages": messages}, "a question and an answer")
+        return self._exchange("Question", SENTINEL)
 
     def question(self) -> tuple[bool, bool]:
         """Whether a user's question is in the text, and whether the template marks it as written by the assistant."""
-        messages = [{"role": "user", "content": SENTINEL}, {"role": "assistant", "content": "Answer"}]
-        text, answers = self._marked({"messages": messages}, "a question and an answer")
+        text, answers = self._exchange(SENTINEL, "Answer")
         marked = self.template.marks_answers and any(SENTINEL in text[begin:end] for begin, end in answers)
         return SENTINEL in text, marked
+
+    def _exchange(self, question: str, answer: str) -> Rendered:
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return self._marked({"messages": messages}, "a question and an answer")
 
     def text(self, chat: Chat, *, where: str, prompt: bool = False) -> str:
         """A conversation, with what comes before an answer if it is a ``prompt``."""

@@ -80,21 +80,13 @@ class TextColumn:
     def _cells(self, column: Any) -> Iterator[memoryview | None]:
         """The bytes of each text, not copied; None for null. pyarrow's own values are copies."""
         types = self._types
-        is_view = types.is_string_view(column.type) or types.is_binary_view(column.type)
-        if types.is_dictionary(column.type) or is_view:
+        if types.is_dictionary(column.type) or types.is_string_view(column.type) or types.is_binary_view(column.type):
             column.validate(full=True)  # pyarrow reads where an index or a view points, even outside the data
         if types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        if types.is_null(column.type):
-            yield from [None] * len(column)
-            return
-        if is_view:
-            column = column.cast("large_binary")
-        is_large = types.is_large_string(column.type) or types.is_large_binary(column.type)
-        size = 8 if is_large else 4
-        _, offset_buffer, data_buffer = column.buffers()
-        offsets = memoryview(offset_buffer)[column.offset * size : (column.offset + len(column) + 1) * size].cast("B")
-        ends = offsets.cast("q") if is_large else offsets.cast("i")
+        column = column.cast("large_binary")  # copies strings only if they are views
+        _, offsets, data_buffer = column.buffers()
+        ends = memoryview(offsets).cast("B").cast("q")[column.offset :]
         data = memoryview(data_buffer or b"").cast("B")
         for row, is_valid in enumerate(column.is_valid().to_pylist()):
             yield data[ends[row] : ends[row + 1]] if is_valid else None

@@ -17,7 +17,6 @@ from lit_llm.ingest.readers.detect import detect, read_head, with_head
 from lit_llm.ingest.readers.hub import read_hub
 from lit_llm.ingest.readers.interface import Piece, ReadSettings, SourceFile
 from lit_llm.ingest.readers.jsonl import read_jsonl
-from lit_llm.ingest.readers.messages import read_messages
 from lit_llm.ingest.readers.plain_text import cut_pieces, read_bytes, read_chunks, without_mark
 from lit_llm.ingest.readers.tar import read_tar
 from lit_llm.ingest.source import Source
@@ -26,7 +25,7 @@ from lit_llm.ingest.source import Source
 class DocumentReader:
     """The documents of a file, in pieces, in bounded memory. The content decides the format, not the file's name.
 
-    An iterator and a context manager. An empty file has no document.
+    Iterate once; a context manager. An empty file has no document.
 
     Args:
         start: the first byte to read, of plain text that is not compressed.
@@ -75,11 +74,8 @@ class DocumentReader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._opened.close()
 
-    def __iter__(self) -> DocumentReader:
-        return self
-
-    def __next__(self) -> Piece:
-        return next(self._pieces)
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
 
     def _open(self, start: int, stop: int | None) -> Iterator[Piece]:
         """Decide the format and begin to read."""
@@ -97,13 +93,12 @@ class DocumentReader:
             raise ValueError(f"{name} is {compression or self.format}: only plain text can be read in part")
         if self._settings.messages and self.format in ("text", "tar") and head:
             raise UserError(f"{name} is {self.format}: conversations are read from JSONL, Parquet and Arrow. Leave it out.")
-        if self._settings.messages and self.format in ("text", "jsonl"):
-            return read_messages(stream, self._of)
         if self.format == "text":
             text = self._text(stream, compression, start, stop)
             return cut_pieces(text if start else without_mark(text))
         if self.format == "jsonl":
-            hint = ", or read it as plain text (--data.format text)" if self._settings.format == "auto" else ""
+            can_be_text = self._settings.format == "auto" and not self._settings.messages
+            hint = ", or read it as plain text (--data.format text)" if can_be_text else ""
             return read_jsonl(stream, self._of, hint=hint)
         if self.format == "tar":
             return read_tar(stream, self._of)

@@ -19,9 +19,9 @@ from urllib.parse import parse_qsl, urlencode
 
 from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.readers.interface import Piece, SourceFile
-from lit_llm.ingest.readers.messages import BESIDE, messages_of_row
-from lit_llm.ingest.readers.plain_text import pieces_of
-from lit_llm.ingest.readers.text_value import missing_key, text_in
+from lit_llm.ingest.readers.jsonl import document_of
+from lit_llm.ingest.readers.messages import BESIDE, without_null
+from lit_llm.ingest.readers.text_value import missing_key
 from lit_llm.ingest.remote_errors import one_sentence
 from lit_llm.ingest.source import HUB, Source, changed
 
@@ -98,13 +98,7 @@ def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
         stream = stream.select_columns([column, *beside])
     with one_sentence(source.path):
         for number, row in enumerate(stream.shard(stream.num_shards, int(match[1])), start=1):
-            where = f"Row {number} of {source.path}"
-            if of.messages:
-                yield from messages_of_row(row, of.key, of, where=where)
-                continue
-            text = text_in(row, of.key, where=where)
-            of.skipped += not text
-            yield from pieces_of(text)
+            yield from document_of(without_null(row), of, where=f"Row {number} of {source.path}")
 
 
 def _commit(name: _Name) -> str:

@@ -15,7 +15,6 @@ from lit_llm.ingest.readers.text_value import no_text
 
 CHUNK_BYTES = 2**16
 """About how many bytes of the object are looked at together."""
-_DEEPEST = 10_000  # levels. Python's parser stops at 1,000 to 10,000, depending on its version
 _LONGEST_SCALAR = 2**16  # characters of a number
 _MOST_KEYS_KEPT = 100
 _LONGEST_KEY_KEPT = 2**16
@@ -66,18 +65,19 @@ class JsonStream:
             ValueError: The object is not JSON, has the key twice, or is not UTF-8.
             UserError: The value is not a string.
         """
-        yield from self._member(key, key, "")
-        if self._next() is not None:
-            raise self._error("more than one value")
+        try:
+            if self._next() != "{":
+                raise self._error("no object")
+            yield from self._member(key, key, "")
+            if self._next() is not None:
+                raise self._error("more than one value")
+        except RecursionError:
+            raise self._error("nested too deeply") from None
 
     def _member(self, key: str, whole_key: str, above: str) -> Iterator[str]:
         """Read an object, and the text under ``key`` in it. ``above`` and dots lead to the object from the outermost."""
         first, dot, rest = key.partition(".")
-        self._take("{")
-        if self._next() == "}":
-            self._at += 1
-            return
-        while True:
+        for _ in self._items("}"):
             name = self._key()
             self._take(":")
             start = self._next()
@@ -90,8 +90,6 @@ class JsonStream:
                 if len(self.keys) < _MOST_KEYS_KEPT:
                     self.keys.append(above + name)
                 self._skip()
-            if self._closes("}"):
-                return
 
     def _text(self, key: str, start: str | None) -> Iterator[str]:
         if self.found:
@@ -118,43 +116,38 @@ class JsonStream:
 
     def _skip(self) -> None:
         """Read a value of any kind."""
-        closing: list[str] = []
-        while True:
-            start = self._next()
-            if start in ("{", "["):
-                self._at += 1
-                closing.append("}" if start == "{" else "]")
-                if len(closing) > _DEEPEST:
-                    raise self._error("nested too deeply")
-                is_over = self._next() == closing[-1]
-                if is_over:
-                    self._at += 1
-                    closing.pop()
-            else:
-                is_over = True
-                if start == '"':
-                    self._skip_string()
-                else:
-                    self._scalar()
-            while is_over and closing and self._closes(closing[-1]):
-                closing.pop()
-            if not closing:
-                return
-            if closing[-1] == "}":
+        start = self._next()
+        if start == "{":
+            for _ in self._items("}"):
                 self._skip_string()
                 self._take(":")
+                self._skip()
+        elif start == "[":
+            for _ in self._items("]"):
+                self._skip()
+        elif start == '"':
+            self._skip_string()
+        else:
+            self._scalar()
 
     def _skip_string(self) -> None:
         for _ in self._string():
             pass
 
-    def _closes(self, closing: str) -> bool:
-        """Read the comma or ``closing`` that follows a value."""
-        following = self._next()
-        if following not in (",", closing):
-            raise self._error("a comma is missing")
+    def _items(self, closing: str) -> Iterator[None]:
+        """Read the brackets of an object or array, and the commas in it. The caller reads an item each time."""
         self._at += 1
-        return following == closing
+        if self._next() == closing:
+            self._at += 1
+            return
+        while True:
+            yield
+            following = self._next()
+            if following not in (",", closing):
+                raise self._error("a comma is missing")
+            self._at += 1
+            if following == closing:
+                return
 
     def _take(self, expected: str) -> None:
         if self._next() != expected:

@@ -5,11 +5,10 @@ In JSONL also pairs of answers to a prompt: {"messages": the prompt, "chosen": m
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.columns import TextColumn
@@ -29,29 +28,6 @@ _PAIR = {"chosen", "rejected"}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def read_messages(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
-    """The conversations of a JSONL file. Blank lines are ignored.
-
-    Raises:
-        UserError: A line is not a JSON object, or has no conversation under the key.
-    """
-    for number, line in enumerate(stream, start=1):
-        where = f"{of.name} line {number}"
-        line = line.removeprefix(codecs.BOM_UTF8)
-        if line.isspace():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not a valid JSON object: remove or repair it.") from error
-        yield from _pieces(record, of.key, of, where)
-
-
-def messages_of_row(row: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
-    """The conversation of a row of a table, which has null where a message lacks a key."""
-    yield from _pieces(_without_null(row), key, of, where)
-
-
 class MessagesColumn(TextColumn):
     """The column of a table that holds conversations."""
 
@@ -69,7 +45,8 @@ class MessagesColumn(TextColumn):
         for values in zip(*(self.values(batch, path).to_pylist() for path in self.paths), strict=True):
             self._rows += 1
             row = {path[-1]: value for path, value in zip(self.paths, values, strict=True)}
-            yield from messages_of_row(row, self.path[-1], self._of, where=f"{self._of.name} row {self._rows}")
+            where = f"{self._of.name} row {self._rows}"
+            yield from pieces_of_messages(without_null(row), self.path[-1], self._of, where=where)
 
     def is_wanted(self, kind: Any) -> bool:
         types = self._types
@@ -77,9 +54,12 @@ class MessagesColumn(TextColumn):
         return (is_list and types.is_struct(kind.value_type)) or types.is_null(kind)
 
 
-def _pieces(record: Any, key: str, of: SourceFile, where: str) -> Iterator[Piece]:
-    if not isinstance(record, dict):
-        raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}.")
+def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
+    """The conversation of a record.
+
+    Raises:
+        UserError: It has none under the key.
+    """
     value = find(record, key)
     if value is MISSING and not _PAIR.isdisjoint(record):
         pair = _pair(record, where) | _beside(record, "chosen", where)
@@ -185,9 +165,9 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     return message
 
 
-def _without_null(value: Any, *, within: bool = False) -> Any:
-    """The same row, without the nulls ``within`` a list of messages, and what stands beside it."""
+def without_null(value: Any, *, within: bool = False) -> Any:
+    """A row of a table, which has null where a message lacks a key, without the nulls ``within`` its lists."""
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not within or one is not None}
-        return {key: _without_null(one, within=within or key in BESIDE) for key, one in kept.items()}
-    return [_without_null(one, within=True) for one in value] if isinstance(value, list) else value
+        return {key: without_null(one, within=within or key in BESIDE) for key, one in kept.items()}
+    return [without_null(one, within=True) for one in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: parallel residual, partly rotated heads, LayerNorm."""
+"""GPT-2: learned positions, matrices stored as (in, out). GPT-NeoX and Pythia: parallel residual, partly rotated heads."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,46 @@ from lit_llm.hf.tensor_map import Link, linear, rows_by_head
 from lit_llm.models.gpt import GPTConfig
 
 
-def _tensors(config: GPTConfig) -> Iterator[Link]:
+def _gpt2(config: GPTConfig) -> Iterator[Link]:
+    yield Link("transformer.wte.weight", ("embedding.weight",))
+    yield Link("transformer.wpe.weight", ("positions.weight",))
+    for i in range(config.n_layer):
+        a, b = f"transformer.h.{i}", f"blocks.{i}"
+        yield from linear(f"{a}.ln_1", f"{b}.attention_norm", bias=True)
+        qkv = [f"{b}.attention.{name}" for name in ("query", "key", "value")]
+        yield from linear(f"{a}.attn.c_attn", *qkv, bias=True, transposed=True)
+        yield from linear(f"{a}.attn.c_proj", f"{b}.attention.project", bias=True, transposed=True)
+        yield from linear(f"{a}.ln_2", f"{b}.mlp_norm", bias=True)
+        yield from linear(f"{a}.mlp.c_fc", f"{b}.mlp.up", bias=True, transposed=True)
+        yield from linear(f"{a}.mlp.c_proj", f"{b}.mlp.project", bias=True, transposed=True)
+    yield from linear("transformer.ln_f", "norm", bias=True)
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    fixed={"norm": "layernorm", "position": "learned", "bias": True, "qk_norm": False},
+    parts=(
+        Setting("n_layer", "n_layer"),
+        Heads("n_head", key_value=None, head_dim=None, width="n_embd"),
+        Setting("block_size", "n_positions"),
+        Setting("mlp_width", "n_inner", "size"),
+        Setting("norm_eps", "layer_norm_epsilon", "number", 1e-5),
+        Activation("activation_function", PLAIN, "gelu_new"),
+    ),
+    tensors=_gpt2,
+    tied=True,
+    dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    all_dropouts=True,
+    only={"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
+    harmless=(
+        *("n_ctx", "reorder_and_upcast_attn", "predict_special_tokens", "gradient_checkpointing"),
+        *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+    ),
+)
+
+
+def _neox(config: GPTConfig) -> Iterator[Link]:
     yield Link("gpt_neox.embed_in.weight", ("embedding.weight",))
     for i in range(config.n_layer):
         a, b = f"gpt_neox.layers.{i}", f"blocks.{i}"
@@ -39,7 +78,7 @@ GPT_NEOX = Family(
         Setting("parallel_residual", "use_parallel_residual", "flag", True),
         Biases("attention_bias", ATTENTION_BIASES, default=True),
     ),
-    tensors=_tensors,
+    tensors=_neox,
     head="embed_out.weight",
     dropouts=("hidden_dropout", "attention_dropout"),
     all_dropouts=True,
