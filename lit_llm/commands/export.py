@@ -206,59 +206,46 @@ def export_adapter(
         return write_adapter(without_ahead(adapters, config), lora, links(content), shapes, partial, dtype)
 
 
+_NOT_WITH = {  # by what is written: why some flags do not apply, and which
+    "dcp": ("--format dcp writes the checkpoint as it is", ("dtype", "max_shard_gb", "adapter", "init_from", "ema")),
+    "gguf": ("--format gguf writes a whole model into one file", ("adapter", "max_shard_gb")),
+    "code": ("--format code writes a whole model", ("adapter",)),
+    "adapter": ("--adapter needs no base weights", ("init_from",)),
+    "transformers": ("", ()),
+}
+
+
 def main(arguments: list[str]) -> int:
     """Export, and print the result."""
     flags = own_flags()
     options = flags.parse(arguments)
     run, out = expanded(options.run), Path(options.out)
     checkpoint = named_checkpoint(run, options.ckpt_path)
-    if options.format == "dcp":
-        others = ("dtype", "max_shard_gb", "adapter", "init_from", "ema")
-        unused = [f"--{name}" for name in others if getattr(options, name) != flags.get_default(name)]
-        if unused:
-            raise UserError(f"--format dcp writes the checkpoint as it is: leave out {', '.join(unused)}")
+    kind = "adapter" if options.adapter and options.format == "transformers" else options.format
+    why, others = _NOT_WITH[kind]
+    if unused := [f"--{name}" for name in others if getattr(options, name) != flags.get_default(name)]:
+        raise UserError(f"{why}: leave out {', '.join(unused)}")
+    if options.dtype == QUANTISED and kind != "gguf":
+        raise UserError(f"--dtype {QUANTISED} is of --format gguf only")
+    dtype, notes = DTYPES.get(options.dtype), list[str]()
+    shared: dict[str, Any] = {"replace": options.replace, "average": options.ema}
+    if kind == "dcp":
         with new_folder(out, replace=options.replace, sources=[checkpoint]) as partial:
             tensors = write_dcp(read(checkpoint, lazy=True), partial)
-        print(f"{out}: {tensors:,} tensors for torch.distributed.checkpoint.load, from {checkpoint}")
-        return 0
-    if options.format == "gguf":
-        if options.adapter or options.max_shard_gb != flags.get_default("max_shard_gb"):
-            raise UserError("--format gguf writes a whole model into one file: leave out --adapter and --max_shard_gb")
-        base = named_base(options.init_from)
-        kind, notes = export_gguf(
-            checkpoint, run, out, dtype=options.dtype, replace=options.replace, base=base, average=options.ema
-        )
-        print(f"{out}: {kind}, {out.stat().st_size:,} bytes, from {checkpoint}")
-        print("".join(f"note: {note}\n" for note in notes), end="")
-        return 0
-    if options.dtype == QUANTISED:
-        raise UserError(f"--dtype {QUANTISED} is of --format gguf only")
-    dtype = None if options.dtype is None else DTYPES[options.dtype]
-    max_bytes = options.max_shard_gb * 1e9
-    if options.adapter:
-        if options.format == "code":
-            raise UserError("--format code writes a whole model: leave out --adapter")
-        if options.init_from is not None:
-            raise UserError("--adapter needs no base weights: leave out --init_from")
-        layers = export_adapter(checkpoint, run, out, dtype=dtype, replace=options.replace, average=options.ema)
-        print(f"{out}: an adapter of {layers} layers, for peft.PeftModel.from_pretrained, from {checkpoint}")
-        return 0
-    base = named_base(options.init_from)
-    architecture, notes = export_folder(
-        checkpoint,
-        run,
-        out,
-        dtype=dtype,
-        max_bytes=max_bytes,
-        replace=options.replace,
-        base=base,
-        average=options.ema,
-        code=options.format == "code",
-    )
-    files = sorted(out.glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in files)
-    count = "1 file" if len(files) == 1 else f"{len(files)} files"
-    print(f"{out}: {architecture}, {size:,} bytes of weights in {count}, from {checkpoint}")
+        what = f"{tensors:,} tensors for torch.distributed.checkpoint.load"
+    elif kind == "adapter":
+        layers = export_adapter(checkpoint, run, out, dtype=dtype, **shared)
+        what = f"an adapter of {layers} layers, for peft.PeftModel.from_pretrained"
+    elif kind == "gguf":
+        shared["base"] = named_base(options.init_from)
+        what, notes = export_gguf(checkpoint, run, out, dtype=options.dtype, **shared)
+        what += f", {out.stat().st_size:,} bytes"
+    else:
+        shared |= {"base": named_base(options.init_from), "max_bytes": options.max_shard_gb * 1e9}
+        what, notes = export_folder(checkpoint, run, out, dtype=dtype, code=kind == "code", **shared)
+        sizes = [file.stat().st_size for file in out.glob("*.safetensors")]
+        what += f", {sum(sizes):,} bytes of weights in {len(sizes)} file{'s' * (len(sizes) > 1)}"
+    print(f"{out}: {what}, from {checkpoint}")
     for note in notes:
         print(f"note: {note}")
     return 0

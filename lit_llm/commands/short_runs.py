@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import Built, build
-from lit_llm.config.resolve import read_recipe
+from lit_llm.config.resolve import devices_of, read_recipe
 from lit_llm.core.errors import UserError
-from lit_llm.plan.layout import devices_of
 from lit_llm.training.language_model import LanguageModel
 
 _QUIET: dict[str, Any] = {
@@ -116,11 +115,7 @@ class ShortRuns:
         ends: Ends = _not_finite,
         frozen_after: int | None = None,
     ) -> list[float]:
-        """Losses of the first steps of the run itself, with further callbacks.
-
-        Args:
-            frozen_after: the weights do not change after so many steps.
-        """
+        """Losses of the first steps of the run itself. The weights do not change after `frozen_after` steps."""
         end = self.steps if frozen_after is None else frozen_after
 
         def unchanged(t: int, of: str, configured: float, planned: Planned) -> float:

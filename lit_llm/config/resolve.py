@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jsonargparse import Namespace
@@ -18,7 +19,6 @@ from lit_llm.config.parser import find_class
 from lit_llm.config.ranges import null_problems, number_problems
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
-from lit_llm.plan.layout import devices_of
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
 from lit_llm.runs.run_folder import expanded
@@ -185,6 +185,25 @@ def _start(recipe: Recipe, config: Namespace, run_dir: Path) -> RunStart:
         steps = config.additional_steps
         return start_of_fit(run_dir, config.resume, replace=config.replace, additional_steps=steps, ranks=ranks)
     return RunStart()
+
+
+def device_numbers(devices: Any) -> tuple[list[int], bool]:
+    """The numbers in trainer.devices, and whether they list devices and do not say how many.
+
+    Raises:
+        ValueError: an entry is no number.
+    """
+    entries = devices if isinstance(devices, list) else str(devices).split(",")
+    return [int(entry) for entry in entries if str(entry).strip()], isinstance(devices, list) or "," in str(devices)
+
+
+def devices_of(devices: Any, nodes: int) -> int:
+    """How many devices trainer.devices asks for on so many nodes. "auto", -1, None and mistakes count as one device."""
+    try:
+        numbers, listed = device_numbers(devices)
+    except ValueError:
+        return nodes
+    return max(1, len(numbers) if listed else sum(numbers)) * nodes
 
 
 def processes_of(trainer: Namespace) -> int:
