@@ -13,11 +13,12 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from lit_llm.config.arguments import Arguments, read
-from lit_llm.config.groups import Command
+from lit_llm.config.groups import LAUNCH_ONLY, Command
 from lit_llm.config.parse import Recipe, parse
 from lit_llm.config.parser import find_class
 from lit_llm.config.ranges import null_problems, number_problems
 from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import dump_yaml, read_yaml
 from lit_llm.data import TokenDataModule
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
@@ -119,6 +120,23 @@ def read_recipe(command: Command, arguments: Arguments | list[str], *, weights: 
     except UserError as error:
         return replace(parse(command, arguments), initial_problems=str(error).splitlines())
     return replace(parse(command, arguments, initial.defaults()), initial=initial)
+
+
+def resolved(arguments: Arguments | list[str]) -> str:
+    """The configuration that `fit` would use, with base, overlays and defaults filled in, as YAML that runs as it is.
+
+    Raises:
+        UserError: Everything that is wrong with the arguments.
+    """
+    recipe = read_recipe("fit", arguments)
+    recipe.raise_problems()
+    text = recipe.as_yaml(without=("resume", *LAUNCH_ONLY))
+    if not recipe.initial_problems:
+        return text
+    # The model follows from weights that are not on this machine. Only what the recipe sets is known.
+    values = read_yaml(text)
+    values["model"] = {key: value for key, value in values["model"].items() if f"model.{key}" in recipe.given}
+    return dump_yaml(values)
 
 
 def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachine | None = None) -> Run:
