@@ -15,16 +15,13 @@ from torch.optim import Optimizer
 
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.build import Built, build
+from lit_llm.config.build import ONE_DEVICE, Built, build
 from lit_llm.config.resolve import devices_of, read_recipe
 from lit_llm.core.errors import UserError
 from lit_llm.training.language_model import LanguageModel
 
 _QUIET: dict[str, Any] = {
-    "devices": 1,
-    "num_nodes": 1,
-    "strategy": "auto",
-    "logger": False,
+    **ONE_DEVICE,
     "limit_val_batches": 0,
     "num_sanity_val_steps": 0,
     "enable_progress_bar": False,

@@ -26,6 +26,9 @@ from lit_llm.ingest.paths import MissingFiles
 from lit_llm.training.filter_warnings import filter_warnings
 from lit_llm.training.language_model import LanguageModel
 
+ONE_DEVICE: Mapping[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False}
+"""Trainer settings of a run that is thrown away."""
+
 
 @dataclass(frozen=True)
 class Built:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.build import build
+from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.parse import Recipe
 from lit_llm.config.resolve import OtherMachine, read_recipe
 from lit_llm.core.errors import UserError
@@ -27,15 +27,7 @@ VOCABULARY = 50257
 """GPT-2's, used if neither the recipe nor the data say."""
 
 # Trainer settings are checked on one CPU, so that the devices of the plan need not be here.
-_ONE_CPU = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "num_nodes": 1,
-    "strategy": "auto",
-    "precision": None,
-    "plugins": None,
-    "logger": False,
-}
+_ONE_CPU = {**ONE_DEVICE, "accelerator": "cpu", "precision": None, "plugins": None}
 
 
 class PlannedRecipe:
