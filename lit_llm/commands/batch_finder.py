@@ -129,7 +129,7 @@ def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[
     if batch < 2:
         raise UserError("a batch of 1 sequence has no smaller part to compare it with: raise it (--data.global_batch_size 8)")
     micro_batch = runs.data.micro_batch_size or max(1, batch // runs.devices)
-    steps = min(runs.steps, max(LEAST_STEPS, round(0.1 * runs.steps)) if steps is None else steps)
+    steps = runs.tenth(LEAST_STEPS) if steps is None else min(steps, runs.steps)
     runs.data_options = {"micro_batch_size": measuring_micro_batch(batch, micro_batch)}
     by_seed: list[Noise] = []
     for seed in range(seeds):

@@ -86,6 +86,10 @@ class ShortRuns:
         if "lr" not in self.rates:
             raise UserError(f"{self.class_path} has no option lr, so there is no rate to find (--optimizer)")
 
+    def tenth(self, least: int) -> int:
+        """A tenth of the run's steps, at least so many, at most all."""
+        return min(self.steps, max(least, round(0.1 * self.steps)))
+
     def sweep(self, key: str, rates: Sequence[float], ends: Ends, *, seed: int) -> list[float]:
         """Losses of one run whose rate `key` is another one at each step. The others are constant."""
 
