@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.commands.batch_finder import FrozenNoise
+from lit_llm.commands.batch_finder import _FrozenNoise
 from lit_llm.commands.short_runs import ShortRuns
 
 BATCHES = (4, 8, 16, 64, 256)
@@ -83,7 +83,7 @@ def measure(path: Path, seed: int) -> None:
     runs.data_options = {"micro_batch_size": 8}
     for after in _MEASURED:
         if ("noise", 32, 4e-3, str(after)) not in done:
-            recorder = FrozenNoise(after)
+            recorder = _FrozenNoise(after)
             runs.observe(after + _STEPS, [recorder], seed=seed, rates={"lr": 4e-3}, frozen_after=after)
             noise = recorder.noise()
             add(path, "noise", 32, 4e-3, after, noise.trace, noise.square)

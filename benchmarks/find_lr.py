@@ -26,7 +26,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.commands.find_lr import default_probe_steps, find_rates
+from lit_llm.commands.find_lr import find_rates
 from lit_llm.commands.short_runs import ShortRuns
 from lit_llm.training.rate_search import vertex
 
@@ -141,7 +141,7 @@ def measure(name: str, path: Path) -> None:
         make_base()
     runs = ShortRuns(RECIPES[name])
     if "suggestion" not in read(path, name):
-        found = find_rates(runs, seeds=SEEDS, sweep_steps=100, probe_steps=default_probe_steps(runs.steps))
+        found = find_rates(runs, seeds=SEEDS, sweep_steps=100, probe_steps=None)
         spread = {key: [min(each), max(each)] for key, each in found.by_seed.items()}
         loss = final_loss(runs, found.rates, 0)
         add(path, recipe=name, run="suggestion", seed=0, rates=json.dumps(found.rates), loss=loss, steps=found.steps,

@@ -1,4 +1,4 @@
-"""Predicted against published memory of GPUs, for each run of lit_llm/plan/published.yaml whose source states it.
+"""Predicted against published memory of GPUs, for each run of benchmarks/published.yaml whose source states it.
 
     python benchmarks/published_memory.py
 

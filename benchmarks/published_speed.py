@@ -1,4 +1,4 @@
-"""Predicted against published tokens per second, for each run of lit_llm/plan/published.yaml.
+"""Predicted against published tokens per second, for each run of benchmarks/published.yaml.
 
     python benchmarks/published_speed.py          # with the constants of lit_llm/plan/speed.py
     python benchmarks/published_speed.py --fit    # fits them again by least squares of the relative error, and prints them

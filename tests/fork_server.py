@@ -241,7 +241,7 @@ def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
     importlib.import_module("lit_llm.training.bounded_exit")  # first, as in a process of its own: its exit handler is the last
     import sample_ledger  # noqa: F401  # what a run imports before it does anything
 
-    from lit_llm.config.resolved_config import resolved
+    from lit_llm.config.resolve import resolved
 
     resolved([])  # fills the parser's caches, which halves the remaining start time
     plan_a_run()

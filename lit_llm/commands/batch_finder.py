@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -23,32 +22,21 @@ from lit_llm.core.errors import UserError
 LEAST_STEPS = 100
 
 
-class FrozenNoise(Callback):
+class _FrozenNoise(GradientNoise):
     """Compares the first micro-batches of many steps with the mean gradient of all of them, while the weights do not change.
 
-    That is far more exact than the pairs of single steps, which a run in training has.
-
-    Args:
-        first: optimizer steps before it begins.
+    That is far more exact than the pairs of single steps, which a run in training has. It is private, so that no recipe can
+    name it. `first`: optimizer steps before it begins.
     """
 
     def __init__(self, first: int) -> None:
+        super().__init__(every_n_steps=1)
         self.first = first
         self.small, self.steps, self.samples = 0.0, 0, (0, 0)
-        self._pairs = GradientNoise(every_n_steps=1)  # not a base class: recipes could name this one, too
         self._total: list[Tensor] = []
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._pairs.on_train_start(trainer, pl_module)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._pairs.on_train_batch_start(trainer, pl_module, batch, batch_idx)
-
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._pairs.on_after_backward(trainer, pl_module)
-
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        small, samples, count = self._pairs.take_first()
+        small, samples, count = self.take_first()
         if trainer.global_step < self.first or small is None or not small.isfinite():  # no target in the first micro-batch
             return
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -93,8 +81,6 @@ class FoundBatch:
         by_seed: of each seed.
         batch: the advised one.
         micro_batch: the recipe's, or less if the batch is smaller.
-        recipe: the recipe's batch.
-        length: tokens of a sequence.
         steps: of each seed: the first half trains, the second measures.
     """
 
@@ -102,8 +88,6 @@ class FoundBatch:
     by_seed: list[Noise]
     batch: int
     micro_batch: int
-    recipe: int
-    length: int
     steps: int
 
 
@@ -145,11 +129,11 @@ def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[
     if batch < 2:
         raise UserError("a batch of 1 sequence has no smaller part to compare it with: raise it (--data.global_batch_size 8)")
     micro_batch = runs.data.micro_batch_size or max(1, batch // runs.devices)
-    steps = min(runs.steps, max(LEAST_STEPS, round(0.1 * runs.steps)) if steps is None else steps)
+    steps = runs.tenth(LEAST_STEPS) if steps is None else min(steps, runs.steps)
     runs.data_options = {"micro_batch_size": measuring_micro_batch(batch, micro_batch)}
     by_seed: list[Noise] = []
     for seed in range(seeds):
-        recorder = FrozenNoise(steps // 2)
+        recorder = _FrozenNoise(steps // 2)
         losses = runs.observe(steps, [recorder], seed=seed, frozen_after=steps // 2)
         if len(losses) < steps or not math.isfinite(losses[-1]):
             raise UserError("the loss is not finite with the recipe's rates: lower them first (find-lr)")
@@ -163,7 +147,7 @@ def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[
             f"(--noise_steps {4 * steps}), or larger batches (--data.global_batch_size {4 * batch})"
         )
     advised, micro_batch = nearest_batch(noise.scale, micro_batch, runs.devices)
-    return FoundBatch(noise, by_seed, advised, micro_batch, batch, runs.data.block_size, steps)
+    return FoundBatch(noise, by_seed, advised, micro_batch, steps)
 
 
 def _said(scale: float) -> str:

@@ -16,8 +16,6 @@ from lit_llm.commands.launch import launch
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
 
-ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False, "limit_val_batches": 1}
-
 
 def main(words: list[str]) -> int:
     """Run the checklist; returns the exit code."""
@@ -32,7 +30,7 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lit_llm.config.build import build
+    from lit_llm.config.build import ONE_DEVICE, build
     from lit_llm.config.planned_recipe import PlannedRecipe
     from lit_llm.config.resolve import read_recipe
     from lit_llm.training.checklist import CheckedRun, checklist
@@ -43,7 +41,7 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
         PlannedRecipe(arguments)  # the recipe's layout and batch, before both are cut
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
         recipe.config.histograms = None  # without a logger, it would warn
-        built = build(recipe, run_dir=Path(folder), trainer=ON_ONE_DEVICE)
+        built = build(recipe, run_dir=Path(folder), trainer={**ONE_DEVICE, "limit_val_batches": 1})
         trained, say = built.run.initial is not None, partial(print, flush=True)
         checked = CheckedRun(built.trainer, built.model, built.datamodule, built.run.run_dir, trained=trained, say=say)
         batch = "the recipe's batch" if full_batch else checked.cut_batch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,23 +66,28 @@ def own_flags() -> OwnFlags:
     return flags
 
 
+@dataclass(frozen=True)
+class Source:
+    """What is exported.
+
+    Attributes:
+        run: has the tokenizer of the checkpoint.
+        base: where the base weights of a LoRA run are. None: where they were in training.
+        average: the average of the weights, which EMA keeps, instead of the weights.
+    """
+
+    checkpoint: Path
+    run: Path
+    base: Path | None = None
+    average: bool = False
+
+
 def export_folder(
-    checkpoint: Path,
-    run: Path,
-    out: Path,
-    *,
-    dtype: torch.dtype | None,
-    max_bytes: float,
-    replace: bool = False,
-    base: Path | None = None,
-    average: bool = False,
-    code: bool = False,
+    source: Source, out: Path, *, dtype: torch.dtype | None, max_bytes: float, replace: bool = False, code: bool = False
 ) -> tuple[str, list[str]]:
-    """Write the folder `out` from a checkpoint, and the tokenizer of the folder `run`. Adapters are merged into their base.
+    """Write the folder `out`. Adapters are merged into their base.
 
     Args:
-        base: Where the base weights of a LoRA run are; None: where they were in training.
-        average: the average of the weights, which EMA keeps, instead of the weights.
         code: with a modelling file of its own, whether there is an equivalent or not.
 
     Returns:
@@ -90,14 +96,15 @@ def export_folder(
     Raises:
         UserError: `out` exists, the checkpoint is not lit_llm's, or settings have no equivalent (each with its flag).
     """
-    with new_folder(out, replace=replace, sources=[run, checkpoint]) as partial:
-        saved, config = _saved(checkpoint, run)
+    run = source.run
+    with new_folder(out, replace=replace, sources=[run, source.checkpoint]) as partial:
+        saved, config = _saved(source)
         assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
         content, notes = (code_config(config), []) if code else write_config(config, _family(saved, run))
         table = own_names(config) if code else links(content)
         if code:
             write_code(partial)
-        state = _weights(saved, checkpoint, config, content, table, dtype, base, average)
+        state = _weights(source, saved, config, content, table, dtype)
         if is_there(run / TOKENIZER_FILE):
             write_tokenizer(run, partial, block_size=config.block_size)
         else:
@@ -109,38 +116,30 @@ def export_folder(
     return str(content["architectures"][0]), notes
 
 
-def export_gguf(
-    checkpoint: Path,
-    run: Path,
-    out: Path,
-    *,
-    dtype: str | None,
-    replace: bool = False,
-    base: Path | None = None,
-    average: bool = False,
-) -> tuple[str, list[str]]:
-    """Write the file `out` for llama.cpp. Arguments, result and errors as in `export_folder`, but `dtype` may be q8_0.
+def export_gguf(source: Source, out: Path, *, dtype: str | None, replace: bool = False) -> tuple[str, list[str]]:
+    """Write the file `out` for llama.cpp. Result and errors as of `export_folder`. `dtype`: a key of `DTYPES`, or q8_0.
 
     Raises:
         UserError: also where GGUF has no form for a setting or the tokenizer.
     """
     with new_file(out, replace=replace) as partial:
         package()
-        saved, config = _saved(checkpoint, run)
-        content, notes = write_config(config, _family(saved, run))
+        saved, config = _saved(source)
+        content, notes = write_config(config, _family(saved, source.run))
         architecture = architecture_of(config, content["model_type"])
-        vocabulary, more = tokenizer_keys(run, config)
+        vocabulary, more = tokenizer_keys(source.run, config)
         merged = torch.float32 if dtype == QUANTISED else None if dtype is None else DTYPES[dtype]
-        state = _weights(saved, checkpoint, config, content, links(content), merged, base, average)
+        state = _weights(source, saved, config, content, links(content), merged)
         written = dtype or str(state["embedding.weight"].dtype).removeprefix("torch.")
         more += write_gguf(partial, state, links(content), config, architecture, vocabulary, written)
     return f"{architecture.name} of llama.cpp in {written}", notes + more
 
 
-def _saved(checkpoint: Path, run: Path) -> tuple[dict[str, Any], GPTConfig]:
-    """What a checkpoint holds, and its model."""
+def _saved(source: Source) -> tuple[dict[str, Any], GPTConfig]:
+    """What the checkpoint holds, and its model."""
+    checkpoint = source.checkpoint
     saved = read(checkpoint)
-    SavedRun(checkpoint, saved).require_tokenizer(run)
+    SavedRun(checkpoint, saved).require_tokenizer(source.run)
     config = saved_model_config(saved, checkpoint, "--ckpt_path")
     if (architecture := saved_architecture(saved)) is not None:
         raise UserError(
@@ -151,18 +150,17 @@ def _saved(checkpoint: Path, run: Path) -> tuple[dict[str, Any], GPTConfig]:
 
 
 def _weights(
+    source: Source,
     saved: dict[str, Any],
-    checkpoint: Path,
     config: GPTConfig,
     content: dict[str, Any],
     table: list[Link],
     dtype: torch.dtype | None,
-    base: Path | None,
-    average: bool,
 ) -> dict[str, Tensor]:
     """The weights of the next token's prediction, adapters merged; of these in `dtype`."""
-    state = {}
-    weights = saved_weights(saved, checkpoint, base=base, verify=True, average="--ema" if average else None)
+    checkpoint, state = source.checkpoint, {}
+    average = "--ema" if source.average else None
+    weights = saved_weights(saved, checkpoint, base=source.base, verify=True, average=average)
     if problem := mismatch(weights_on_meta(config), weights, f"{checkpoint} (--run)"):
         raise UserError(problem)
     for name, tensor in without_ahead(weights, config).items():
@@ -183,14 +181,13 @@ def _family(saved: dict[str, Any], run: Path) -> str | None:
     return next((family for each in [run, *base] if (family := imported_family(each)) is not None), None)
 
 
-def export_adapter(
-    checkpoint: Path, run: Path, out: Path, *, dtype: torch.dtype | None, replace: bool = False, average: bool = False
-) -> int:
+def export_adapter(source: Source, out: Path, *, dtype: torch.dtype | None, replace: bool = False) -> int:
     """Write the folder `out` with the adapter of a LoRA run, for `peft.PeftModel.from_pretrained`; returns its layers.
 
     Raises:
         UserError: `out` exists, the checkpoint holds no adapter, or its model has no equivalent in transformers.
     """
+    checkpoint, run = source.checkpoint, source.run
     with new_folder(out, replace=replace, sources=[run, checkpoint]) as partial:
         saved = read(checkpoint)
         lora = saved_lora(saved)
@@ -199,11 +196,20 @@ def export_adapter(
         config = saved_model_config(saved, checkpoint, "--ckpt_path")
         content, _ = write_config(config, _family(saved, run))
         base = weights_on_meta(config)
-        state = averaged(saved, checkpoint, "--ema") if average else saved["state_dict"]
+        state = averaged(saved, checkpoint, "--ema") if source.average else saved["state_dict"]
         adapters = {name.removeprefix("model."): tensor[...] for name, tensor in state.items()}
         merged_weights(base, adapters, lora)  # they fit
         shapes = {name: tensor.shape for name, tensor in base.items()}
         return write_adapter(without_ahead(adapters, config), lora, links(content), shapes, partial, dtype)
+
+
+_NOT_WITH = {  # by what is written: why some flags do not apply, and which
+    "dcp": ("--format dcp writes the checkpoint as it is", ("dtype", "max_shard_gb", "adapter", "init_from", "ema")),
+    "gguf": ("--format gguf writes a whole model into one file", ("adapter", "max_shard_gb")),
+    "code": ("--format code writes a whole model", ("adapter",)),
+    "adapter": ("--adapter needs no base weights", ("init_from",)),
+    "transformers": ("", ()),
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -212,53 +218,30 @@ def main(arguments: list[str]) -> int:
     options = flags.parse(arguments)
     run, out = expanded(options.run), Path(options.out)
     checkpoint = named_checkpoint(run, options.ckpt_path)
-    if options.format == "dcp":
-        others = ("dtype", "max_shard_gb", "adapter", "init_from", "ema")
-        unused = [f"--{name}" for name in others if getattr(options, name) != flags.get_default(name)]
-        if unused:
-            raise UserError(f"--format dcp writes the checkpoint as it is: leave out {', '.join(unused)}")
-        with new_folder(out, replace=options.replace, sources=[checkpoint]) as partial:
-            tensors = write_dcp(read(checkpoint, lazy=True), partial)
-        print(f"{out}: {tensors:,} tensors for torch.distributed.checkpoint.load, from {checkpoint}")
-        return 0
-    if options.format == "gguf":
-        if options.adapter or options.max_shard_gb != flags.get_default("max_shard_gb"):
-            raise UserError("--format gguf writes a whole model into one file: leave out --adapter and --max_shard_gb")
-        base = named_base(options.init_from)
-        kind, notes = export_gguf(
-            checkpoint, run, out, dtype=options.dtype, replace=options.replace, base=base, average=options.ema
-        )
-        print(f"{out}: {kind}, {out.stat().st_size:,} bytes, from {checkpoint}")
-        print("".join(f"note: {note}\n" for note in notes), end="")
-        return 0
-    if options.dtype == QUANTISED:
+    kind = "adapter" if options.adapter and options.format == "transformers" else options.format
+    why, others = _NOT_WITH[kind]
+    if unused := [f"--{name}" for name in others if getattr(options, name) != flags.get_default(name)]:
+        raise UserError(f"{why}: leave out {', '.join(unused)}")
+    if options.dtype == QUANTISED and kind != "gguf":
         raise UserError(f"--dtype {QUANTISED} is of --format gguf only")
-    dtype = None if options.dtype is None else DTYPES[options.dtype]
-    max_bytes = options.max_shard_gb * 1e9
-    if options.adapter:
-        if options.format == "code":
-            raise UserError("--format code writes a whole model: leave out --adapter")
-        if options.init_from is not None:
-            raise UserError("--adapter needs no base weights: leave out --init_from")
-        layers = export_adapter(checkpoint, run, out, dtype=dtype, replace=options.replace, average=options.ema)
-        print(f"{out}: an adapter of {layers} layers, for peft.PeftModel.from_pretrained, from {checkpoint}")
-        return 0
-    base = named_base(options.init_from)
-    architecture, notes = export_folder(
-        checkpoint,
-        run,
-        out,
-        dtype=dtype,
-        max_bytes=max_bytes,
-        replace=options.replace,
-        base=base,
-        average=options.ema,
-        code=options.format == "code",
-    )
-    files = sorted(out.glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in files)
-    count = "1 file" if len(files) == 1 else f"{len(files)} files"
-    print(f"{out}: {architecture}, {size:,} bytes of weights in {count}, from {checkpoint}")
+    dtype, notes, replace = DTYPES.get(options.dtype), list[str](), options.replace
+    source = Source(checkpoint, run, named_base(options.init_from), options.ema)
+    if kind == "dcp":
+        with new_folder(out, replace=replace, sources=[checkpoint]) as partial:
+            tensors = write_dcp(read(checkpoint, lazy=True), partial)
+        what = f"{tensors:,} tensors for torch.distributed.checkpoint.load"
+    elif kind == "adapter":
+        layers = export_adapter(source, out, dtype=dtype, replace=replace)
+        what = f"an adapter of {layers} layers, for peft.PeftModel.from_pretrained"
+    elif kind == "gguf":
+        what, notes = export_gguf(source, out, dtype=options.dtype, replace=replace)
+        what += f", {out.stat().st_size:,} bytes"
+    else:
+        size, code = options.max_shard_gb * 1e9, kind == "code"
+        what, notes = export_folder(source, out, dtype=dtype, max_bytes=size, replace=replace, code=code)
+        sizes = [file.stat().st_size for file in out.glob("*.safetensors")]
+        what += f", {sum(sizes):,} bytes of weights in {len(sizes)} file{'s' * (len(sizes) > 1)}"
+    print(f"{out}: {what}, from {checkpoint}")
     for note in notes:
         print(f"note: {note}")
     return 0

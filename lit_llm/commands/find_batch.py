@@ -7,7 +7,6 @@ A batch of the noise scale needs twice the steps, and twice the samples, of the 
 from __future__ import annotations
 
 import argparse
-import math
 from functools import partial
 from pathlib import Path
 
@@ -51,17 +50,17 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         found = find_batch(runs, seeds=own.seeds, steps=own.noise_steps, say=say)
         if overlay is not None:
             write_text(overlay, overlay_text(found.batch, found.micro_batch, own.command))
-    scale, length = found.noise.scale, found.length
+    scale, length, recipe = found.noise.scale, runs.data.block_size, runs.data.global_batch_size
     each = [noise.scale for noise in found.by_seed]
     spread = f", {min(each):.3g} to {max(each):.3g} over {len(each)} seeds" if len(each) > 1 else ""
     spread = spread.replace("inf", "more than measurable")
     print(f"noise scale: {scale:,.3g} sequences, {scale * length:,.3g} tokens{spread}; after {found.steps // 2:,} steps")
-    for name, batch in {"recipe": found.recipe, "advised": found.batch}.items():
+    for name, batch in {"recipe": recipe, "advised": found.batch}.items():
         print(
             f"{name}: {batch:,} sequences, {batch * length:,} tokens: {1 + scale / batch:.2g} times the least steps, "
             f"{1 + batch / scale:.2g} times the least tokens"
         )
-    if not math.isclose(found.batch, found.recipe):
+    if found.batch != recipe:
         print("Another batch needs another learning rate: run find-lr with it.")
     if own.out is not None:
         print(f"Wrote {own.out}. Use it: fit --config RECIPE --config {own.out}")

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 LOW, HIGH = 1e-6, 10.0
 """The rates of a sweep. They do not depend on the recipe's rate, which may be wrong."""
-PROBE_SHARE, LEAST_PROBE = 0.1, 50
-"""A short run has this share of the run's steps, and at least so many."""
+LEAST_PROBE = 50
+"""Steps of a short run, which has a tenth of the run's."""
 _TAIL = 0.2
 """The loss of a short run is the mean of this last part of its steps."""
 
@@ -77,8 +77,7 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         runs, say = ShortRuns(arguments), partial(print, flush=True)
         if runs.devices > 1:
             say(f"find-lr trains on one device, with the whole batch of the recipe's {runs.devices}")
-        probe_steps = default_probe_steps(runs.steps) if own.probe_steps is None else own.probe_steps
-        found = find_rates(runs, seeds=own.seeds, sweep_steps=own.sweep_steps, probe_steps=probe_steps, say=say)
+        found = find_rates(runs, seeds=own.seeds, sweep_steps=own.sweep_steps, probe_steps=own.probe_steps, say=say)
         write_text(overlay, overlay_text(found.rates, own.command))
         if page is not None:
             write_text(page, rate_page(found, "Learning rates", own.command))
@@ -96,11 +95,6 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     return 0
 
 
-def default_probe_steps(steps: int) -> int:
-    """A tenth of the run, at least 50 steps, at most the run."""
-    return min(steps, max(LEAST_PROBE, round(PROBE_SHARE * steps)))
-
-
 def tail_loss(losses: list[float], steps: int) -> float:
     """Mean loss of the last fifth of a short run; infinity if it ended early or is not finite."""
     if len(losses) < steps:
@@ -111,7 +105,7 @@ def tail_loss(losses: list[float], steps: int) -> float:
 
 
 def find_rates(
-    runs: ShortRuns, *, seeds: int, sweep_steps: int, probe_steps: int, say: Callable[[str], None] = lambda text: None
+    runs: ShortRuns, *, seeds: int, sweep_steps: int, probe_steps: int | None, say: Callable[[str], None] = lambda text: None
 ) -> Found:
     """Sweep each rate once, then search each with short runs, one after the other.
 
@@ -123,6 +117,7 @@ def find_rates(
     that of the whole run, which is 1 if the run starts from trained weights. The suggestion is their geometric mean.
 
     Args:
+        probe_steps: None: a tenth of the run, at least `LEAST_PROBE`.
         say: is given a line about each measurement.
 
     Raises:
@@ -131,7 +126,7 @@ def find_rates(
     if runs.steps < 2:
         raise UserError("the run has one step, but a sweep needs several (--trainer.max_steps)")
     keys = list(runs.rates)
-    probe_steps = min(probe_steps, runs.steps)
+    probe_steps = runs.tenth(LEAST_PROBE) if probe_steps is None else min(probe_steps, runs.steps)
     factor = 1.0 if runs.from_weights else horizon_factor(probe_steps, runs.steps)
     sweeps: dict[str, Sweep] = {}
     swept = swept_rates(LOW, HIGH, min(sweep_steps, runs.steps))

@@ -98,19 +98,16 @@ def import_folder(
     if text is not None:
         notes.append(f"of {whole['model_type']}, only the text model is imported: it reads no images")
     stored = WeightFiles(folder, text_only=text is not None) if dcp is None else DcpFolder(dcp)
-    experts_in_all = 0 if config.moe is None else config.experts_layers * config.moe.experts
-    if FAMILIES[content["model_type"]].experts_in_one:
-        experts_in_all = 0
+    in_one = FAMILIES[content["model_type"]].experts_in_one
+    experts_in_all = 0 if config.moe is None or in_one else config.experts_layers * config.moe.experts
     least = experts_in_all + (config.n_layer if dcp is None else 0)  # `DcpWeightFiles` says which names it looked for
     if least > len(stored.files):  # before a layer is built, or a tensor is named
         what = f"{config.n_layer:,} layers" + f" and {experts_in_all:,} experts" * bool(experts_in_all)
         raise UserError(f"{folder / CONFIG} has {what}, but the weights are {len(stored.files):,} tensors")
     table = links(content)
-    weight_files: WeightFiles | DcpWeightFiles
-    if isinstance(stored, WeightFiles):
-        weight_files = stored
-    else:
-        weight_files = DcpWeightFiles(stored, [link.theirs for link in table], config)
+    weight_files: WeightFiles | DcpWeightFiles = (
+        DcpWeightFiles(stored, [link.theirs for link in table], config) if isinstance(stored, DcpFolder) else stored
+    )
     shapes = {name: tensor.shape for name, tensor in weights_on_meta(config).items()}
     assert config.vocab_size is not None
     unread = unread_layers(content, config.n_layer)

@@ -35,7 +35,7 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
         return 0
     arguments = spelling.check(command, arguments, flags, own.problems if own else [])
     if arguments.asks_for(PRINT_CONFIG):
-        from lit_llm.config.resolved_config import resolved
+        from lit_llm.config.resolve import resolved
 
         print(resolved(arguments), end="")
         return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lit_llm.checkpoint.crash_safe import fsync_path, make_folder
-from lit_llm.core.disk import NO_ROOM, delete, open_ordinary, real_path
+from lit_llm.core.disk import NO_ROOM, delete, open_ordinary, real_path, write_text
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import set_aside
 
@@ -34,6 +34,12 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
         yield partial
         fsync_path(partial)
         os.replace(partial, out)
+
+
+def write_new(out: Path, text: str, *, replace: bool, flag: str = "--out") -> None:
+    """Write a text with `new_file`."""
+    with new_file(out, replace=replace, flag=flag) as partial:
+        write_text(partial, text)
 
 
 def new_file_if(out: Path | None, *, replace: bool, flag: str) -> contextlib.AbstractContextManager[Path | None]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from lit_llm.commands.launch import import_lightning, launch
-from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.new_output import REPLACE_HELP, write_new
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments, own_tokenizer
 from lit_llm.core.errors import UserError, noting, refuse
@@ -143,20 +143,24 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         served_tokens=own.serve_tokens,
         measured=speed,
     )
-    notes = [*planned.notes, *_overridden(own, axes)]
+    limits = [f"--{name}" for name in ("max_memory", "deadline") if getattr(own, name) is not None]
+    compared, notes = axes or (sweep.DEFAULT if limits else {}), [*planned.notes]
+    if own.devices is not None and "devices" in compared:
+        by = "--sweep" if axes else " and ".join(limits)
+        notes.append(f"--devices {own.devices} is overridden by {by}: comparing {', '.join(compared['devices'])} devices")
     if speed is not None and (changed := differences(speed.settings, settings)):
         notes.append(f"the speed of {speed.run} was measured with other settings: {', '.join(changed)}")
     swept = [table()[name] for name in axes.get("hardware", []) if name in table()]
     notes += [speed.sentence(each) for each in swept if speed is not None and not speed.holds_for(each)]
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    if axes or own.max_memory is not None or own.deadline is not None:
-        return _compare(axes or sweep.DEFAULT, settings, planned.layout, hardware, options, own)
+    if compared:
+        return _compare(compared, settings, planned.layout, hardware, options, own)
     plan = make_plan(settings, hardware, options)
     if own.html is not None:
         from lit_llm.reporting.plan_page import plan_page
 
-        _write(plan_page(plan, own.command), own)
+        write_new(Path(own.html), plan_page(plan, own.command), replace=own.replace, flag="--html")
     if own.json:
         print(json.dumps(as_dict(plan), indent=2))
     elif own.markdown:
@@ -165,26 +169,6 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         console = Console(file=sys.stdout)
         console.print(render(plan, width=console.width))
     return 0
-
-
-def _write(page: str, own: argparse.Namespace) -> None:
-    with new_file(Path(own.html), replace=own.replace, flag="--html") as file:
-        file.write_text(page, encoding="utf-8")
-
-
-def _overridden(own: argparse.Namespace, axes: dict[str, list[str]]) -> list[str]:
-    """A note if another flag overrides --devices."""
-    if own.devices is None:
-        return []
-    if axes:
-        return [f"--sweep devices=… overrides --devices {own.devices}"] if "devices" in axes else []
-    limits = [f"--{name}" for name in ("max_memory", "deadline") if getattr(own, name) is not None]
-    if not limits:
-        return []
-    tried = ", ".join(sweep.DEFAULT["devices"])
-    return [
-        f"{' and '.join(limits)} override{'s' if len(limits) == 1 else ''} --devices {own.devices}: comparing {tried} devices"
-    ]
 
 
 def _compare(
@@ -203,7 +187,7 @@ def _compare(
     if own.html is not None:
         from lit_llm.reporting.plan_sweep_page import sweep_page
 
-        _write(sweep_page(found, best, own.command), own)
+        write_new(Path(own.html), sweep_page(found, best, own.command), replace=own.replace, flag="--html")
     shown = found if own.sweep else [v for v in found if v is best]  # without --sweep, only the chosen one is of interest
     if own.json:
         raw = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]

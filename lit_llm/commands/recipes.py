@@ -13,7 +13,7 @@ from pathlib import Path
 from lit_llm.commands.new_output import new_file
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config import spelling
-from lit_llm.config.arguments import read
+from lit_llm.config.arguments import leaves, read
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import read_yaml
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(_table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
     elif own.command == "show":
         shown = spelling.check("fit", read(["--config", str(_known(own.recipe)), *rest]))
-        from lit_llm.config.resolved_config import resolved  # imports torch
+        from lit_llm.config.resolve import resolved  # imports torch
 
         text = resolved(shown)
         weights = read_yaml(text).get("init_from")
@@ -99,14 +99,16 @@ def _list() -> str:
 
 
 def _diff(one: str, other: str) -> None:
-    from lit_llm.config.resolved_config import differences, resolved
+    from lit_llm.config.resolve import resolved
 
-    names = [one, other]
-    found = differences(*(resolved(["--config", str(_known(name))]) for name in names))
-    rows = [("", *names), *((key, _short(a), _short(b)) for key, a, b in found)]
+    a, b = (dict(leaves(read_yaml(resolved(["--config", str(_known(name))])))) for name in (one, other))
+    groups = list(dict.fromkeys(key.partition(".")[0] for key in [*a, *b]))
+    keys = sorted(dict.fromkeys([*a, *b]), key=lambda key: groups.index(key.partition(".")[0]))
+    found = [(key, a.get(key, "–"), b.get(key, "–")) for key in keys]
+    rows = [("", one, other), *((key, _short(old), _short(new)) for key, old, new in found if old != new)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for key, a, b in rows:
-        print(f"{key:<{widths[0]}}  {a:<{widths[1]}}  {b}".rstrip())
+    for key, old, new in rows:
+        print(f"{key:<{widths[0]}}  {old:<{widths[1]}}  {new}".rstrip())
 
 
 def _short(value: object) -> str:

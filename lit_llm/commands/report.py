@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.new_output import REPLACE_HELP, write_new
 from lit_llm.commands.own_flags import OwnFlags
-from lit_llm.core.disk import real_path, write_text
+from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import TOLERANCE
 
@@ -72,7 +72,7 @@ def _report(own: Namespace) -> Iterator[str]:
         recorded = [Evidence(CurveFollower.of_file(own.check_against, tolerance), "")] * len(runs)
     else:
         recorded = [shipped_evidence(run.run.config) for run in runs]
-    _write(own, report_page(runs, own.command, recorded))
+    write_new(own.out, report_page(runs, own.command, recorded), replace=own.replace)
     if len(runs) > 1:
         yield from _places(*ranked(runs))
     for run in runs:
@@ -87,7 +87,7 @@ def _compare(own: Namespace) -> Iterator[str]:
     loaded, notes = sweep_runs(own.compare)
     runs = _named(loaded)
     tag, places = in_order(runs)
-    _write(own, comparison_page(runs, own.command, notes))
+    write_new(own.out, comparison_page(runs, own.command, notes), replace=own.replace)
     yield from _places(tag, places)
     yield from (f"note: {sentence}" for sentence in [*notes, *cautions(places), *problems(runs, tag)])
 
@@ -105,8 +105,3 @@ def _named(loaded: Sequence[LoadedRun]) -> list[RunCurves]:
     from lit_llm.reporting.run_curves import RunCurves, named
 
     return [RunCurves(run, name) for run, name in zip(loaded, named([run.path for run in loaded]), strict=True)]
-
-
-def _write(own: Namespace, page: str) -> None:
-    with new_file(own.out, replace=own.replace) as partial:
-        write_text(partial, page)

@@ -15,17 +15,13 @@ from torch.optim import Optimizer
 
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.build import Built, build
-from lit_llm.config.resolve import read_recipe
+from lit_llm.config.build import ONE_DEVICE, Built, build
+from lit_llm.config.resolve import devices_of, read_recipe
 from lit_llm.core.errors import UserError
-from lit_llm.plan.layout import devices_of
 from lit_llm.training.language_model import LanguageModel
 
 _QUIET: dict[str, Any] = {
-    "devices": 1,
-    "num_nodes": 1,
-    "strategy": "auto",
-    "logger": False,
+    **ONE_DEVICE,
     "limit_val_batches": 0,
     "num_sanity_val_steps": 0,
     "enable_progress_bar": False,
@@ -90,6 +86,10 @@ class ShortRuns:
         if "lr" not in self.rates:
             raise UserError(f"{self.class_path} has no option lr, so there is no rate to find (--optimizer)")
 
+    def tenth(self, least: int) -> int:
+        """A tenth of the run's steps, at least so many, at most all."""
+        return min(self.steps, max(least, round(0.1 * self.steps)))
+
     def sweep(self, key: str, rates: Sequence[float], ends: Ends, *, seed: int) -> list[float]:
         """Losses of one run whose rate `key` is another one at each step. The others are constant."""
 
@@ -116,11 +116,7 @@ class ShortRuns:
         ends: Ends = _not_finite,
         frozen_after: int | None = None,
     ) -> list[float]:
-        """Losses of the first steps of the run itself, with further callbacks.
-
-        Args:
-            frozen_after: the weights do not change after so many steps.
-        """
+        """Losses of the first steps of the run itself. The weights do not change after `frozen_after` steps."""
         end = self.steps if frozen_after is None else frozen_after
 
         def unchanged(t: int, of: str, configured: float, planned: Planned) -> float:

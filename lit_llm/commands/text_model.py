@@ -128,11 +128,7 @@ class TextModel:
         return ids
 
     def continued(self, prompts: list[list[int]], *, most: int, first: int = 0) -> Iterator[tuple[int, int]]:
-        """`generate_all` of prompts, each with a seed of its own.
-
-        Args:
-            first: number of the first prompt, of all that have this run's seed.
-        """
+        """`generate_all` of prompts, each with a seed of its own. `first`: number of the first one with this run's seed."""
         assert self.texts is not None
         samplings = [self.sampling.numbered(first + i) for i in range(len(prompts))]
         size, stop_id = self.tokenizer.vocab_size, self.stop_id

@@ -23,9 +23,11 @@ from lit_llm.config.parse import Recipe
 from lit_llm.config.resolve import OtherMachine, Run, resolve
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.paths import MissingFiles
-from lit_llm.models.custom import Architecture
 from lit_llm.training.filter_warnings import filter_warnings
 from lit_llm.training.language_model import LanguageModel
+
+ONE_DEVICE: Mapping[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False}
+"""Trainer settings of a run that is thrown away."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,6 @@ class Built:
     @property
     def parts(self) -> dict[str, Any]:
         return self.objects.parts
-
-    @property
-    def architecture(self) -> Architecture | None:
-        return self.objects.architecture
 
     @property
     def datamodule(self) -> Any:

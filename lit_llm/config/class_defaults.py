@@ -130,12 +130,8 @@ def all_arguments(cls: type) -> dict[str, inspect.Parameter]:
 def restore_defaults(config: Namespace, before: Namespace, given: set[str]) -> None:
     """Set every argument that nobody gave to the default of the chosen class; in place.
 
-    jsonargparse carries values from one class to the other, defaults included.
-
-    Args:
-        config: parsed.
-        before: the parser's defaults.
-        given: dotted keys that a recipe or a flag sets, without `init_args`.
+    jsonargparse carries values from one class to the other, defaults included. `before`: the parser's defaults. `given`: dotted
+    keys that a recipe or a flag sets, without `init_args`.
     """
     for group in (*CLASSES, "trainer.strategy"):
         chosen, default = config.get(group), before.get(group)

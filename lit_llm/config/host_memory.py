@@ -75,11 +75,7 @@ def _settings(made: Objects, trainer: Trainer, precision: str, *, cut: bool) -> 
 
 
 def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> str | None:
-    """Why the run does not fit.
-
-    Args:
-        ranks: of the pipeline; one without.
-    """
+    """Why the run does not fit, from what each rank of the pipeline needs."""
     device = trainer.strategy.root_device
     on_cpu, capacity = device.type == "cpu", float(memory_bytes(device))
     processes = trainer.num_devices if on_cpu else 1  # the processes on a CPU share its memory

@@ -9,7 +9,7 @@ from typing import Any
 
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.build import build
+from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.parse import Recipe
 from lit_llm.config.resolve import OtherMachine, read_recipe
 from lit_llm.core.errors import UserError
@@ -27,15 +27,7 @@ VOCABULARY = 50257
 """GPT-2's, used if neither the recipe nor the data say."""
 
 # Trainer settings are checked on one CPU, so that the devices of the plan need not be here.
-_ONE_CPU = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "num_nodes": 1,
-    "strategy": "auto",
-    "precision": None,
-    "plugins": None,
-    "logger": False,
-}
+_ONE_CPU = {**ONE_DEVICE, "accelerator": "cpu", "precision": None, "plugins": None}
 
 
 class PlannedRecipe:
@@ -81,8 +73,8 @@ class PlannedRecipe:
         compute = built.parts["compute"]
         if compute.float8:
             self.notes.append("memory is planned without float8, which needs less (--compute.float8)")
-        if built.architecture is not None and (compute.compile or compute.float8):
-            self.notes.append(f"{built.architecture.class_path} is planned as eager code (--compute.compile, .float8)")
+        if built.objects.architecture is not None and (compute.compile or compute.float8):
+            self.notes.append(f"{built.objects.architecture.class_path} is planned as eager code (--compute.compile, .float8)")
         facts, vocab_size = data_facts(data, missing=bool(built.missing_data))
         if built.missing_data:
             facts = replace(facts, origin=f"unknown: {' '.join(built.missing_data)}")
@@ -123,16 +115,12 @@ class PlannedRecipe:
         return replace(settings, schedule=Schedule(kind, self._rate(settings.steps)))
 
     def model_config(self, vocab_size: int | None) -> PlannedModel:
-        """The model with its vocabulary filled in. Adds notes.
-
-        Args:
-            vocab_size: the data's, if known.
-        """
+        """The model with its vocabulary, or else the data's. Adds notes."""
         model: GPTConfig = self.built.parts["model"]
         if model.vocab_size is None and vocab_size is None:
             vocab_size = VOCABULARY
             self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
-        return planned_model(replace(model, vocab_size=model.vocab_size or vocab_size), self.built.architecture)
+        return planned_model(replace(model, vocab_size=model.vocab_size or vocab_size), self.built.objects.architecture)
 
     def _rate(self, steps: int) -> Callable[[int], float]:
         """The schedule as a function of the step, with a peak of 1."""

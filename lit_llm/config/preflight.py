@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_llm import callbacks
 from lit_llm.config.parse_errors import is_mistake
+from lit_llm.config.resolve import device_numbers
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.block_kernels import float8_problem
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -65,7 +66,7 @@ def devices_problem(devices: Any) -> str | None:
         return None
     rule = "the number of devices, at least 1, or auto, or -1 for all GPUs, or a list such as [0,1]"
     try:
-        numbers, listed = _device_numbers(devices)
+        numbers, listed = device_numbers(devices)
     except ValueError:
         return f"trainer.devices is {devices!r}, it must be {rule} (--trainer.devices auto)"
     if not numbers or (min(numbers) < 0 if listed else numbers[0] == 0 or numbers[0] < -1):
@@ -74,12 +75,6 @@ def devices_problem(devices: Any) -> str | None:
         unique = ",".join(str(number) for number in dict.fromkeys(numbers))
         return f"trainer.devices is {devices}, which names a device twice (--trainer.devices [{unique}])"
     return None
-
-
-def _device_numbers(devices: Any) -> tuple[list[int], bool]:
-    """The numbers of `trainer.devices`, and whether it is a list of devices and not how many."""
-    entries = devices if isinstance(devices, list) else str(devices).split(",")
-    return [int(entry) for entry in entries if str(entry).strip()], isinstance(devices, list) or "," in str(devices)
 
 
 def name_problems(trainer: Namespace) -> list[str]:
@@ -125,7 +120,7 @@ def accelerator_problem(trainer: Namespace) -> str | None:
     one_per_process = torch.distributed.is_torchelastic_launched() and count == 1
     if name not in ("auto", "gpu", "cuda") or one_per_process:
         return None
-    numbers, listed = _device_numbers(devices)
+    numbers, listed = device_numbers(devices)
     if max(numbers) >= count if listed else numbers[0] > count:
         return f"trainer.devices is {devices}, this machine has {here} (--trainer.devices {count})"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jsonargparse import Namespace
@@ -12,13 +13,13 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from lit_llm.config.arguments import Arguments, read
-from lit_llm.config.groups import Command
+from lit_llm.config.groups import LAUNCH_ONLY, Command
 from lit_llm.config.parse import Recipe, parse
 from lit_llm.config.parser import find_class
 from lit_llm.config.ranges import null_problems, number_problems
 from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import dump_yaml, read_yaml
 from lit_llm.data import TokenDataModule
-from lit_llm.plan.layout import devices_of
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
 from lit_llm.runs.run_folder import expanded
@@ -121,6 +122,23 @@ def read_recipe(command: Command, arguments: Arguments | list[str], *, weights: 
     return replace(parse(command, arguments, initial.defaults()), initial=initial)
 
 
+def resolved(arguments: Arguments | list[str]) -> str:
+    """The configuration that `fit` would use, with base, overlays and defaults filled in, as YAML that runs as it is.
+
+    Raises:
+        UserError: Everything that is wrong with the arguments.
+    """
+    recipe = read_recipe("fit", arguments)
+    recipe.raise_problems()
+    text = recipe.as_yaml(without=("resume", *LAUNCH_ONLY))
+    if not recipe.initial_problems:
+        return text
+    # The model follows from weights that are not on this machine. Only what the recipe sets is known.
+    values = read_yaml(text)
+    values["model"] = {key: value for key, value in values["model"].items() if f"model.{key}" in recipe.given}
+    return dump_yaml(values)
+
+
 def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachine | None = None) -> Run:
     """Decide what a launch is. Seeds this process.
 
@@ -185,6 +203,25 @@ def _start(recipe: Recipe, config: Namespace, run_dir: Path) -> RunStart:
         steps = config.additional_steps
         return start_of_fit(run_dir, config.resume, replace=config.replace, additional_steps=steps, ranks=ranks)
     return RunStart()
+
+
+def device_numbers(devices: Any) -> tuple[list[int], bool]:
+    """The numbers in trainer.devices, and whether they list devices and do not say how many.
+
+    Raises:
+        ValueError: an entry is no number.
+    """
+    entries = devices if isinstance(devices, list) else str(devices).split(",")
+    return [int(entry) for entry in entries if str(entry).strip()], isinstance(devices, list) or "," in str(devices)
+
+
+def devices_of(devices: Any, nodes: int) -> int:
+    """How many devices trainer.devices asks for on so many nodes. "auto", -1, None and mistakes count as one device."""
+    try:
+        numbers, listed = device_numbers(devices)
+    except ValueError:
+        return nodes
+    return max(1, len(numbers) if listed else sum(numbers)) * nodes
 
 
 def processes_of(trainer: Namespace) -> int:

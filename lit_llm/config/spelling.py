@@ -19,8 +19,6 @@ from lit_llm.config.recipe_files import SHIPPED
 from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError, report
 
-_OURS = Path(__file__).parents[1]
-
 
 def check(command: Command, arguments: Arguments, flags: Iterable[str] = (), own: Sequence[str] = ()) -> Arguments:
     """Print mistyped keys now, and return the arguments without them, so that the other mistakes can be found too.
@@ -160,16 +158,13 @@ def _arguments_of_class(module: str, node: ast.ClassDef) -> set[str] | None:
 
 def _imported_from(module: str, tree: ast.Module, name: str) -> tuple[str, str] | None:
     """The module that `name` is imported from, and its name there."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) in (name, "*"):
-                    if not node.level:
-                        return node.module or "", name if alias.name == "*" else alias.name
-                    file = _file(module)
-                    depth = node.level - (file is not None and file.name == "__init__.py")
-                    package = ".".join(module.split(".")[: -depth or None])
-                    return (f"{package}.{node.module}" if node.module else package), name if alias.name == "*" else alias.name
+    for node in (each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)):
+        for alias in node.names:
+            if (alias.asname or alias.name) in (name, "*"):
+                file = _file(module)
+                package = module if file is not None and file.name == "__init__.py" else module.rpartition(".")[0]
+                origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                return origin, name if alias.name == "*" else alias.name
     return None
 
 
@@ -183,16 +178,10 @@ def _tree(module: str) -> ast.Module | None:
 
 
 def _file(module: str) -> Path | None:
-    """The source file of a module, found without importing its package."""
-    top, _, rest = module.partition(".")
-    if top == "lit_llm":
-        folder = _OURS
-    elif top == "lightning":
-        spec = importlib.util.find_spec(top)  # imports nothing: it is a top-level name
-        if spec is None or spec.origin is None:
-            return None
-        folder = Path(spec.origin).parent
-    else:
+    """The source file of a module of lit_llm or Lightning, found without importing its package."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top) if top in ("lit_llm", "lightning") else None  # imports nothing: a top-level name
+    if spec is None or spec.origin is None:
         return None
-    path = folder.joinpath(*rest.split(".")) if rest else folder
+    path = Path(spec.origin).parent.joinpath(*rest)
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)

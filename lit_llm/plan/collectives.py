@@ -37,12 +37,7 @@ def _inside(ranks: int, links: Links, stride: int) -> int:
 def all_reduce_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
     """Two-level all-reduce: reduce-scatter within each node, all-reduce between nodes, all-gather within each node.
 
-    Each level is a ring of n ranks: 2(n − 1)/n · size / bandwidth + 2(n − 1) · latency.
-
-    Args:
-        size: bytes of the tensor.
-        ranks: size of the group.
-        stride: distance between neighbouring ranks of the group.
+    Each level is a ring of n ranks: 2(n − 1)/n · size / bandwidth + 2(n − 1) · latency. For the arguments see `Collective`.
     """
     inside = _inside(ranks, links, stride)
     levels = ((inside, size, links.node_gbps), (-(-ranks // inside), size / inside, links.network_gbps))
@@ -197,18 +192,19 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
     return found
 
 
-def _recomputed_whole(settings: RunSettings, layers: list[int]) -> int:
-    """How many of these blocks run forward once more, communication included."""
+def _layers(settings: RunSettings, rank: int) -> list[int]:
+    """The blocks of a rank of the pipeline, also those that predict ahead."""
+    return [i for stage in stages_of_rank(settings, rank) for i in stage.layers]
+
+
+def _forward_passes(settings: RunSettings, layers: list[int], *, attention: bool = False) -> int:
+    """How often these blocks, or only their `attention`, run forward in a micro-batch: recomputed ones send once more."""
     from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
 
     mode = settings.compute.activation_checkpointing
-    return sum(recomputes(mode, i) for i in layers) if mode not in ("cheap", "attention") else 0
-
-
-def _recomputed_attention(settings: RunSettings, layers: list[int]) -> int:
-    """In how many of these blocks attention runs forward once more."""
-    is_alone = settings.compute.activation_checkpointing == "attention"
-    return len(layers) if is_alone else _recomputed_whole(settings, layers)
+    if mode in ("cheap", "attention"):
+        return len(layers) * (2 if attention and mode == "attention" else 1)
+    return len(layers) + sum(recomputes(mode, i) for i in layers)
 
 
 def _of_experts(settings: RunSettings, rank: int) -> list[Collective]:
@@ -219,11 +215,11 @@ def _of_experts(settings: RunSettings, rank: int) -> list[Collective]:
     """
     model, layout, (wide, narrow) = settings.gpt, settings.layout, settings.sizes
     assert model.moe is not None
-    layers = [i for stage in stages_of_rank(settings, rank) for i in stage.layers if model.layer(i).experts]
-    again = _recomputed_whole(settings, layers)
+    layers = [i for i in _layers(settings, rank) if model.layer(i).experts]
+    forward = _forward_passes(settings, layers)
     rows = settings.sequences * settings.local_length // layout.tensor_parallel * model.moe.top_k
-    moved = rows * model.n_embd * (len(layers) * (3 * narrow + wide) + again * 2 * narrow)
-    numbers = 4 * model.moe.experts * (len(layers) + again)
+    moved = rows * model.n_embd * (forward * 2 * narrow + len(layers) * (narrow + wide))
+    numbers = 4 * model.moe.experts * forward
     return [Collective("rows to experts and back", "all_to_all", size, layout.expert, each=True) for size in (moved, numbers)]
 
 
@@ -240,11 +236,11 @@ def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
     A recomputed block sends forward once more; with tensor parallelism up to the last product.
     """
     model, layout = settings.gpt, settings.layout
-    stages, (wide, narrow), found = stages_of_rank(settings, rank), settings.sizes, list[Collective]()
-    layers = [i for stage in stages for i in stage.layers]
+    layers, (wide, narrow), found = _layers(settings, rank), settings.sizes, list[Collective]()
     tokens, tp, context = settings.sequences * settings.local_length, layout.tensor_parallel, layout.context
     gathers_keys = layout.context_attention == "gather"
     if tp > 1:
+        stages = stages_of_rank(settings, rank)
         first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
         stream, product = (float(tokens * model.n_embd * size) for size in (wide, narrow))
         ahead = sum(stage.ahead for stage in stages)
@@ -253,7 +249,7 @@ def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
             # Experts compute the rank's own positions. Shared ones are split as an MLP is.
             has_mlp = not model.layer(i).experts or (model.moe is not None and model.moe.shared_experts > 0)
             sizes += [stream, product] * (4 if has_mlp else 2)
-            if _recomputed_whole(settings, [i]):
+            if _forward_passes(settings, [i]) > 1:
                 sizes += [stream, product, stream] if has_mlp else [stream, product]
         if first and model.position == "learned":  # gradients of the positions that a batch uses
             sizes.append(settings.local_length * model.n_embd * wide)
@@ -270,7 +266,7 @@ def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
             values = tokens * context * (model.latent.kv_rank + model.latent.rope_head_dim)
         else:
             values = 2 * tokens * context * model.kv_heads * head  # keys and values of the whole sequence
-        passes = 2 * len(layers) + _recomputed_attention(settings, layers)
+        passes = len(layers) + _forward_passes(settings, layers, attention=True)
         sent = passes * (context - 1) / context * (values * narrow)
         found.append(Collective("keys and values between ranks of a sequence", "exchange", sent, each=True))
     return found
@@ -284,21 +280,20 @@ def _of_convolutions(settings: RunSettings, rank: int) -> list[Collective]:
     """
     model, layout = settings.gpt, settings.layout
     tp, (wide, narrow) = layout.tensor_parallel, settings.sizes
-    layers = [i for stage in stages_of_rank(settings, rank) for i in stage.layers]
-    blocks, attentions = _recomputed_whole(settings, layers), _recomputed_attention(settings, layers)
+    layers = _layers(settings, rank)
     heads = (model.n_head + 2 * model.kv_heads) * model.resolved_head_dim // tp
     chunks = 2 if layout.context_attention == "gather" and layout.context > 1 else 1
     found = list[Collective]()
-    for positions, bytes_each, ranks, passes in (
-        (model.input_convolution, 2 * model.n_embd * wide, tp, 2 * len(layers) + blocks),
-        (model.qkv_convolution, heads * narrow, 1, 2 * len(layers) + attentions),
+    for positions, bytes_each, ranks, forward in (
+        (model.input_convolution, 2 * model.n_embd * wide, tp, _forward_passes(settings, layers)),
+        (model.qkv_convolution, heads * narrow, 1, _forward_passes(settings, layers, attention=True)),
     ):
         if positions is None:
             continue
         before = min(positions - 1, settings.local_length // chunks // ranks)
         of_chunk = min(positions - 1, ranks * before)
         for sharing, stride, rows in ((ranks, 1, ranks * before), (layout.context, tp, layout.context * of_chunk)):
-            size = float(settings.sequences * chunks * rows * bytes_each * passes)
+            size = float(settings.sequences * chunks * rows * bytes_each * (len(layers) + forward))
             if sharing > 1:
                 found.append(Collective("earlier positions for convolutions", "all_gather", size, sharing, stride, each=True))
     return found

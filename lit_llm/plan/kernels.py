@@ -86,10 +86,7 @@ def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> N
     twice, so its result is kept if the backward pass needs it. Their inputs are kept too, because the gradients of weights
     read them from memory. All else (elementwise operators, casts, norms) is computed again from these, within the kernels of
     the backward pass. With recomputation of mode cheap, inputs are computed again as well. The partitioner also keeps the
-    statistics of norms. tests/plan/test_compiled_blocks.py compares with it.
-
-    Args:
-        inputs: also keep inputs of matrix products and attention.
+    statistics of norms. tests/plan/test_compiled_blocks.py compares with it. `inputs`: also keep inputs of products.
     """
     forward = block.forward
 

@@ -105,17 +105,6 @@ class Layout:
         return self.shard * self.context if order.index(self.shards) >= order.index(what) else 1
 
 
-def devices_of(devices: Any, nodes: int) -> int:
-    """The number of devices in trainer.devices. A list counts its entries; "auto", -1 and None count as one device."""
-    if isinstance(devices, list):
-        return len(devices) * nodes
-    try:
-        count = int(devices)
-    except (TypeError, ValueError):
-        count = len(str(devices).split(",")) if "," in str(devices) else 1
-    return max(1, count) * nodes
-
-
 def layout_of_name(name: str, devices: int, devices_per_node: int) -> Layout:
     """The layout with a name of STRATEGIES, or with one of Lightning's.
 

@@ -173,11 +173,7 @@ class MuonWork:
         return stack[0] // self.expert if self.divides(stack) else -(-stack[0] // self.shards)
 
     def flops(self, iterate_bytes: int) -> float:
-        """FLOPs of the iterations of one update, of the mean rank.
-
-        Args:
-            iterate_bytes: of an element in the iteration.
-        """
+        """FLOPs of the iterations of one update, of the mean rank. An element takes `iterate_bytes` in the iteration."""
         from lit_llm.optim.owners import newton_schulz_flops  # the package imports torch
 
         of = partial(newton_schulz_flops, element_bytes=iterate_bytes)

@@ -67,11 +67,7 @@ class MeasuredRun:
         return f"{text}. Not carried to {hardware.name}: {why}"
 
     def origin(self, planned: str, hardware: Hardware) -> str:
-        """Where the corrected MFU comes from.
-
-        Args:
-            planned: where the planned one comes from.
-        """
+        """Where the corrected MFU comes from, if the planned one comes from `planned`."""
         if not self.has_peak or not self.holds_for(hardware):
             return planned
         return f"{planned}, x {two_digits(1 / self.slowness)} as in {self.run}"

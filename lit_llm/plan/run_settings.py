@@ -315,14 +315,11 @@ def _problems_of_own(run: RunSettings, model: OwnModel) -> list[str]:
     """Why a run cannot train a user's module."""
     from lit_llm.models import custom  # imports torch
 
-    path, checkpointing = model.architecture.class_path, run.compute.activation_checkpointing
+    path = model.architecture.class_path
     found = custom.architecture_layout_problems(path, run.layout.tensor_parallel, run.layout.context)
-    if run.chunk_size is not None:
-        found.append(custom.chunk_problem(path, run.chunk_size))
-    if checkpointing != "none" and not any(weight.times for weight in weights_of(model)):
+    found += model.architecture.problems(GPTConfig(), run.chunk_size, run.compute)
+    if run.compute.activation_checkpointing != "none" and not any(weight.times for weight in weights_of(model)):
         found.append(custom.blocks_problem(path, ["compute.activation_checkpointing"]))
-    elif checkpointing == "attention":
-        found.append(custom.attention_checkpointing_problem(path))
     return found
 
 

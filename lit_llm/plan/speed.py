@@ -1,6 +1,6 @@
 """Seconds of an optimizer step: of computation, from the work of a rank and the speeds of its device, and of all else.
 
-On a GPU, with speeds fitted to the runs of `published.yaml` (`python benchmarks/published_speed.py --fit`):
+On a GPU, with speeds fitted to the runs of `benchmarks/published.yaml` (`python benchmarks/published_speed.py --fit`):
 
     t = matrix FLOPs · (1 + narrow / width) / (peak · matmul) + causal attention FLOPs / (peak · attention)
         + bytes written · passes / memory bandwidth + the optimizer's bytes / memory bandwidth

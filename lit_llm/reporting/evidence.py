@@ -59,7 +59,7 @@ def shipped_evidence(config: Mapping[str, Any]) -> Evidence | None:
 
 
 def _settings(arguments: list[str]) -> dict[str, Any]:
-    from lit_llm.config.resolved_config import resolved  # imports torch and takes seconds
+    from lit_llm.config.resolve import resolved  # imports torch and takes seconds
 
     at = arguments.index("--config") + 1
     arguments[at] = str(SHIPPED / f"{arguments[at]}.yaml")  # not one of the same name in the working folder

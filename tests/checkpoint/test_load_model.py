@@ -7,7 +7,7 @@ import torch
 
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.load_weights import load_model
-from lit_llm.commands.export import export_folder
+from lit_llm.commands.export import Source, export_folder
 from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, merged_weights
@@ -51,7 +51,7 @@ def test_weights_that_are_not_those_of_the_settings_are_neither_loaded_nor_expor
     content = trained()[1]
     content["model_config"] |= {"width": {"n_embd": 32}, "layers": {"n_layer": 2}}[of]
     disk_format.write(content, tmp_path / "a.ckpt")
-    for use in (load_model, lambda path: export_folder(path, tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9)):
+    for use in (load_model, lambda path: export_folder(Source(path, tmp_path), tmp_path / "out", dtype=None, max_bytes=1e9)):
         with pytest.raises(UserError, match=r"a\.ckpt"):
             use(tmp_path / "a.ckpt")
     assert not (tmp_path / "out").exists()

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from lit_llm.__main__ import main
-from lit_llm.commands.check import ON_ONE_DEVICE
-from lit_llm.config.build import build
+from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.parse import parse
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.self_attention import Attention
@@ -57,7 +56,7 @@ def folder(tmp_path, monkeypatch):
 
 def lines(tmp_path, *flags: str) -> dict[str, check.Line]:
     recipe = parse("fit", ["--config", "tiny.yaml", *flags])
-    built = build(recipe, run_dir=tmp_path / "kept", trainer=ON_ONE_DEVICE)
+    built = build(recipe, run_dir=tmp_path / "kept", trainer={**ONE_DEVICE, "limit_val_batches": 1})
     checked = check.CheckedRun(built.trainer, built.model, built.datamodule, built.run.run_dir, trained=False)
     checked.cut_batch()
     return {line.name: line for line in check.checklist(checked)}

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from recipe_runs import curve, run
 
 from lit_llm.callbacks import GradientNoise
-from lit_llm.commands.batch_finder import FrozenNoise, Noise, find_batch, mean_noise, measuring_micro_batch, nearest_batch
+from lit_llm.commands.batch_finder import Noise, _FrozenNoise, find_batch, mean_noise, measuring_micro_batch, nearest_batch
 from lit_llm.commands.short_runs import ShortRuns
 from lit_llm.core.errors import UserError
 
@@ -58,7 +58,7 @@ def test_a_step_whose_first_micro_batch_has_no_target_is_no_observation(folder):
     """Two micro-batches of 32 targets: in every second step the first one, or all of them, are without any."""
     runs = ShortRuns(TINY)
     for ignored in ((3, 9, 32, 9), (3, 9, 32, 32)):
-        batches, noise, frozen = Batches(ignored), GradientNoise(every_n_steps=1, decay=0.0), FrozenNoise(0)
+        batches, noise, frozen = Batches(ignored), GradientNoise(every_n_steps=1, decay=0.0), _FrozenNoise(0)
         losses = runs.observe(4, [batches, noise, frozen], seed=0, frozen_after=0)
         steps = [batches.seen[:2], batches.seen[4:6]]
         assert frozen.steps == 2 and noise.sums[2] == 1.0
@@ -70,7 +70,7 @@ def test_a_step_whose_first_micro_batch_has_no_target_is_no_observation(folder):
 
 def test_fixed_weights_give_the_noise_of_all_their_sequences(folder):
     runs = ShortRuns([*TINY, "--trainer.max_steps", "40"])
-    batches, noise = Batches(), FrozenNoise(0)
+    batches, noise = Batches(), _FrozenNoise(0)
     runs.observe(40, [batches, noise], seed=0, frozen_after=0)
     each = [batches.gradient([batch]) for batch in batches.seen]  # of two sequences
     mean = torch.stack(each).mean(0).square().sum().item()
@@ -102,7 +102,7 @@ def test_a_mistake_is_a_sentence(folder, capsys, words, said):
 
 
 def test_noise_that_hides_the_gradient_is_said(monkeypatch, folder):
-    monkeypatch.setattr(FrozenNoise, "noise", lambda self: Noise(3.0, -0.01))
+    monkeypatch.setattr(_FrozenNoise, "noise", lambda self: Noise(3.0, -0.01))
     with pytest.raises(UserError, match="--noise_steps 16"):
         find_batch(ShortRuns(TINY), seeds=1, steps=4)
 

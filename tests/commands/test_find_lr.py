@@ -3,12 +3,13 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from recipe_runs import curve, run
 
-from lit_llm.commands.find_lr import default_probe_steps, find_rates, tail_loss
+from lit_llm.commands.find_lr import find_rates, tail_loss
 from lit_llm.commands.short_runs import ShortRuns, option_of
 from lit_llm.core.errors import UserError
 from lit_llm.training.rate_search import Found, Sweep
@@ -74,7 +75,7 @@ def test_the_suggestion_is_the_mean_over_seeds_of_the_best_rates():
     assert found.rates == {"lr": 0.0026, "adamw_lr": 0.00069}
     again = find_rates(KnownLosses(from_weights=True), seeds=3, sweep_steps=100, probe_steps=10)  # type: ignore[arg-type]
     assert again.factor == 1 and again.by_seed["adamw_lr"] == pytest.approx([0.003] * 3, rel=1e-6)
-    assert (default_probe_steps(30), default_probe_steps(300), default_probe_steps(5000)) == (30, 50, 500)
+    assert [ShortRuns.tenth(SimpleNamespace(steps=steps), 50) for steps in (30, 300, 5000)] == [30, 50, 500]
     assert tail_loss([9.0, 9, 9, 9, 9, 9, 9, 9, 2, 4], 10) == 3 and tail_loss([1.0, math.nan], 10) == math.inf
 
 

@@ -326,7 +326,7 @@ def test_a_sweep_is_a_table_and_a_limit_picks_from_it(folder, capsys):
     code, out, _ = run(capsys, *base, "--deadline", "1", "--json")
     assert code == 0 and json.loads(out)["cheapest"]["devices"] == "1"
     code, _, err = run(capsys, *base, "--deadline=1", "--devices=4", "--json")
-    assert code == 0 and "--deadline overrides --devices 4: comparing 1, 2, 4, 8, 16, 32, 64 devices" in err
+    assert code == 0 and "--devices 4 is overridden by --deadline: comparing 1, 2, 4, 8, 16, 32, 64 devices" in err
 
 
 def test_a_page_is_written_beside_what_is_printed_and_replaced_only_if_asked(folder, capsys):

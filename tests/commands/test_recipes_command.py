@@ -10,7 +10,7 @@ import yaml
 
 from lit_llm.__main__ import main
 from lit_llm.config.recipe_files import SHIPPED, shipped
-from lit_llm.config.resolved_config import resolved
+from lit_llm.config.resolve import resolved
 
 
 def test_the_list_needs_neither_torch_nor_lightning():

@@ -9,7 +9,7 @@ import yaml
 
 import lit_llm.data
 from lit_llm import callbacks
-from lit_llm.config.resolved_config import resolved
+from lit_llm.config.resolve import resolved
 
 
 def values(*arguments):

@@ -8,7 +8,7 @@ import yaml
 from lit_llm.__main__ import main
 from lit_llm.config.arguments import read
 from lit_llm.config.planned_recipe import PlannedRecipe
-from lit_llm.config.resolved_config import resolved
+from lit_llm.config.resolve import resolved
 from lit_llm.core.errors import UserError
 
 

@@ -11,7 +11,7 @@ from lit_llm.callbacks.learning_rate_schedules import DecayShape
 from lit_llm.config.arguments import leaves
 from lit_llm.config.groups import CLASSES, GROUPS
 from lit_llm.config.parser import known_classes
-from lit_llm.config.resolved_config import resolved
+from lit_llm.config.resolve import resolved
 from lit_llm.models.attention_kernel_choice import AttentionKernel
 
 

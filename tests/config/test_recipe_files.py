@@ -8,7 +8,7 @@ import yaml
 from lit_llm.__main__ import main
 from lit_llm.config.arguments import Flag, RecipeFile, read
 from lit_llm.config.recipe_files import SHIPPED, Header, find_recipe, shipped
-from lit_llm.config.resolved_config import resolved
+from lit_llm.config.resolve import resolved
 
 BASE = """
 model: {n_layer: 2, n_head: 2, n_embd: 32, block_size: 32}

@@ -12,7 +12,7 @@ from lit_llm.config.arguments import leaves, read
 from lit_llm.config.groups import CLASSES, PLAIN
 from lit_llm.config.parser import known_classes
 from lit_llm.config.recipe_files import shipped
-from lit_llm.config.resolved_config import resolved
+from lit_llm.config.resolve import resolved
 from lit_llm.config.spelling import arguments_of, is_unknown, known_keys
 
 SCRIPT = """

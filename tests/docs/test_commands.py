@@ -39,7 +39,7 @@ from lit_llm.__main__ import COMMANDS, main
 from lit_llm.certify.training import SIZES
 from lit_llm.config.arguments import leaves
 from lit_llm.config.planned_recipe import PlannedRecipe
-from lit_llm.config.resolved_config import resolved
+from lit_llm.config.resolve import resolved
 from lit_llm.training import checklist
 
 TEXT = "".join(f"def line_{i}(text): return 'repeats itself, {i * i} and {i % 7}'\n" for i in range(300))

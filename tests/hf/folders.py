@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralC
 from transformers.utils import logging
 
 from lit_llm.checkpoint import disk_format
-from lit_llm.commands.export import export_folder
+from lit_llm.commands.export import Source, export_folder
 from lit_llm.models.generation import Sampling, generate
 from lit_llm.models.gpt import GPT, GPTConfig
 
@@ -143,7 +143,7 @@ def same_tensors(a: dict, b: dict) -> bool:
 
 
 def export(checkpoint, out, run=None, **options):
-    return export_folder(checkpoint, run or out.parent, out, **{"dtype": None, "max_bytes": 1e9} | options)
+    return export_folder(Source(checkpoint, run or out.parent), out, **{"dtype": None, "max_bytes": 1e9} | options)
 
 
 def load(folder) -> nn.Module:

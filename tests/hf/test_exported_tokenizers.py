@@ -8,7 +8,7 @@ from folders import ours, save, theirs
 from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lit_llm.commands.export import export_folder
+from lit_llm.commands.export import Source, export_folder
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.tokenizers import BPE, Bytes, load_tokenizer
 
@@ -34,7 +34,7 @@ def test_auto_tokenizer_gives_our_ids_and_our_text(make, tmp_path):
     tokenizer = make()
     tokenizer.save(tmp_path)
     save(ours(vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id), tmp_path / "a.ckpt")
-    export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9)
+    export_folder(Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "out", dtype=None, max_bytes=1e9)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in TEXTS:
         ids = tokenizer.encode(text)
@@ -76,7 +76,7 @@ def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
         load_tokenizer(tmp_path / "run").prefix_token_ids == [begin]
         and bpe().prefix_token_ids == Bytes().prefix_token_ids == []
     )
-    export_folder(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run", tmp_path / "out", dtype=None, max_bytes=1e9)
+    export_folder(Source(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run"), tmp_path / "out", dtype=None, max_bytes=1e9)
     before, after = AutoTokenizer.from_pretrained(hf), AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in [*TEXTS, "<s>x<|im_end|>"]:
         assert after(text)["input_ids"] == before(text)["input_ids"]

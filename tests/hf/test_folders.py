@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditiona
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
-from lit_llm.commands.export import export_folder
+from lit_llm.commands.export import Source, export_folder
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.hf import write
 
@@ -60,7 +60,7 @@ def test_shards_in_and_out_are_the_same_weights(name, tmp_path):
         import_folder(tmp_path / kind, tmp_path / f"run-{kind}")
     assert same_tensors(state(tmp_path / "run-shards"), state(tmp_path / "run-one"))
     export_folder(
-        tmp_path / "run-one/checkpoints/last.ckpt", tmp_path / "run-one", tmp_path / "out", dtype=None, max_bytes=15e3
+        Source(tmp_path / "run-one/checkpoints/last.ckpt", tmp_path / "run-one"), tmp_path / "out", dtype=None, max_bytes=15e3
     )
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size < 17e3 for file in files)  # and their headers
@@ -80,7 +80,7 @@ def test_bf16_stays_bf16_and_dtype_changes_it(tmp_path):
     assert {t.dtype for t in state(tmp_path / "run").values()} == {torch.bfloat16}
     for dtype, expected in ((None, torch.bfloat16), (torch.float32, torch.float32), (torch.float16, torch.float16)):
         out = tmp_path / f"out-{dtype}"
-        export_folder(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run", out, dtype=dtype, max_bytes=1e9)
+        export_folder(Source(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run"), out, dtype=dtype, max_bytes=1e9)
         again = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
         assert again.dtype == expected
         assert same_tensors(dict(again.state_dict()), {name: t.to(expected) for name, t in model.state_dict().items()})
@@ -163,7 +163,9 @@ def test_the_text_model_of_a_folder_with_images_is_imported(old_names, tmp_path)
     assert "of gemma3, only the text model is imported: it reads no images" in notes
     ours = load_model(tmp_path / "run/checkpoints/last.ckpt")
     assert differ(logits(ours, ids(2, 40)), logits(model, ids(2, 40))) < 1e-4
-    out = export_folder(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run", tmp_path / "out", dtype=None, max_bytes=1e9)
+    out = export_folder(
+        Source(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run"), tmp_path / "out", dtype=None, max_bytes=1e9
+    )
     assert out[0] == "Gemma3ForCausalLM"
 
 
@@ -339,7 +341,7 @@ def test_an_existing_folder_is_never_written_into(hf, tmp_path):
         import_folder(hf, tmp_path / "run")
     save(ours(), tmp_path / "a.ckpt")
     with pytest.raises(ValueError, match=r"run exists already.*--out"):
-        export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "run", dtype=None, max_bytes=1e9)
+        export_folder(Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "run", dtype=None, max_bytes=1e9)
     assert [path.read_text() for path in (tmp_path / "run").iterdir()] == ["mine"]
 
 

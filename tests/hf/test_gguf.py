@@ -216,8 +216,8 @@ def test_q8_0_is_within_half_a_step(tmp_path):
     """A step is the largest of 32 values over 127."""
     model = ours(n_embd=64, n_head=2, mlp_width=96, vocab_size=71, **LLAMA)
     save(model, tmp_path / "a.ckpt")
-    export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "exact", dtype=None)
-    _, notes = export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "q8_0", dtype="q8_0")
+    export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "exact", dtype=None)
+    _, notes = export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "q8_0", dtype="q8_0")
     assert not any("float16" in note for note in notes)
     exact, reader = values(gguf.GGUFReader(tmp_path / "exact")), gguf.GGUFReader(tmp_path / "q8_0")
     for tensor in reader.tensors:
@@ -243,7 +243,7 @@ def test_settings_without_a_form_are_refused_by_name(tmp_path):
     ):
         save(ours(**settings), tmp_path / "a.ckpt")
         with pytest.raises(UserError, match=f"model.{name} .*has no form in GGUF's"):
-            export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "m.gguf", dtype=None)
+            export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "m.gguf", dtype=None)
         assert not (tmp_path / "m.gguf").exists()
 
 
@@ -251,10 +251,10 @@ def test_tokenizers_without_a_form_are_refused_and_a_missing_package_is_named(tm
     Bytes().save(tmp_path)
     save(ours(vocab_size=257, eos_id=256, **LLAMA), tmp_path / "a.ckpt")
     with pytest.raises(UserError, match="no BPE with merges"):
-        export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "m.gguf", dtype=None)
+        export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "m.gguf", dtype=None)
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UserError, match=r"pip install 'lit_llm\[gguf\]'"):
-        export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "m.gguf", dtype=None)
+        export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "m.gguf", dtype=None)
     assert list(tmp_path.glob("*.gguf*")) == []
 
 
@@ -289,7 +289,7 @@ def test_a_chat_template_that_cannot_be_read_is_no_missing_one(tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     save(ours(vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, **LLAMA), tmp_path / "a.ckpt")
     with pytest.raises(UserError, match=r"chat_template\.jinja"):
-        export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "m.gguf", dtype=None)
+        export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "m.gguf", dtype=None)
 
 
 def test_a_chat_has_its_template_and_both_ends(tmp_path):
@@ -301,7 +301,7 @@ def test_a_chat_has_its_template_and_both_ends(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}")
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, tokenizer.eos_id]}))
     save(ours(vocab_size=end + 3, eos_id=tokenizer.eos_id, **LLAMA), tmp_path / "a.ckpt")
-    export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "m.gguf", dtype=None)
+    export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "m.gguf", dtype=None)
     found = {name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "m.gguf").fields.items()}
     assert found["tokenizer.chat_template"] == (tmp_path / "chat_template.jinja").read_text()
     assert (found["tokenizer.ggml.eos_token_id"], found["tokenizer.ggml.eot_token_id"]) == (tokenizer.eos_id, end)
@@ -319,10 +319,10 @@ def test_sentencepiece_gets_scores_in_the_order_of_its_merges(tmp_path):
         backend.save(str(tmp_path / "tokenizer.json"))
         save(ours(vocab_size=10, eos_id=1, **LLAMA), tmp_path / "a.ckpt")
         if merged is merges:
-            export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "m.gguf", dtype=None)
+            export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "m.gguf", dtype=None)
             continue
         with pytest.raises(UserError, match=r"'a?bc' does not depend on the token alone"):
-            export.export_gguf(tmp_path / "a.ckpt", tmp_path, tmp_path / "n.gguf", dtype=None)
+            export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "n.gguf", dtype=None)
     found = {name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "m.gguf").fields.items()}
     assert found["tokenizer.ggml.scores"][3:6] == [0, -1, -3]
     assert found["tokenizer.ggml.token_type"] == [2, 3, 6, 1, 1, 1, 1, 1, 1, 1]

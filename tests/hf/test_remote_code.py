@@ -9,7 +9,7 @@ from folders import LEARNED, LLAMA, differ, greedy, ids, logits, ours, save
 from test_exported_tokenizers import bpe
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
-from lit_llm.commands.export import export_folder, main
+from lit_llm.commands.export import Source, export_folder, main
 from lit_llm.core.errors import UserError
 
 MODELS = {
@@ -42,7 +42,7 @@ def test_logits_and_greedy_text_are_equal(name, tmp_path):
         if "convolution" in key:
             torch.nn.init.normal_(parameter, std=0.4)
     save(model, tmp_path / "a.ckpt")
-    export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9, code=True)
+    export_folder(Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "out", dtype=None, max_bytes=1e9, code=True)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
     for length in (1, 20, 64):
         expected = logits(model, ids(2, length))
@@ -65,7 +65,7 @@ def test_logits_and_greedy_text_are_equal(name, tmp_path):
 
 def exported(tmp_path, **settings):
     save(ours(**settings), tmp_path / "a.ckpt")
-    export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9, code=True)
+    export_folder(Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "out", dtype=None, max_bytes=1e9, code=True)
     return AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
 
 
@@ -128,7 +128,7 @@ def test_arguments_have_an_effect_or_are_refused(tmp_path):
 def test_what_a_plain_export_lacks_names_the_code_and_an_adapter_is_no_code(tmp_path):
     save(ours(**MODELS["quickstart"]), tmp_path / "a.ckpt")
     with pytest.raises(UserError, match=r"input_convolution .*or --format code"):
-        export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9)
+        export_folder(Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "out", dtype=None, max_bytes=1e9)
     flags = ["--ckpt_path", str(tmp_path / "a.ckpt"), "--format", "code", "--adapter", "true"]
     with pytest.raises(UserError, match=r"--format code .*leave out --adapter"):
         main(["--run", str(tmp_path), "--out", str(tmp_path / "out"), *flags])
@@ -139,7 +139,7 @@ def test_a_process_without_lit_llm_loads_the_folder(tmp_path):
     tokenizer = bpe()
     tokenizer.save(tmp_path)
     save(ours(vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, **MODELS["quickstart"]), tmp_path / "a.ckpt")
-    export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=torch.bfloat16, max_bytes=1e9, code=True)
+    export_folder(Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "out", dtype=torch.bfloat16, max_bytes=1e9, code=True)
     program = (
         "import sys; sys.modules['lit_llm'] = None\n"
         "from transformers import pipeline\n"
@@ -155,5 +155,5 @@ def test_settings_that_the_file_lacks_are_refused(tmp_path):
     for settings, name in (({"moe": {"experts": 3}}, "moe"), ({"rope_scaling": scaling}, "rope_scaling")):
         save(ours(**settings), tmp_path / "a.ckpt")
         with pytest.raises(UserError, match=f"model.{name} "):
-            export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9, code=True)
+            export_folder(Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "out", dtype=None, max_bytes=1e9, code=True)
         assert not (tmp_path / "out").exists()

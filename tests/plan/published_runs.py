@@ -1,4 +1,4 @@
-"""The runs of lit_llm/plan/published.yaml as settings of a plan: for tests, and for benchmarks/published_*.py."""
+"""The runs of benchmarks/published.yaml as settings of a plan: for tests, and for benchmarks/published_*.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lit_llm.plan
 from lit_llm.core.yaml_reading import read_yaml_file
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
@@ -16,7 +15,7 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.models.experts_config import MoEConfig
 from lit_llm.plan import Hardware, Layout, Optimizer, RunSettings, find
 
-FILE = Path(lit_llm.plan.__file__).with_name("published.yaml")
+FILE = Path(__file__).parents[2] / "benchmarks" / "published.yaml"
 _BLOCKS: dict[str, dict[str, Any]] = {
     "gpt2": {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
     "llama": {"mlp": "swiglu", "qk_norm": False},

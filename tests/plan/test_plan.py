@@ -13,6 +13,7 @@ from torch import nn
 
 from lit_llm.callbacks import WSD, StepCheckpoint
 from lit_llm.config.planned_recipe import steps_of_epochs
+from lit_llm.config.resolve import devices_of
 from lit_llm.core.number_text import count, duration, money, money_range, percent, size, two_digits
 from lit_llm.data.mixture_order import Phase, smallest_quotas
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -21,7 +22,7 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.layout import devices_of, layout_of_name
+from lit_llm.plan.layout import layout_of_name
 from lit_llm.plan.memory import CONTEXT_GB, peak_memory
 from lit_llm.plan.run_settings import PlannedPhase, PlannedSource, Schedule, canonical_precision
 from lit_llm.reporting.plan_text import SWEEP, markdown, render, sections, sweep_row, table_rows

@@ -1,4 +1,4 @@
-"""Planned tokens per second against published runs (lit_llm/plan/published.yaml), and the formula of `speed` by hand."""
+"""Planned tokens per second against published runs (benchmarks/published.yaml), and the formula of `speed` by hand."""
 
 from dataclasses import replace
 

@@ -16,7 +16,7 @@ from lit_llm.__main__ import main
 from lit_llm.commands.plan import own_flags
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, shipped, with_base
-from lit_llm.config.resolved_config import resolved
+from lit_llm.config.resolve import resolved
 from lit_llm.core.number_text import duration, percent
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPT, GPTConfig

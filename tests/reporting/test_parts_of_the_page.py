@@ -9,7 +9,7 @@ import yaml
 from recipe_runs import run
 
 from lit_llm.config.recipe_files import SHIPPED
-from lit_llm.config.resolved_config import resolved
+from lit_llm.config.resolve import resolved
 from lit_llm.reporting import evidence
 from lit_llm.reporting.health_charts import health_charts
 from lit_llm.reporting.run_curves import RunCurves
