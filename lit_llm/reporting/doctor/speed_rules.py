@@ -64,7 +64,8 @@ def large_logits(run: Observed) -> str | None:
 )
 def slow_loader(run: Observed) -> str | None:
     shares = run.values("time/data_fraction")
-    if len(shares) > 2 and statistics.mean(shares) > 0.12:  # healthy runs on a busy machine: at most 0.04
+    # Healthy runs: at most 0.04; of steps of 15 ms on a busy machine up to 0.19, and 0.34 in a row.
+    if len(shares) > 2 and (statistics.mean(shares) > 0.22 or (statistics.mean(shares) > 0.12 and max(shares) > 0.5)):
         return f"steps wait for data in {statistics.mean(shares):.0%} of the time (mean of {len(shares):,} rows)"
     return None
 
