@@ -22,28 +22,13 @@ SHAPES = {
     *("qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias", "tie_embeddings", "qk_norm", "qk_norm_width"),
     *(f"moe.{name}" for name in ("experts", "expert_width", "shared_experts", "shared_width", "router_bias")),
     *(f"latent.{name}" for name in ("kv_rank", "query_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")),
-    *("moe.first_dense", "moe.every", "layers.experts"),
-    *(
-        "norm_position",
-        "predict_ahead",
-        "attention_sinks",
-        "qkv_convolution",
-        "input_convolution",
-        "pad_vocab_to",
-        "vocab_size",
-    ),
+    *("moe.first_dense", "moe.every", "layers.experts", "norm_position", "predict_ahead", "attention_sinks"),
+    *("qkv_convolution", "input_convolution", "pad_vocab_to", "vocab_size"),
 }
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
 BASES = ("base_width", "base_depth")  # decide rates of the optimizer
-TRAINING = (
-    "moe.balance",
-    "moe.sequence_balance",
-    "moe.z_loss",
-    "dropout",
-    "mask_documents",
-    "eos_id",
-    *BASES,
-)  # follow the data and the way of training, not the weights
+# Follow the data and the way of training, not the weights:
+TRAINING = ("moe.balance", "moe.sequence_balance", "moe.z_loss", "dropout", "mask_documents", "eos_id", *BASES)
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
