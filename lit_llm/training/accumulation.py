@@ -33,23 +33,14 @@ class Accumulation:
     have parts of it, and the strategy averages the gradients over these ranks, too.
 
     Args:
-        sources: names of the sources of a mixture.
-        means: names of further means, those of `LossSums.means`.
+        losses: the means to log.
         block_size: the most targets of a row.
         equal: every micro-batch has equally many counted targets, on all ranks.
         loss_ranks: the number of ranks whose loss sums are added.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[str] = (),
-        *,
-        means: Sequence[str] = (),
-        block_size: int = 1,
-        equal: bool = True,
-        loss_ranks: int = 1,
-    ) -> None:
-        self.losses = LossMeans(sources, means)
+    def __init__(self, losses: LossMeans, *, block_size: int = 1, equal: bool = True, loss_ranks: int = 1) -> None:
+        self.losses = losses
         self._sums: Tensor | None = None  # of `losses`
         self.block_size, self.equal, self.loss_ranks = block_size, equal, loss_ranks
         self.micro_batches = 0  # of the step so far

@@ -103,7 +103,7 @@ class LanguageModel(TextGeneration):
         self.token_bytes: Tensor | None = None
         self.tokenizer: Any = None
         self.tokenizer_sha256: str | None = None  # of its file in the run folder
-        self.window = Accumulation()
+        self.window = Accumulation(LossMeans())
         self.evaluation: Evaluation  # of the current validation or test
         self.validated_step: int | None = None  # the last one, in `fit`
         self.step_sums = torch.zeros(1, 2)  # of the latest step, see `Accumulation.end`
@@ -206,8 +206,7 @@ class LanguageModel(TextGeneration):
         if self.reference is not None:  # not earlier: a checkpoint says what it is
             self.reference.prepare(self)
         self.window = Accumulation(  # not earlier: data modules may learn in `train_dataloader` whether every target counts
-            getattr(self.data, "source_names", ()),
-            means=self.objective.means(self.config),
+            self._loss_means(),
             block_size=self.config.block_size,
             equal=self.every_target_counts,
             loss_ranks=self._mesh("loss_ranks", self.trainer.world_size),
@@ -215,6 +214,9 @@ class LanguageModel(TextGeneration):
         if callback_of(self.trainer, Schedule) is None:
             for group, rate in zip(self.trainer.optimizers[0].param_groups, self._configured_rates, strict=True):
                 group["lr"] = rate
+
+    def _loss_means(self) -> LossMeans:
+        return LossMeans(getattr(self.data, "source_names", ()), self.objective.means(self.config))
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -357,9 +359,8 @@ class LanguageModel(TextGeneration):
         token_bytes = self.data.token_bytes_of(split) if isinstance(self.data, TokenDataModule) else self.token_bytes
         if self.reference is not None:
             self.reference.prepare(self)
-        losses = LossMeans(getattr(self.data, "source_names", ()), self.objective.means(self.config))
         device, of_tokens = self.trainer.strategy.root_device, self.objective.of_tokens
-        self.evaluation = Evaluation(split, losses, token_bytes, device, of_tokens=of_tokens)
+        self.evaluation = Evaluation(split, self._loss_means(), token_bytes, device, of_tokens=of_tokens)
 
     def on_test_epoch_start(self) -> None:
         self.on_validation_epoch_start("test")
