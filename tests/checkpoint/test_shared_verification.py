@@ -49,9 +49,9 @@ def test_a_damaged_shard_is_found_at_the_load_and_passed_by_at_the_next_start(tm
     assert json.loads(record.read_text()) == {"problem": f"the contents of {SHARD} have changed since it was written"}
     said = f"{found} (damaged.json remembers it, --resume {newest} checks it again)."
     assert disk_format.newest_good(tmp_path, shards=False) == (before, [said])
-    assert disk_format.verify(newest) == f"{found}." and record.exists()
+    assert disk_format.damage(newest) == f"{found}." and record.exists()
     flip(newest / SHARD, 8 * 1500)  # repaired
-    assert disk_format.verify(newest) is None and not record.exists()
+    assert disk_format.damage(newest) is None and not record.exists()
     assert disk_format.newest_good(tmp_path, shards=False) == (newest, [])
 
 
