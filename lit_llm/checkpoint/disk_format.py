@@ -211,7 +211,7 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
             raise UserError(f"{location / name} {problem}: restore the checkpoint, or use another one")
         return parts
 
-    shards = shard_sizes(location)  # no others
+    shards = shard_names(location)  # no others
     content = _checked(_load(_data(location), location), location)
     return join(content, shards, load, lazy=lazy) if shards else content
 
@@ -226,7 +226,7 @@ def read_values(path: str | Path) -> dict[str, Any]:
         UserError: It is missing, in another format, or checkpoint.pt cannot be loaded.
     """
     location = _locate(path)
-    shard_sizes(location)  # refuses a damaged manifest
+    shard_names(location)  # refuses a damaged manifest
     return _checked(_load(_data(location), location, map_location="meta"), location, has_data=False)
 
 
@@ -285,15 +285,15 @@ def damage_before_load(path: str | Path, *, ranks: int) -> str | None:
     return damage(path, shards=ranks == 1 or recorded_damage(Path(path)) is not None)
 
 
-def shard_sizes(path: str | Path) -> dict[str, int]:
-    """Name and bytes of each shard of a checkpoint, in the order of the ranks that wrote them. A plain file has none.
+def shard_names(path: str | Path) -> list[str]:
+    """The shards of a checkpoint, in the order of the ranks that wrote them. A plain file has none.
 
     Raises:
         UserError: It is missing, or its manifest is missing, damaged or of a later version of the format.
     """
     location = _locate(path)
     files = manifest_in(location)["files"] if location.is_dir() else {}
-    return {name: files[name]["bytes"] for name in sorted(files) if name != DATA}
+    return sorted(name for name in files if name != DATA)
 
 
 def shard_problem(path: str | Path, name: str) -> str | None:
