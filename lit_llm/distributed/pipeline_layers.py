@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from lit_llm.core.number_text import counted
+
 Schedule = Literal["1f1b", "interleaved1f1b", "zbv", "dualpipev", "gpipe"]
 
 
@@ -99,8 +101,8 @@ class PipelineLayout(NamedTuple):
             ]
         named = " and ".join(f"{name} {layers}" for name, layers in chosen.items())
         return [
-            f"{named} leave {rest} of {n_layer} layers (model.n_layer) to {others} other stages, which need one each "
-            f"({' '.join(f'{flag}.{name} null' for name in chosen)})"
+            f"{named} leave {rest} of {n_layer} layers (model.n_layer) to {counted(others, 'other stage')} of at least "
+            f"one layer each ({' '.join(f'{flag}.{name} null' for name in chosen)})"
         ]
 
     def runs(self, micro_batches: int) -> bool:
