@@ -355,15 +355,15 @@ class LanguageModel(TextGeneration):
 
     # -- validation and test ----------------------------------------------------------------------------------------
 
-    def on_validation_epoch_start(self, split: str = "val") -> None:
+    def on_validation_epoch_start(self) -> None:
+        split = "test" if self.trainer.testing else "val"
         token_bytes = self.data.token_bytes_of(split) if isinstance(self.data, TokenDataModule) else self.token_bytes
         if self.reference is not None:
             self.reference.prepare(self)
         device, of_tokens = self.trainer.strategy.root_device, self.objective.of_tokens
         self.evaluation = Evaluation(split, self._loss_means(), token_bytes, device, of_tokens=of_tokens)
 
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start("test")
+    on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         if not isinstance(self.data, TokenDataModule):  # which repeats nothing
@@ -376,9 +376,6 @@ class LanguageModel(TextGeneration):
 
     test_step = validation_step
 
-    def on_test_epoch_end(self) -> None:
-        self.on_validation_epoch_end()
-
     def on_validation_epoch_end(self) -> None:
         row = self.evaluation.compute()
         # log_dict fills callback_metrics (EarlyStopping, checkpoints) and the result of `trainer.validate`. While fitting,
@@ -388,6 +385,8 @@ class LanguageModel(TextGeneration):
         if fitting and not self.trainer.sanity_checking:
             write_row(self.trainer, row, self.trainer.global_step)
             self.validated_step = self.trainer.global_step
+
+    on_test_epoch_end = on_validation_epoch_end
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
