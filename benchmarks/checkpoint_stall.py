@@ -88,7 +88,7 @@ def measure(parameters: int, repeats: int, device: str, folder: Path) -> None:
         slower = statistics.median(meanwhile) / alone
         print(f"{stalled:7.3f}  {copied:7.3f}  {ratios[-1]:6.3f}  {written:13.2f}  {slower:16.2f}x")
     began = time.perf_counter()
-    problem = disk_format.verify(path)
+    problem = disk_format.damage(path)
     assert problem is None, problem
     print(f"async / sync stall: {statistics.median(ratios):.3f}; verifying: {time.perf_counter() - began:.2f} s")
     background.teardown()

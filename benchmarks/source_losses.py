@@ -18,7 +18,7 @@ import torch
 
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
-from lit_llm.training.accumulation import SourceLosses
+from lit_llm.training.accumulation import LossMeans
 
 SEQUENCES, LENGTH, SOURCES = 8, 256, 8
 
@@ -34,13 +34,13 @@ def main() -> None:
         "full logits": cross_entropy,
         "chunks of 1,024": partial(chunked_cross_entropy, chunk_size=1024),
     }.items():
-        losses = SourceLosses([f"source {i}" for i in range(SOURCES)])
+        losses = LossMeans([f"source {i}" for i in range(SOURCES)])
 
-        def step(function: Callable[..., LossSums], collected: SourceLosses | None) -> float:
+        def step(function: Callable[..., LossSums], collected: LossMeans | None) -> float:
             begin = time.process_time()
             sums = model(ids[:, :-1], ids[:, 1:], loss=function)
             if collected is not None:
-                collected.add(sources, sums)
+                collected.of({"sources": sources}, sums)
             sums.loss.backward()
             model.zero_grad()
             return time.process_time() - begin

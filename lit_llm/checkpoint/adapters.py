@@ -14,7 +14,7 @@ from typing import Any
 
 from lit_llm.callbacks._torch import AVERAGE
 from lit_llm.checkpoint.crash_safe import sha256_of
-from lit_llm.checkpoint.disk_format import read, read_manifest, read_values, verify
+from lit_llm.checkpoint.disk_format import damage, read, read_manifest, read_values
 from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.models.lora import LoRAConfig, merged_weights
@@ -115,7 +115,7 @@ def base_damage(content: dict[str, Any], checkpoint: Path) -> str | None:
         base = base_checkpoint(content, checkpoint, can_be_named=False)
     except UserError as error:
         return str(error)
-    return verify(base) or base_damage(read_values(base), base)
+    return damage(base) or base_damage(read_values(base), base)
 
 
 EMA_HELP = "the average of the weights that the run kept (--ema EMA) instead of the weights"

@@ -22,28 +22,13 @@ SHAPES = {
     *("qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias", "tie_embeddings", "qk_norm", "qk_norm_width"),
     *(f"moe.{name}" for name in ("experts", "expert_width", "shared_experts", "shared_width", "router_bias")),
     *(f"latent.{name}" for name in ("kv_rank", "query_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")),
-    *("moe.first_dense", "moe.every", "layers.experts"),
-    *(
-        "norm_position",
-        "predict_ahead",
-        "attention_sinks",
-        "qkv_convolution",
-        "input_convolution",
-        "pad_vocab_to",
-        "vocab_size",
-    ),
+    *("moe.first_dense", "moe.every", "layers.experts", "norm_position", "predict_ahead", "attention_sinks"),
+    *("qkv_convolution", "input_convolution", "pad_vocab_to", "vocab_size"),
 }
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
 BASES = ("base_width", "base_depth")  # decide rates of the optimizer
-TRAINING = (
-    "moe.balance",
-    "moe.sequence_balance",
-    "moe.z_loss",
-    "dropout",
-    "mask_documents",
-    "eos_id",
-    *BASES,
-)  # follow the data and the way of training, not the weights
+# Follow the data and the way of training, not the weights:
+TRAINING = ("moe.balance", "moe.sequence_balance", "moe.z_loss", "dropout", "mask_documents", "eos_id", *BASES)
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
@@ -126,7 +111,7 @@ def lora_changes(saved: LoRAConfig | None, lora: LoRAConfig | None, *, accepted:
 def model_changes(
     saved: dict[str, Any], model: GPTConfig, architecture: Architecture | None = None, *, accepted: bool
 ) -> list[str]:
-    """One sentence for each model setting that differs from the checkpoint's. A null that follows the data is no difference.
+    """One sentence for each model setting that differs from the checkpoint's.
 
     Args:
         accepted: Ignore settings that do not determine the shapes of the weights. All arguments of a custom architecture are
@@ -146,11 +131,7 @@ def model_changes(
             "--accept_changes true if the weights fit)"
             for name, before, now in changed
         ]
-    saved = _flat(saved)
-    for name, value in _flat(asdict(model)).items():
-        old: Any = saved.get(name, value)
-        if old == value or name in INITIAL or (name in ("vocab_size", "eos_id") and value is None):
-            continue
+    for name, old, value in _changed_settings(saved, model):
         change = f"model.{name} was {old} in the checkpoint and is {value}"
         group, _, inside = name.partition(".")
         key = group if inside and old is None else name  # a group is turned off as a whole
@@ -171,6 +152,13 @@ def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
     return [f"with model.base_width or model.base_depth the optimizer has other groups: its state does not fit ({flags})"]
 
 
+def _changed_settings(saved: dict[str, Any], model: GPTConfig) -> list[tuple[str, Any, Any]]:
+    """Name, saved and current value of each setting that differs and still matters. A null follows the data."""
+    before, now = _flat(saved), _flat(asdict(model))
+    same = {*INITIAL, *(name for name in ("vocab_size", "eos_id") if now[name] is None)}
+    return [(name, before[name], value) for name, value in now.items() if before.get(name, value) != value and name not in same]
+
+
 def _changed_arguments(was: dict[str, Any], architecture: Architecture) -> list[tuple[str, Any, Any]]:
     """Name with a dot, saved and current value of each argument of a custom architecture that differs."""
     saved, arguments = was["init_args"], architecture.init_args
@@ -182,11 +170,10 @@ def reinterpretations(saved: dict[str, Any], model: GPTConfig, architecture: Arc
 
     Of a custom architecture, also of each argument: only its code knows what it means.
     """
-    saved = _flat(saved)
     changed = [
-        (f"model.{name}", saved[name], value)
-        for name, value in _flat(asdict(model)).items()
-        if name in saved and saved[name] != value and name not in {*SHAPES, *INITIAL, *TRAINING}
+        (f"model.{name}", before, now)
+        for name, before, now in _changed_settings(saved, model)
+        if name not in SHAPES and name not in TRAINING
     ]
     was = saved.get("architecture")
     if was is not None and architecture is not None:

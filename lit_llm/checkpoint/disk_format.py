@@ -195,14 +195,14 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
 
     Args:
         path: The checkpoint, or a link to it.
-        verify: Check it first, which reads all its files once (see :func:`verify`).
+        verify: Check it first, which reads all its files once (see `damage`).
         lazy: Leave tensors that are in shards on disk, as `sharded.TensorOnDisk`.
 
     Raises:
         UserError: It is missing, in another format, or damaged.
     """
     location = _locate(path)
-    if verify and (problem := _problem(location)):
+    if verify and (problem := damage(location)):
         raise UserError(problem)
 
     def load(name: str) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
             raise UserError(f"{location / name} {problem}: restore the checkpoint, or use another one")
         return parts
 
-    shards = shard_sizes(location)  # no others
+    shards = shard_names(location)  # no others
     content = _checked(_load(_data(location), location), location)
     return join(content, shards, load, lazy=lazy) if shards else content
 
@@ -226,7 +226,7 @@ def read_values(path: str | Path) -> dict[str, Any]:
         UserError: It is missing, in another format, or checkpoint.pt cannot be loaded.
     """
     location = _locate(path)
-    shard_sizes(location)  # refuses a damaged manifest
+    shard_names(location)  # refuses a damaged manifest
     return _checked(_load(_data(location), location, map_location="meta"), location, has_data=False)
 
 
@@ -258,8 +258,8 @@ def compression_problem(file: Path) -> str | None:
     return None
 
 
-def verify(path: str | Path, *, shards: bool = True) -> str | None:
-    """Check the checkpoint at `path`; returns the problem as a sentence, or None.
+def damage(path: str | Path, *, shards: bool = True) -> str | None:
+    """Check the checkpoint at `path`; returns why it cannot be used as a sentence, or None.
 
     The files of a folder are compared with the checksums of its manifest. A plain Lightning file has no manifest; the
     checksums inside the zip archive cover its tensors and its structure.
@@ -269,28 +269,31 @@ def verify(path: str | Path, *, shards: bool = True) -> str | None:
             record, for ranks that hash them together when they load them (`lit_llm.checkpoint.shared_verification`).
     """
     try:
-        return _problem(_locate(path), shards=shards)
+        location = _locate(path)
+        return _problem_of_folder(location, shards=shards) if location.is_dir() else _problem_of_file(location)
     except UserError as error:
         return str(error)
+    except OSError as error:
+        return f"checkpoint {path} cannot be read: {error.strerror}."
 
 
 def damage_before_load(path: str | Path, *, ranks: int) -> str | None:
-    """As `verify`, of a checkpoint that is named, before `ranks` processes load it: several share its shards then.
+    """As `damage`, of a checkpoint that is named, before `ranks` processes load it: several share its shards then.
 
     One that is recorded as damaged may have been repaired, so it is hashed again.
     """
-    return verify(path, shards=ranks == 1 or recorded_damage(Path(path)) is not None)
+    return damage(path, shards=ranks == 1 or recorded_damage(Path(path)) is not None)
 
 
-def shard_sizes(path: str | Path) -> dict[str, int]:
-    """Name and bytes of each shard of a checkpoint, in the order of the ranks that wrote them. A plain file has none.
+def shard_names(path: str | Path) -> list[str]:
+    """The shards of a checkpoint, in the order of the ranks that wrote them. A plain file has none.
 
     Raises:
         UserError: It is missing, or its manifest is missing, damaged or of a later version of the format.
     """
     location = _locate(path)
     files = manifest_in(location)["files"] if location.is_dir() else {}
-    return {name: files[name]["bytes"] for name in sorted(files) if name != DATA}
+    return sorted(name for name in files if name != DATA)
 
 
 def shard_problem(path: str | Path, name: str) -> str | None:
@@ -329,14 +332,14 @@ def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None
     """The newest undamaged checkpoint of a folder, and one sentence for each damaged one that is, or may be, newer.
 
     Args:
-        shards: As for `verify`.
+        shards: As for `damage`.
 
     Raises:
         UserError: A newer one is intact, but of a later version of the format: an older one would undo what it holds.
     """
     damaged: list[str] = []
     for candidate in checkpoints_in(folder):
-        problem = verify(candidate, shards=shards)
+        problem = damage(candidate, shards=shards)
         if problem is None:
             return candidate, damaged
         if is_of_later_version(candidate):
@@ -406,14 +409,6 @@ def _locate(path: str | Path) -> Path:
     if aside.exists():
         return aside
     raise UserError(f"there is no checkpoint {path}.")
-
-
-def _problem(location: Path, *, shards: bool = True) -> str | None:
-    """As `verify`, or a UserError."""
-    try:
-        return _problem_of_folder(location, shards=shards) if location.is_dir() else _problem_of_file(location)
-    except OSError as error:
-        return f"checkpoint {location} cannot be read: {error.strerror}."
 
 
 def _problem_of_folder(folder: Path, *, shards: bool) -> str | None:

@@ -76,7 +76,7 @@ class FolderCheckpointIO(CheckpointIO):
         problem, shards_left = None, False
         if not together or dist.get_rank() == 0:
             known = path == self._verified
-            problem = None if known else disk_format.verify(path, shards=not together)
+            problem = None if known else disk_format.damage(path, shards=not together)
             shards_left = self._shards_left if known else together
         if together:
             choice: list[Any] = [path, problem, shards_left]

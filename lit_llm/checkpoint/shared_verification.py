@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from lit_llm.callbacks._torch import gathered, process_count
-from lit_llm.checkpoint.disk_format import shard_problem, shard_sizes
+from lit_llm.checkpoint.disk_format import shard_names, shard_problem
 from lit_llm.checkpoint.manifest import record_damage
 from lit_llm.core.errors import UserError
 
@@ -25,7 +24,7 @@ def verify_shards_together(checkpoint: Path) -> None:
     ranks = process_count()
     rank = dist.get_rank() if ranks > 1 else 0
     try:
-        names = share(shard_sizes(checkpoint), rank, ranks)
+        names = share(shard_names(checkpoint), rank, ranks)
         problems = [problem for name in names if (problem := shard_problem(checkpoint, name))]
     except UserError as error:  # this rank cannot read the manifest, but the others wait for its verdict
         problems = [str(error).rstrip(".")]
@@ -38,20 +37,12 @@ def verify_shards_together(checkpoint: Path) -> None:
     raise UserError(said[0])
 
 
-def share(sizes: Mapping[str, int], rank: int, ranks: int) -> list[str]:
-    """The shards that a rank hashes, of those with these sizes in bytes: its own, or an equal part of consecutive ones.
+def share(shards: list[str], rank: int, ranks: int) -> list[str]:
+    """The shards that a rank hashes: its own, if each rank has written one, or an equal number of consecutive ones.
 
     Consecutive shards are what a rank of another layout mostly reads. Every shard is in the share of exactly one rank.
     """
-    if len(sizes) == ranks:
-        return [list(sizes)[rank]]
-    everything, before, mine = max(1, sum(sizes.values())), 0, []
-    for name, size in sizes.items():
-        middle = before + size / 2
-        if min(ranks - 1, int(middle * ranks / everything)) == rank:
-            mine.append(name)
-        before += size
-    return mine
+    return shards[rank * len(shards) // ranks : (rank + 1) * len(shards) // ranks]
 
 
 def _recorded(checkpoint: Path, problem: str) -> str:

@@ -35,7 +35,8 @@ def recompute_block(block: nn.Module, mode: str | int, *, preserve_rng_state: bo
     if mode == "cheap":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_expensive)
     elif mode != "attention" and isinstance(block, Block) and isinstance(block.mlp, Experts) and block.mlp.is_shared:
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_row_numbers)
+        # Recompute all but how many rows experts exchange: the host waits for a GPU once, and not again.
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, {_ROW_NUMBERS}))
     forward = module.forward
 
     def recomputed(*args: Any, **kwargs: Any) -> Any:
@@ -61,16 +62,11 @@ _EXPENSIVE_NAMES = {
 }
 
 
-def keep_expensive(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """The policy of mode cheap: keep the results of matrix products, attention and communication."""
-    return _kept(operator, _EXPENSIVE_NAMES)
+def _policy(kept: set[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Keep the results of the operators with these names, and recompute all others."""
+    is_kept = operator.name().split(".")[0] in kept
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def keep_row_numbers(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Recompute all but how many rows experts exchange: the host waits for a GPU once, and not again."""
-    return _kept(operator, {_ROW_NUMBERS})
-
-
-def _kept(operator: Any, names: set[str]) -> CheckpointPolicy:
-    kept = operator.name().split(".")[0] in names
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+keep_expensive = partial(_policy, _EXPENSIVE_NAMES)
+"""The policy of mode cheap: keep the results of matrix products, attention and communication."""

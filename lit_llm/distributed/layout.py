@@ -43,20 +43,20 @@ def layout(
     except UserError as error:
         return None, [str(error)]
     found, tensor_parallel = _unused_settings(strategy), sizes.tensor_parallel
+    valid = model if model is not None and not model.problems() else None
+    gpt = valid if architecture is None else None
     if architecture is not None:
         found += architecture_layout_problems(architecture.class_path, tensor_parallel, sizes.context)
-    elif model is not None and not model.problems() and tensor_parallel > 1:
-        problem = tensor_parallel_problem(model, tensor_parallel)
-        found += [problem] if problem else []
-    if model is not None and not model.problems():
-        compiled = compute is not None and compute.compile
-        found += expert_problems(None if architecture is not None else model, sizes, strategy.expert, compiled=compiled)
+    if gpt is not None and tensor_parallel > 1 and (problem := tensor_parallel_problem(gpt, tensor_parallel)):
+        found.append(problem)
+    if valid is not None:
+        found += expert_problems(gpt, sizes, strategy.expert, compiled=compute is not None and compute.compile)
     if compute is not None and (problem := compile_problem(tensor_parallel, compute)):
         found.append(problem)
     found += pipeline_problems(
         strategy.pipeline_layout,
         sizes,
-        model,
+        valid,
         architecture,
         compute,
         precision,
@@ -64,8 +64,8 @@ def layout(
         reshards=strategy.reshard_after_forward is True,
         expert=strategy.expert,
     )
-    if architecture is None and model is not None and not model.problems() and sizes.context > 1:
-        found += context_problems(model, sizes, strategy.context_attention)
+    if gpt is not None and sizes.context > 1:
+        found += context_problems(gpt, sizes, strategy.context_attention)
     return sizes.data_parallel, found
 
 

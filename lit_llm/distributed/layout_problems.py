@@ -32,7 +32,7 @@ def pipeline_problems(
     """Every reason why the settings do not work with a pipeline.
 
     Args:
-        model: None or invalid: not checked.
+        model: None: not checked.
         architecture: of a custom model.
         chunk_size: of the loss.
         reshards: whether FSDP2 frees gathered weights after each forward pass.
@@ -46,7 +46,7 @@ def pipeline_problems(
             "its layers; use shards instead (--trainer.strategy.pipeline 1, --config recipes/strategy/fsdp2.yaml)"
         ]
     kind, found = KINDS[layout.schedule], []
-    if model is not None and not model.problems():
+    if model is not None:
         found += layout.layer_problems(model.n_layer)
         twice = {"is tied": model.tie_embeddings, f"serves model.predict_ahead {model.predict_ahead}": model.predict_ahead > 0}
         mends = ("--model.tie_embeddings false", "--model.predict_ahead 0")

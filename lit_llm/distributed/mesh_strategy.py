@@ -211,13 +211,18 @@ class MeshStrategy(ModelParallelStrategy):
         if self.sharded_checkpoints:
             self._writers = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
 
+    def _mesh(self, sizes: dict[str, int], always: str) -> DeviceMesh:
+        """A mesh of all processes, without dimensions of size 1 except `always`.
+
+        Each dimension is a process group, which costs time at the start (and with gloo, threads).
+        """
+        used = {name: size for name, size in sizes.items() if size > 1 or name == always}
+        return init_device_mesh(self.root_device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+
     def _set_meshes(self, sizes: MeshSizes) -> None:
-        # Each dimension is a process group, which costs time at the start (and with gloo, threads). So only those in use.
-        used = {name: size for name, size in sizes._asdict().items() if size > 1 or name == "shard"}
-        together = {name: size for name, size in used.items() if name != "context"}
-        together["shard"] *= sizes.context  # FSDP2 needs shard × context as one dimension, and meshes of one root
-        shards = init_device_mesh(self.root_device.type, tuple(together.values()), mesh_dim_names=tuple(together))
-        mesh = shards
+        together = sizes._asdict()
+        together["shard"] *= together.pop("context")  # FSDP2 needs shard × context as one dimension, and meshes of one root
+        mesh = shards = self._mesh(together, "shard")
         if sizes.context > 1:
             mesh = unflatten_mesh(shards, "shard", {"shard": sizes.shard, "context": sizes.context})
         set_device_mesh(self, mesh)
@@ -236,14 +241,8 @@ class MeshStrategy(ModelParallelStrategy):
         """
         sizes = self.sizes(self.world_size)
         among = sizes.shard * sizes.context * sizes.tensor_parallel
-        dims = {
-            "pipeline": sizes.pipeline,
-            "replicate": sizes.replicate,
-            "expert_shard": among // self.expert,
-            "expert": self.expert,
-        }
-        used = {name: size for name, size in dims.items() if size > 1 or name == "expert_shard"}
-        mesh = init_device_mesh(self.root_device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+        outer = {"pipeline": sizes.pipeline, "replicate": sizes.replicate}
+        mesh = self._mesh({**outer, "expert_shard": among // self.expert, "expert": self.expert}, "expert_shard")
         holders = mesh["replicate", "expert_shard"] if sizes.replicate > 1 else mesh["expert_shard"]
         return holders, mesh["expert"] if self.expert > 1 else None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from lit_llm.core.number_text import counted
+
 Schedule = Literal["1f1b", "interleaved1f1b", "zbv", "dualpipev", "gpipe"]
 
 
@@ -83,59 +85,25 @@ class PipelineLayout(NamedTuple):
         ]
 
     def layer_problems(self, n_layer: int) -> list[str]:
-        """Why a model of `n_layer` layers cannot be cut into the stages, one sentence each. What it proposes can be cut."""
-        if self._can_cut(n_layer):
-            return []
-        stages = self.stages
+        """Why a model of `n_layer` layers cannot be cut into the stages, one sentence each."""
         given = {"layers_first": self.layers_first, "layers_last": self.layers_last}
         chosen = {name: layers for name, layers in given.items() if layers is not None}
-        if n_layer < stages:
-            enough = sum(chosen.values()) + stages - len(chosen)
-            mends = [f"--model.n_layer {enough}", *self._smaller_pipeline(n_layer)]
+        rest, others = n_layer - sum(chosen.values()), self.stages - len(chosen)
+        if rest == others == 0 or rest >= others > 0:
+            return []
+        flag = "--trainer.strategy"
+        if n_layer < self.stages:
+            enough = sum(chosen.values()) + others
+            one_each = "" if KINDS[self.schedule].stages == 1 else f", or {flag}.schedule 1f1b for fewer stages"
             return [
-                f"pipeline={self.ranks} with schedule {self.schedule} has {stages} stages of at least one layer, but "
-                f"model.n_layer is {n_layer} ({', or '.join(mends)})"
+                f"pipeline={self.ranks} with schedule {self.schedule} has {self.stages} stages of at least one layer, but "
+                f"model.n_layer is {n_layer} (--model.n_layer {enough}, or a smaller {flag}.pipeline{one_each})"
             ]
-        rest, others = n_layer - sum(chosen.values()), stages - len(chosen)
         named = " and ".join(f"{name} {layers}" for name, layers in chosen.items())
-        if others == 0:
-            why = f"{named} are {n_layer - rest} layers on the only two stages, but model.n_layer is {n_layer}"
-        else:
-            left = "no layer" if rest <= 0 else f"{rest} layer{'s' if rest > 1 else ''}"
-            stage = "one other stage, which" if others == 1 else f"{others} other stages, but each"
-            why = f"{named} of model.n_layer {n_layer} leave {left} for {stage} needs one"
-        return [f"{why} ({', or '.join(self._other_layers(n_layer, chosen))})"]
-
-    def _can_cut(self, n_layer: int) -> bool:
-        given = [layers for layers in (self.layers_first, self.layers_last) if layers is not None]
-        rest, others = n_layer - sum(given), self.stages - len(given)
-        return rest == 0 if others == 0 else rest >= others
-
-    def _smaller_pipeline(self, n_layer: int) -> list[str]:
-        """Flags that leave fewer stages on the same processes."""
-        flag, found = "--trainer.strategy", []
-        for ranks in range(self.ranks - 1, 1, -1):
-            if self.ranks % ranks == 0 and self._replace(ranks=ranks)._can_cut(n_layer):
-                found.append(f"{flag}.pipeline {ranks} {flag}.shard auto")
-                break
-        if self.schedule not in ("1f1b", "gpipe") and self._replace(schedule="1f1b", stages_per_rank=None)._can_cut(n_layer):
-            one = "" if self.stages_per_rank is None else f" {flag}.stages_per_rank null"
-            found.append(f"{flag}.schedule 1f1b{one}")
-        return found or ["--config recipes/strategy/fsdp2.yaml"]
-
-    def _other_layers(self, n_layer: int, chosen: dict[str, int]) -> list[str]:
-        """Flags for `layers_first` or `layers_last`: the nearest number that can be cut, and null to balance."""
-        flag = "--trainer.strategy.{} {}".format
-
-        def works(name: str, layers: int | None) -> bool:
-            return self._replace(**{name: layers})._can_cut(n_layer)  # type: ignore[arg-type]
-
-        for name, layers in sorted(chosen.items(), key=lambda item: -item[1]):
-            balanced = [flag(name, "null")] if works(name, None) else []
-            for number in sorted(range(1, n_layer), key=lambda number: abs(number - layers)):
-                if works(name, number):
-                    return [flag(name, number), *balanced]
-        return [" ".join(flag(name, "null") for name in chosen)]
+        return [
+            f"{named} leave {rest} of {n_layer} layers (model.n_layer) to {counted(others, 'other stage')} of at least "
+            f"one layer each ({' '.join(f'{flag}.{name} null' for name in chosen)})"
+        ]
 
     def runs(self, micro_batches: int) -> bool:
         """Whether a step of `micro_batches` per data-parallel rank works. The rules are torch's."""

@@ -115,7 +115,7 @@ class Reordered(Function):
 def row_numbers(counts: Tensor, coming: Tensor) -> Tensor:
     """(n, E / n) twice → (2, n) on the host: the rows that go to each rank, and those that come from it.
 
-    An operator of its own, so that a recomputation finds its result kept (`keep_row_numbers`).
+    An operator of its own, so that a recomputation finds its result kept (`activation_checkpointing.recompute_block`).
     """
     return torch.stack((counts.sum(dim=1), coming.sum(dim=1))).cpu()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import NamedTuple
 
 from lit_llm.core import html_page as html
@@ -42,25 +43,22 @@ def time_spent(run: RunCurves) -> TimeSpent | None:
     `Throughput` leaves out validation, saving and text generation, so they are the rest of the time between two rows.
     """
     stretches = _stretches(run)
-    seconds: dict[str, float] = {}
+    seconds: defaultdict[str, float] = defaultdict(float)
     shares = {name: dict(run.over_steps(tag)) for tag, name in _SHARES.items()}
     if any(shares.values()):
         for step, (length, _) in stretches.items():
             for name, values in shares.items():
                 if math.isfinite(values.get(step, math.nan)):
-                    seconds[name] = seconds.get(name, 0.0) + length * values[step]
+                    seconds[name] += length * values[step]
         return TimeSpent(seconds, "TimeBreakdown") if any(seconds.values()) else None
     speeds, waits = dict(run.over_steps("throughput/tokens_per_second")), dict(run.over_steps("time/data_fraction"))
     for step, (length, tokens) in stretches.items():
         if speeds.get(step, 0.0) > 0:
             training = min(length, tokens / speeds[step])
             waiting = training * min(max(waits.get(step, 0.0), 0.0), 1.0)
-            for name, spent in (
-                ("training steps", training - waiting),
-                ("waiting for data", waiting),
-                (_REST, length - training),
-            ):
-                seconds[name] = seconds.get(name, 0.0) + spent
+            seconds["training steps"] += training - waiting
+            seconds["waiting for data"] += waiting
+            seconds[_REST] += length - training
     return TimeSpent(seconds, "Throughput") if any(seconds.values()) else None
 
 

@@ -32,7 +32,7 @@ from lit_llm.optim import MuonAdamW, optimizer_of
 from lit_llm.optim.transfer import optimizer_of_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.weights import planned_model
-from lit_llm.training.accumulation import Accumulation, mean_of
+from lit_llm.training.accumulation import Accumulation, LossMeans, mean_of
 from lit_llm.training.data_vocabulary import with_vocabulary
 from lit_llm.training.evaluation import Evaluation, safe_exp, without_repeats
 from lit_llm.training.objective import CrossEntropy, Objective
@@ -103,10 +103,10 @@ class LanguageModel(TextGeneration):
         self.token_bytes: Tensor | None = None
         self.tokenizer: Any = None
         self.tokenizer_sha256: str | None = None  # of its file in the run folder
-        self.window = Accumulation()
-        self.evaluation = Evaluation()
+        self.window = Accumulation(LossMeans())
+        self.evaluation: Evaluation  # of the current validation or test
         self.validated_step: int | None = None  # the last one, in `fit`
-        self.step_sums = torch.zeros(2)  # of the latest step, see `Accumulation.end`
+        self.step_sums = torch.zeros(1, 2)  # of the latest step, see `Accumulation.end`
         self.step_loss, self.step_count = torch.tensor(math.nan), torch.tensor(0)
         # Of a mixture of experts, see `lit_llm.callbacks.contracts.CountsExperts`.
         self.expert_counts: Tensor | None = None
@@ -206,8 +206,7 @@ class LanguageModel(TextGeneration):
         if self.reference is not None:  # not earlier: a checkpoint says what it is
             self.reference.prepare(self)
         self.window = Accumulation(  # not earlier: data modules may learn in `train_dataloader` whether every target counts
-            getattr(self.data, "source_names", ()),
-            means=self.objective.means(self.config),
+            self._loss_means(),
             block_size=self.config.block_size,
             equal=self.every_target_counts,
             loss_ranks=self._mesh("loss_ranks", self.trainer.world_size),
@@ -215,6 +214,9 @@ class LanguageModel(TextGeneration):
         if callback_of(self.trainer, Schedule) is None:
             for group, rate in zip(self.trainer.optimizers[0].param_groups, self._configured_rates, strict=True):
                 group["lr"] = rate
+
+    def _loss_means(self) -> LossMeans:
+        return LossMeans(getattr(self.data, "source_names", ()), self.objective.means(self.config))
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -300,7 +302,8 @@ class LanguageModel(TextGeneration):
             finally:
                 self.window.is_last = False
             self.step_sums, scale = self.window.end(self.trainer.strategy, self.trainer.accumulate_grad_batches)
-            self.step_loss, self.step_count = self.step_sums[0] / self.step_sums[1], self.step_sums[1]
+            nll, self.step_count = self.step_sums[0]
+            self.step_loss = nll / self.step_count
             if scale is not None:
                 scale_((p.grad for p in self.parameters() if p.grad is not None), scale)
             if self.window.routers is not None:
@@ -344,26 +347,23 @@ class LanguageModel(TextGeneration):
         step = self.trainer.global_step + 1
         if not is_logged(self.trainer, step):
             return
-        nll, tokens, *by_source = self.step_sums.tolist()  # the only read of the loss on the host, on logged steps
-        if tokens:
-            row = {"train/loss": nll / tokens}
+        row = self.window.losses.row("train", self.step_sums)  # the only read of the loss on the host, on logged steps
+        if "train/loss" in row:
             if self.objective.of_tokens:
-                row["train/perplexity"] = safe_exp(nll / tokens)
-            row |= self.window.means.row("train", self.window.step_means.tolist())
-            write_row(self.trainer, row | self.window.sources.row("train", by_source), step)
+                row["train/perplexity"] = safe_exp(row["train/loss"])
+            write_row(self.trainer, row, step)
 
     # -- validation and test ----------------------------------------------------------------------------------------
 
-    def on_validation_epoch_start(self, split: str = "val") -> None:
+    def on_validation_epoch_start(self) -> None:
+        split = "test" if self.trainer.testing else "val"
         token_bytes = self.data.token_bytes_of(split) if isinstance(self.data, TokenDataModule) else self.token_bytes
         if self.reference is not None:
             self.reference.prepare(self)
-        sources, device = getattr(self.data, "source_names", ()), self.trainer.strategy.root_device
-        means, of_tokens = self.objective.means(self.config), self.objective.of_tokens
-        self.evaluation.start(token_bytes, sources, device, means=means, of_tokens=of_tokens)
+        device, of_tokens = self.trainer.strategy.root_device, self.objective.of_tokens
+        self.evaluation = Evaluation(split, self._loss_means(), token_bytes, device, of_tokens=of_tokens)
 
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start("test")
+    on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         if not isinstance(self.data, TokenDataModule):  # which repeats nothing
@@ -372,15 +372,12 @@ class LanguageModel(TextGeneration):
         # The last batch may be smaller. Computing it without compiled blocks is faster than compiling them for its size.
         with torch.compiler.set_stance("default" if batch_idx == 0 else "eager_on_recompile"):
             sums = self.sums(batch)
-        self.evaluation.add(batch, sums, parts=self._mesh("batch_parts", 1))
+        self.evaluation.update(batch, sums, parts=self._mesh("batch_parts", 1))
 
     test_step = validation_step
 
-    def on_test_epoch_end(self) -> None:
-        self.on_validation_epoch_end("test")
-
-    def on_validation_epoch_end(self, prefix: str = "val") -> None:
-        row = self.evaluation.row(prefix, self.trainer)
+    def on_validation_epoch_end(self) -> None:
+        row = self.evaluation.compute()
         # log_dict fills callback_metrics (EarlyStopping, checkpoints) and the result of `trainer.validate`. While fitting,
         # Lightning would log one step early, so `write_row` logs instead.
         fitting = self.trainer.state.fn == "fit"
@@ -388,6 +385,8 @@ class LanguageModel(TextGeneration):
         if fitting and not self.trainer.sanity_checking:
             write_row(self.trainer, row, self.trainer.global_step)
             self.validated_step = self.trainer.global_step
+
+    on_test_epoch_end = on_validation_epoch_end
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,14 +16,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lit_llm.callbacks import EMA, Throughput
 from lit_llm.callbacks._lightning import accumulates, callback_of
+from lit_llm.callbacks.progress_bar import format_duration
 from lit_llm.callbacks.ranges import check_ranges
 from lit_llm.checkpoint.manifest import versions
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import Domain, above
+from lit_llm.core.number_text import money_range
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.compute import cost_usd, flops_per_token
 from lit_llm.plan.hardware import Hardware, this_machine
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
@@ -32,8 +34,39 @@ from lit_llm.plan.speed import Options, dense_peak, step_times
 from lit_llm.plan.weights import planned_model, total_parameters
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.outcome import RunCost, outcome
+from lit_llm.training.outcome import outcome
 from lit_llm.training.planned_settings import layout_of, run_settings
+
+
+class RunCost(NamedTuple):
+    """The price of the devices of a run."""
+
+    usd_hour: tuple[float, float]
+    """Lowest and highest price of a device-hour."""
+    devices: int
+    """How many there are."""
+    where: str
+    """The devices, and where the price is from."""
+
+    @classmethod
+    def known(cls, hardware: Hardware, price: float | None, devices: int) -> RunCost | None:
+        """None if nobody knows a price.
+
+        Args:
+            price: USD per device-hour. None: that of the hardware table.
+        """
+        usd_hour = hardware.price_usd_hour if price is None else (price, price)
+        if usd_hour is None:
+            return None
+        origin = "assumed price, --plan.price" if price is None else "--plan.price"
+        what = f"{devices} x {hardware.name}" if devices > 1 else hardware.name
+        return cls(usd_hour, devices, f"{what} ({origin})")
+
+    def line(self, words: str, seconds: float) -> str:
+        """For example "cost: about $1.2 planned for 37m00s on h100-sxm (--plan.price)"."""
+        said = money_range(*(cost_usd(seconds, self.devices, usd) for usd in self.usd_hour))
+        about = "" if said.startswith("less") else "about "
+        return f"cost: {about}{said} {words} {format_duration(seconds)} on {self.where}"
 
 
 class PlanMonitor(Callback):
@@ -124,7 +157,7 @@ class PlanMonitor(Callback):
         left = settings.tokens - settings.tokens_before(trainer.global_step)
         run_seconds = step * left / settings.tokens_per_step if step and left > 0 else None
         if self._cost is not None and run_seconds:
-            print(self._cost.planned(run_seconds))
+            print(self._cost.line("planned for", run_seconds))
         self._earlier = earlier_launches(Path(trainer.default_root_dir))
         self._launch = {
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -183,7 +216,7 @@ class PlanMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, ended=True)
         if self._cost is not None:
-            print(self._cost.so_far())
+            print(self._cost.line("for", time.monotonic() - self._began))
 
     def _write(self, trainer: Trainer, *, ended: bool = False) -> None:
         """Write plan.json if this rank has something new for it. At the end, the time is new."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_llm.checkpoint.adapters import base_sha256
-from lit_llm.core.disk import complete_file, open_ordinary
+from lit_llm.core.disk import complete_file, read_ordinary
 from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.models.lora import Adapted
 from lit_llm.training.accumulation import wide
@@ -156,10 +156,7 @@ def _read(path: Path, key: str) -> Any:
         UserError: it is damaged, or of another reference.
     """
     try:
-        content = None
-        if path.exists():
-            with open(open_ordinary(path), "rb") as file:
-                content = file.read()
+        content = read_ordinary(path, path.stat().st_size) if path.exists() else None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     if content is None:

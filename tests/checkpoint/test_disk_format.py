@@ -111,7 +111,7 @@ def test_killed_while_replacing_the_old_one_is_read_and_comes_back_at_the_next_s
     (tmp_path / "last.ckpt").symlink_to("step-00000005.ckpt")
     os.rename(step_path(tmp_path, 5), tmp_path / ".step-00000005.ckpt.replaced")
     for path in (step_path(tmp_path, 5), tmp_path / "last.ckpt"):
-        assert disk_format.verify(path) is None
+        assert disk_format.damage(path) is None
         assert disk_format.read(path)["global_step"] == disk_format.read_manifest(path)["step"] == 5
     best, damaged = disk_format.newest_good(tmp_path)
     assert disk_format.read(best)["global_step"] == 5 and not damaged
@@ -227,7 +227,7 @@ def is_passed_over(folder, what):
     best, damaged = disk_format.newest_good(folder)
     assert best == step_path(folder, 1)
     assert len(damaged) == 1 and "step-00000002.ckpt" in damaged[0] and what in damaged[0]
-    assert disk_format.verify(newest) == damaged[0]
+    assert disk_format.damage(newest) == damaged[0]
     with pytest.raises(ValueError) as raised:
         disk_format.read(newest)
     assert str(raised.value) == damaged[0]
@@ -252,7 +252,7 @@ def test_every_bit_of_a_manifest_counts(pair):
     good = path.read_bytes()
     for bit in range(0, len(good) * 8, 11):  # 11 and 8 have no factor in common: all kinds of bit
         flip(path, bit)
-        assert "manifest.json has changed since it was written" in disk_format.verify(step_path(pair, 2))
+        assert "manifest.json has changed since it was written" in disk_format.damage(step_path(pair, 2))
         path.write_bytes(good)
 
 
@@ -340,7 +340,7 @@ def test_a_file_system_without_fsync_of_folders_is_used_and_one_without_that_of_
     monkeypatch.setattr(os, "fsync", fsync)
     if of == "folders":
         save(tmp_path, 3)
-        assert disk_format.verify(step_path(tmp_path, 3)) is None
+        assert disk_format.damage(step_path(tmp_path, 3)) is None
     else:
         with pytest.raises(OSError, match="Invalid argument"):
             save(tmp_path, 3)

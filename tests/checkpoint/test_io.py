@@ -219,7 +219,7 @@ def test_teardown_waits_and_the_next_fit_can_save_again(tmp_path, blocked, backg
     background.save_checkpoint(state(1.0), tmp_path / "1.ckpt")
     threading.Timer(0.2, blocked.set).start()
     background.teardown()
-    assert disk_format.verify(tmp_path / "1.ckpt") is None
+    assert disk_format.damage(tmp_path / "1.ckpt") is None
     assert not [t for t in threading.enumerate() if t.name.startswith("checkpoint")]
     background.save_checkpoint(state(2.0), tmp_path / "2.ckpt")
     background.teardown()
@@ -277,7 +277,7 @@ def test_one_that_cannot_be_deleted_is_a_warning(tmp_path, io, monkeypatch):
         patch.setattr(os, "rename", refuse)
         io.remove_checkpoint(tmp_path / "1.ckpt")
         io.teardown()
-    assert disk_format.verify(tmp_path / "1.ckpt") is None
+    assert disk_format.damage(tmp_path / "1.ckpt") is None
 
 
 @pytest.mark.parametrize("when", ["finished", "save", "teardown"])

@@ -42,7 +42,7 @@ WRONG = [
 def test_a_manifest_with_a_wrong_type_is_damage_in_one_sentence(change, tmp_path):
     save(tmp_path, 1, 2)
     forge(step_path(tmp_path, 2), **change)
-    said = disk_format.verify(step_path(tmp_path, 2))
+    said = disk_format.damage(step_path(tmp_path, 2))
     assert "is damaged: manifest.json has changed since it was written." in said and "\n" not in said
     assert disk_format.newest_good(tmp_path) == (step_path(tmp_path, 1), [said])
     for _ in range(2):
@@ -59,14 +59,14 @@ def test_a_manifest_of_other_json_is_damage(text, tmp_path):
     save(tmp_path, 1, 2)
     (step_path(tmp_path, 2) / "manifest.json").write_text(text)
     assert disk_format.newest_good(tmp_path)[0] == step_path(tmp_path, 1)
-    assert "is damaged" in disk_format.verify(step_path(tmp_path, 2))
+    assert "is damaged" in disk_format.damage(step_path(tmp_path, 2))
 
 
 def test_a_shard_that_the_manifest_does_not_list_is_refused_and_never_read(tmp_path):
     save(tmp_path, 1)
     path = step_path(tmp_path, 1)
     torch.save({"state_dict.a": {"offset": [0, 0], "part": torch.zeros(50, 40)}}, path / "shard-00000-of-00001.pt")
-    said = disk_format.verify(path)
+    said = disk_format.damage(path)
     assert said == f"checkpoint {path} is damaged: shard-00000-of-00001.pt is not one of the files in its manifest.json."
     with pytest.raises(UserError, match="is not one of the files"):
         disk_format.read(path)
@@ -96,4 +96,4 @@ def test_any_changed_byte_of_a_manifest_is_damage(tmp_path):
     good, rng = file.read_bytes(), random.Random(3)
     for place in rng.sample(range(len(good)), 60):
         file.write_bytes(good[:place] + bytes([good[place] ^ 1 << rng.randrange(8)]) + good[place + 1 :])
-        assert disk_format.verify(step_path(tmp_path, 1)) is not None, place
+        assert disk_format.damage(step_path(tmp_path, 1)) is not None, place

@@ -37,7 +37,7 @@ def lightning_file(tmp_path_factory):
 
 
 def test_plain_lightning_files_are_read_checked_and_found(lightning_file, tmp_path):
-    assert disk_format.verify(lightning_file) is None
+    assert disk_format.damage(lightning_file) is None
     assert disk_format.read(lightning_file)["global_step"] == 3
     assert disk_format.newest_good(lightning_file.parent) == (lightning_file, [])
     with pytest.raises(ValueError, match=r"step=3\.ckpt is not a checkpoint of lit_llm: it has no manifest\.json"):
@@ -102,7 +102,7 @@ def test_text_folders_of_others_and_missing_ones_are_refused_in_one_sentence(tmp
         disk_format.read(tmp_path / "hf")
     with pytest.raises(ValueError, match=r"there is no checkpoint .*never\.ckpt"):
         disk_format.read(tmp_path / "never.ckpt")
-    assert "there is no checkpoint" in disk_format.verify(tmp_path / "never.ckpt")
+    assert "there is no checkpoint" in disk_format.damage(tmp_path / "never.ckpt")
 
 
 def test_a_later_version_of_the_format_asks_for_a_later_lit_llm(tmp_path, monkeypatch):

@@ -123,8 +123,8 @@ def test_compressed_entries_are_refused_before_they_are_unpacked(tmp_path):
                 turned.writestr(entry, other if entry.filename.endswith("byteorder") else plain.read(entry))
     with pytest.raises(UserError, match="byte order"):
         disk_format.read(tmp_path / "turned.ckpt")
-    assert disk_format.verify(tmp_path / "plain.ckpt") is None
-    assert "compress" in disk_format.verify(tmp_path / "bomb.ckpt")
+    assert disk_format.damage(tmp_path / "plain.ckpt") is None
+    assert "compress" in disk_format.damage(tmp_path / "bomb.ckpt")
     with pytest.raises(UserError, match="compress"):
         disk_format.read_values(tmp_path / "bomb.ckpt")
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-import torchmetrics
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -210,10 +209,8 @@ def test_hybrid_shard_grad_op_is_a_sharding_strategy_of_fsdp1():
     assert package.HYBRID_SHARD_GRAD_OP.name == "_HYBRID_SHARD_ZERO2"
 
 
-def test_apply_which_models_and_metrics_override_visits_every_tensor():
-    for kind in (nn.Module, torchmetrics.Metric):
-        assert list(inspect.signature(kind._apply).parameters)[:2] == ["self", "fn"]
-    assert "exclude_state" in inspect.signature(torchmetrics.Metric._apply).parameters
+def test_apply_which_models_override_visits_every_tensor():
+    assert list(inspect.signature(nn.Module._apply).parameters)[:2] == ["self", "fn"]
     linear = nn.Linear(1, 1)
     linear._apply(lambda tensor: tensor.double())
     assert linear.weight.dtype == linear.bias.dtype == torch.float64

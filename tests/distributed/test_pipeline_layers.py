@@ -1,5 +1,6 @@
 """Which layers and ranks the stages of a pipeline have, and the sentences about what cannot work."""
 
+import re
 from itertools import combinations, pairwise, product
 from types import SimpleNamespace
 
@@ -86,20 +87,14 @@ def problems(model=None, architecture=None, compute=None, precision="32-true", l
 
 
 REFUSED = [
+    ({"pipeline": 8}, "model.n_layer is 4 (--model.n_layer 8, or a smaller --trainer.strategy.pipeline)"),
+    ({"pipeline": 4, "schedule": "interleaved1f1b"}, "or --trainer.strategy.schedule 1f1b"),
+    ({"pipeline": 3, "layers_first": 3}, "leave 1 of 4 layers (model.n_layer) to 2 other stages"),
+    ({"pipeline": 2, "layers_first": 4}, "(--trainer.strategy.layers_first null)"),
     (
-        {"pipeline": 8},
-        "has 8 stages of at least one layer, but model.n_layer is 4 (--model.n_layer 8, or --trainer",
+        {"pipeline": 2, "layers_first": 1, "layers_last": 2},
+        "(--trainer.strategy.layers_first null --trainer.strategy.layers_last null)",
     ),
-    ({"pipeline": 4, "schedule": "interleaved1f1b"}, "--trainer.strategy.pipeline 2 --trainer.strategy.shard auto, or "),
-    (
-        {"pipeline": 3, "layers_first": 3},
-        "leave 1 layer for 2 other stages, but each needs one (--trainer.strategy.layers_first 2,",
-    ),
-    (
-        {"pipeline": 2, "layers_first": 4},
-        "leave no layer for one other stage, which needs one (--trainer.strategy.layers_first 3",
-    ),
-    ({"pipeline": 2, "layers_first": 1, "layers_last": 2}, "are 3 layers on the only two stages, but model.n_layer is 4 ("),
     ({"pipeline": 2, "precision": "16-mixed"}, "do not share a loss scale (--trainer.precision bf16-mixed)"),
     ({"pipeline": 2, "schedule": "zbv", "compute": ComputeConfig(compile=True)}, "(--trainer.strategy.schedule 1f1b or"),
     ({"pipeline": 2, "schedule": "zbv", "loss": LossConfig(chunk_size=8)}, "--loss.chunk_size null"),
@@ -121,24 +116,24 @@ def test_what_cannot_work_is_one_sentence_with_what_does(settings, sentence):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved1f1b", "zbv"])
-def test_every_proposed_flag_for_layers_works(schedule):
-    """Read the flags of each sentence, apply them, and cut again."""
+def test_what_cannot_be_cut_is_refused_and_the_proposed_flags_work(schedule):
+    """Every cut into positive numbers of layers is tried. The flags of each sentence are read and applied."""
     given = [None, 1, 2, 3, 6]
-    seen = 0
+    refused = 0
     for ranks, n_layer, first, last in product((2, 3, 4), (2, 4, 5, 9), given, given):
         layout = PipelineLayout(ranks, schedule, layers_first=first, layers_last=last)
-        for sentence in layout.layer_problems(n_layer):
-            for flags in sentence[sentence.index("(") + 1 : -1].split(", or "):
-                words = flags.replace("--trainer.strategy.", "").split()
-                changes = dict(zip(words[::2], [int(w) if w.isdecimal() else w for w in words[1::2]], strict=True))
-                if changes.pop("shard", "auto") == "auto" and "--config" not in changes:
-                    changed = {name: None if value == "null" else value for name, value in changes.items()}
-                    layers = changed.pop("--model.n_layer", n_layer)
-                    other = layout._replace(**{"ranks" if name == "pipeline" else name: v for name, v in changed.items()})
-                    assert ranks % other.ranks == 0 and other.layer_problems(layers) == [], sentence
-                    assert [len(stage) for stage in other.layers(layers)]
-                    seen += 1
-    assert seen > 50
+        cuts = combinations(range(1, n_layer), layout.stages - 1)
+        sizes = ([b - a for a, b in pairwise((0, *cut, n_layer))] for cut in cuts)
+        can_cut = any(first in (None, each[0]) and last in (None, each[-1]) for each in sizes)
+        found = layout.layer_problems(n_layer)
+        assert bool(found) != can_cut
+        for sentence in found:
+            flags = dict(re.findall(r"--(?:model|trainer.strategy)\.(n_layer|layers_\w+) (\w+)", sentence))
+            enough = int(flags.pop("n_layer", n_layer))
+            assert enough > n_layer or flags
+            assert layout._replace(**dict.fromkeys(flags)).layers(enough)
+            refused += 1
+    assert refused > 50
 
 
 def test_what_works_is_not_refused():

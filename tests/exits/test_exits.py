@@ -20,7 +20,7 @@ from exit_faults import overlay
 from launcher import group_is_left
 from recipe_runs import TEXT
 
-from lit_llm.checkpoint.disk_format import verify
+from lit_llm.checkpoint.disk_format import damage
 
 LIMIT = 60.0
 """Seconds after which an exit counts as a hang. An exit takes about one."""
@@ -173,7 +173,7 @@ def test_a_checkpoint_in_the_background_is_complete_although_the_command_has_fai
     flags = ("--async_checkpoints", "true", "--run_dir", "runs/slow")
     codes, said, _ = end(launcher, folder, "KeyError", "training", *flags, bound=0.2, also=[("SlowSaves", {})])
     assert codes == [1] and WATCHDOG not in said
-    assert verify(folder / "runs" / "slow" / "checkpoints" / "step-00000003.ckpt") is None
+    assert damage(folder / "runs" / "slow" / "checkpoints" / "step-00000003.ckpt") is None
 
 
 STUCK = {

@@ -8,7 +8,7 @@ from matrix import Cell
 from run_comparison import differences
 from victims import overlay
 
-from lit_llm.checkpoint.disk_format import verify
+from lit_llm.checkpoint.disk_format import damage
 
 SHARDS = ["--sharded_checkpoints", "true"]
 CASES = [
@@ -33,4 +33,4 @@ def test_a_save_to_a_full_disk_is_reported_and_the_run_continues_with_older_chec
     rows, found = differences(folder / f"straight-{len(flags)}", folder / run_dir)
     assert found == [] and rows
     kept = [path for path in (folder / run_dir / "checkpoints").iterdir() if not path.is_symlink()]
-    assert kept and all(verify(path) is None for path in kept)
+    assert kept and all(damage(path) is None for path in kept)

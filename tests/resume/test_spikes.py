@@ -9,7 +9,7 @@ from matrix import Cell
 from run_comparison import curves, values
 from victims import overlay
 
-from lit_llm.checkpoint.disk_format import read, verify
+from lit_llm.checkpoint.disk_format import damage, read
 
 SPOILT = {3: "nan", 12: "inf", 13: "1000", 16: "nan", 17: "-inf", 20: "1000"}
 ADAMW = ["--optimizer", "AdamW", "--optimizer.fused", "true"]
@@ -66,7 +66,7 @@ def test_too_many_skipped_steps_in_a_row_exit_with_1_a_diagnosis_and_the_last_go
     assert run.codes == [1] * cell.ranks, run.said()
     assert run.said().count("SpikeGuard stops training at optimizer step 15: the last 4 steps were all skipped") == 1
     last = folder / name / "checkpoints" / "last.ckpt"
-    assert last.readlink().name == "step-00000015.ckpt" and verify(last) is None
+    assert last.readlink().name == "step-00000015.ckpt" and damage(last) is None
     well = overlay(folder, "well.yaml", ("Leave", {"steps": list(range(12, matrix.STEPS + 1))}))
     run = launcher.run(
         matrix.fit(cell, f"{name}-well", *well, "--spike_guard", "null"), folder, ranks=cell.ranks, log=f"{name}.log"

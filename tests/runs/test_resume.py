@@ -11,7 +11,7 @@ from recipe_runs import breaking, curve, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint import disk_format
-from lit_llm.checkpoint.disk_format import read, verify, write
+from lit_llm.checkpoint.disk_format import read, write
 from lit_llm.config.parse import parse
 from lit_llm.runs import saved_run
 
@@ -37,7 +37,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(trained
     assert "step-00000008.ckpt is damaged" in err and "resume: from step 6" in out and "at step 8" in out
     assert rows(trained, "train/loss") == list(range(1, 9))
     assert {tag: curve(trained, tag) for tag in before} == before  # made again, bit for bit
-    assert verify(trained / "checkpoints" / "last.ckpt") is None
+    assert disk_format.damage(trained / "checkpoints" / "last.ckpt") is None
 
 
 def rows(run_dir: Path, tag: str) -> list[int]:

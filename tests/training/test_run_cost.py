@@ -11,24 +11,18 @@ from recipe_runs import curve, run
 
 from lit_llm.core.errors import UserError
 from lit_llm.plan.hardware import find
-from lit_llm.training import outcome, plan_monitor
-from lit_llm.training.outcome import RunCost
-from lit_llm.training.plan_monitor import PlanMonitor
+from lit_llm.training import plan_monitor
+from lit_llm.training.plan_monitor import PlanMonitor, RunCost
 
 
-def test_cost_is_devices_times_hours_times_price(monkeypatch):
+def test_cost_is_devices_times_hours_times_price():
     h100 = find("h100-sxm")
-    now = [1000.0]
-    monkeypatch.setattr(outcome, "time", SimpleNamespace(monotonic=lambda: now[0]))
     cost = RunCost.known(h100, 2.5, 8)
-    assert cost.planned(1800) == "cost: about $10 planned for 30m00s on 8 x h100-sxm (--plan.price)"
+    assert cost.line("planned for", 1800) == "cost: about $10 planned for 30m00s on 8 x h100-sxm (--plan.price)"
     low, high = (8 * 5 * price for price in h100.price_usd_hour)
-    assumed = RunCost.known(h100, None, 8).planned(5 * 3600)
-    end = "planned for 5h00m on 8 x h100-sxm (assumed price, --plan.price)"
-    assert assumed == f"cost: about ${low:.0f} to ${high:.0f} {end}"
-    assert cost.so_far() == "cost: less than $0.01 for 0s on 8 x h100-sxm (--plan.price)"
-    now[0] += 3600
-    assert cost.so_far() == "cost: about $20 for 1h00m on 8 x h100-sxm (--plan.price)"
+    assumed = RunCost.known(h100, None, 8).line("for", 5 * 3600)
+    assert assumed == f"cost: about ${low:.0f} to ${high:.0f} for 5h00m on 8 x h100-sxm (assumed price, --plan.price)"
+    assert cost.line("for", 0) == "cost: less than $0.01 for 0s on 8 x h100-sxm (--plan.price)"
     assert RunCost.known(SimpleNamespace(price_usd_hour=None), None, 1) is None
 
 
