@@ -161,7 +161,7 @@ def test_a_finished_fit_can_be_entered_for_a_validation_and_makes_no_step(tmp_pa
         resume=checkpoint,
         val_check_interval=4,
         limit_val_batches=2,
-        on_fit_start=internals.enter_finished_fit,
+        on_fit_start=lambda trainer: internals.enter_finished_fit(trainer, lambda: True),
         on_train_start=lambda trainer: (limits.append(trainer.max_steps), internals.validate_when_resuming(trainer)),
         on_validation_end=lambda trainer: limits.append(trainer.max_steps),
     )
@@ -178,7 +178,7 @@ def test_a_finished_fit_entered_without_a_validation_makes_no_step(tmp_path):
         resume=checkpoint,
         val_check_interval=4,
         limit_val_batches=0,
-        on_fit_start=internals.enter_finished_fit,
+        on_fit_start=lambda trainer: internals.enter_finished_fit(trainer, lambda: True),
         on_train_start=internals.validate_when_resuming,
     )
     assert trainer.global_step == trainer.max_steps == 4
