@@ -99,8 +99,9 @@ class HealthSignals(Callback):
             probe, or the data module's `vocab_size`, tells the vocabulary.
         Probe: before the step's first micro-batch, one forward pass without gradients of a few of its sequences, in eval mode
             and without compiled code: `forward(input_ids)` → logits (B, T, V). Documents in a sequence see each other.
-            Together with copies that differ in their third quarters, these are at most half of the micro-batch's tokens,
-            16,384, and 2²⁴ / V, unless the module `holds_all_logits`. Absent in a pipeline, and where `forward` cannot do this.
+            Together with copies that differ in their second eighths and third quarters, these are at most half of the
+            micro-batch's tokens, 16,384, and 2²⁴ / V, unless the module `holds_all_logits`. Absent in a pipeline, and where
+            `forward` cannot do this.
         Backward loss ratio, where the step has a row of `train/loss`. Absent in a pipeline, and where a module scales its
             gradients by the step's tokens afterwards: `every_target_counts` is false (both: `contracts.py`).
         Gradients of the first micro-batch, and what is left of earlier steps: on one process, without fp16 loss scaling; the

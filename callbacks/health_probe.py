@@ -35,7 +35,7 @@ FREQUENCIES = ("common", "middle", "rare")
 
 
 class Probe:
-    """Runs `pl_module(ids)` on a few sequences, twice: the second time with other ids in their third quarters.
+    """Runs `pl_module(ids)` on a few sequences, twice: then with other ids in their second eighths and third quarters.
 
     Both are one batch. Where `forward` is not the LightningModule's own, or fails, or does not give logits (B, T, V), the
     probe is off.
@@ -63,8 +63,9 @@ class Probe:
             return
         count, length = kept.shape
         changed = kept.clone()
-        middle = slice(length // 2, max(length // 2 + 1, 3 * length // 4))
-        changed[:, middle] = (changed[:, middle] + 1) % (kept.max() + 1)
+        for first, end in ((length // 8, length // 4), (length // 2, 3 * length // 4)):
+            part = slice(max(1, first), max(2, first + 1, end))
+            changed[:, part] = (changed[:, part] + 1) % (kept.max() + 1)
         inner = Readings(readings.device)
         with evaluation_mode(trainer, pl_module), watched(self.blocks, count, inner):
             logits = self._logits(trainer, pl_module, torch.cat([kept, changed]))
@@ -254,9 +255,9 @@ def _measure_logits(logits: Tensor, readings: Readings) -> None:
 
 
 def _measure_leak(logits: Tensor, readings: Readings) -> None:
-    """The first halves of (2 R, L, V) logits must not depend on the third quarters of the ids; the last 16th must."""
+    """The first eighths of (2 R, L, V) logits must not depend on ids behind them, which differ; the last 16ths must."""
     count, length = logits.size(0) // 2, logits.size(1)
-    first, last = logits[:, : length // 2], logits[:, min(length - 1, length - length // 16) :]
+    first, last = logits[:, : max(1, length // 8)], logits[:, min(length - 1, length - length // 16) :]
     for name, part in (("future_leak", first), ("context_use", last)):
         size = _largest(part[:count]).clamp(min=torch.finfo(torch.float32).tiny)
         for row, places, z in _chunks(part[:count]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +24,8 @@ SETUP_DESCRIPTIONS = {
     "setup/epsilon": "largest epsilon of a parameter group",
     "setup/initial_gain": "before step 1: largest root mean square of a Linear's weights, times the root of its inputs",
     "setup/alike_units": "before step 1: share of the Linears whose units all have the same weights, other than 0",
+    "setup/fresh_matrices": "before step 1: share of the kinds of Linears, one in each of three or more blocks, whose sizes "
+    "differ as those of random draws do, or that are 0",
     "setup/vocab_size": "rows of the embedding, or the data module's `vocab_size`",
     "setup/train_tokens": "the data module's `train_tokens`",
 }
@@ -64,6 +68,8 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         if gains:
             facts["setup/initial_gain"] = torch.stack(gains).max().item()
             facts["setup/alike_units"] = sum(bool(_alike(each)) for each in linears) / len(linears)
+        if fresh := [_are_fresh(kind) for kind in _kinds(pl_module) if len(kind) > 2]:
+            facts["setup/fresh_matrices"] = sum(fresh) / len(fresh)
     return {name: float(value) for name, value in facts.items()}
 
 
@@ -77,6 +83,22 @@ def stateless(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[int, int]:
         if p.requires_grad
     ]
     return sum(without for without, _ in sizes), sum(size for _, size in sizes)
+
+
+def _kinds(pl_module: nn.Module) -> list[list[nn.Linear]]:
+    """The Linears of one shape whose names differ in a number only: the same layer of all blocks."""
+    kinds: dict[tuple[str, torch.Size], list[nn.Linear]] = {}
+    for name, module in pl_module.named_modules():
+        if isinstance(module, nn.Linear) and isinstance(getattr(module, "weight", None), Tensor):
+            kinds.setdefault((re.sub(r"\d+", "N", name), module.weight.shape), []).append(module)
+    return list(kinds.values())
+
+
+def _are_fresh(linears: list[nn.Linear]) -> bool:
+    """Whether root mean squares differ as those of random draws do: of n weights, by a share of about 1 / sqrt(2 n)."""
+    weights = [local_part(each.weight.detach()).float() for each in linears]
+    sizes = torch.stack([each.square().mean().sqrt() if each.numel() else each.new_zeros(()) for each in weights])
+    return bool(sizes.std() <= 2 * sizes.mean() / math.sqrt(2 * max(1, weights[0].numel())))
 
 
 def _alike(linear: nn.Linear) -> bool:

@@ -14,6 +14,7 @@ from lit_llm.callbacks import HealthSignals
 from lit_llm.callbacks.health_batch import check_targets
 from lit_llm.callbacks.health_counts import PRIOR, CountedText
 from lit_llm.callbacks.health_readings import Readings
+from lit_llm.callbacks.health_setup import _are_fresh, _kinds
 
 
 def rows_of(module, tmp_path, steps=3, **trainer):
@@ -116,6 +117,20 @@ def test_two_evaluations_of_a_validation_batch_differ_if_dropout_is_on(tmp_path,
     row = rows_of(Validated(batches()), tmp_path, num_sanity_val_steps=0, limit_val_batches=1, val_check_interval=1)[2]
     assert (row["health/validation_noise"] > 0.01) == trains and row["health/validation_length"] == 0.5
     assert trains or row["health/validation_noise"] < 1e-5
+
+
+def test_matrices_of_blocks_are_fresh_until_training_has_changed_their_sizes():
+    draw = torch.Generator().manual_seed(0)
+    blocks = nn.ModuleList(nn.ModuleDict({"a": nn.Linear(32, 64), "b": nn.Linear(64, 32)}) for _ in range(4))
+    with torch.no_grad():
+        for block in blocks:
+            block["a"].weight.copy_(torch.randn(64, 32, generator=draw) * 0.02)
+            block["b"].weight.zero_()
+    kinds = _kinds(blocks)
+    assert sorted(map(len, kinds)) == [4, 4] and all(map(_are_fresh, kinds))
+    with torch.no_grad():
+        blocks[2]["a"].weight.mul_(1.2)
+    assert [_are_fresh(kind) for kind in kinds] == [False, True]
 
 
 def test_opening_targets_and_answer_ends_are_counted():

@@ -107,7 +107,12 @@ BATCHES = {step: 2.0 if step % 130 else 5.0 for step in STEPS}
 SLOW = loss(lambda step: 2.9 + 2.6 * math.exp(-step / 60))
 NO_LAYERS = {f"health/weight_norm/{layer}": {} for layer in LAYERS if layer != "head"}
 CASES = {
-    "loss-not-finite": [observed(loss(lambda step: math.nan if step > 200 else 3.0 - step / 200))],
+    "loss-not-finite": [
+        observed(loss(lambda step: math.nan if step > 200 else 3.0 - step / 200)),
+        observed(
+            {"grad/norm": {step: math.nan if step % 20 else 1.5 for step in STEPS}, "spike/skipped": dict.fromkeys(STEPS, 4.0)}
+        ),
+    ],
     "fp16-overflow": [
         observed({"grad/norm": {step: math.inf if step in (200, 300) else 1.0 for step in STEPS}}, with_precision("16-mixed")),
         observed(loss(lambda step: math.nan if step > 200 else 3.0 - step / 200), with_precision("16-true")),
@@ -156,7 +161,10 @@ CASES = {
     "targets-shifted-twice": [
         observed(everywhere("health/twice_shifted_targets", 1.0) | everywhere("health/shifted_targets", 0.07)),
     ],
-    "targets-unrelated": [observed(everywhere("health/shifted_targets", 0.05))],
+    "targets-unrelated": [
+        observed(everywhere("health/shifted_targets", 0.05)),
+        observed({"health/shifted_targets": {step: 0.3 if step in (100, 250) else 1.0 for step in range(50, 410, 50)}}),
+    ],
     "targets-ignored": [observed(everywhere("health/ignored_targets", 0.9))],
     "future-leak": [observed(everywhere("health/future_leak", 0.3))],
     "batch-repeated": [observed(everywhere("health/repeated_samples", 1.0))],
@@ -169,7 +177,8 @@ CASES = {
             everywhere("setup/vocab_size", 5000.0)
             | everywhere("health/untouched_embeddings", 0.95)
             | loss(lambda s: 8 - s / 80)
-        )
+        ),
+        observed(everywhere("setup/vocab_size", 1024.0) | everywhere("health/untouched_embeddings", 0.75)),
     ],
     "dead-units": [observed(everywhere("health/dead_units/blocks.0", 0.9))],
     "large-logits": [observed(everywhere("health/logit_max", 300.0))],
@@ -262,7 +271,10 @@ CASES = {
     "loss-jumps-at-resume": [
         observed(loss(lambda step: 1.5 if step <= 200 else 2.1 - step / 2000), first_steps=[0, 200]),
     ],
-    "loaded-weights-unfit": [observed({"train/loss": healthy()["train/loss"] | {1: 6.0}}, {"init_from": "runs/base"})],
+    "loaded-weights-unfit": [
+        observed({"train/loss": healthy()["train/loss"] | {1: 6.0}}, {"init_from": "runs/base"}),
+        observed({"setup/fresh_matrices": {1: 1.0}}, {"init_from": "runs/base"}),
+    ],
     "noise-in-training": [
         observed({"health/bigram_loss": {step: 7.0 if step in (250, 300) else 2.4 for step in range(50, 410, 25)}}),
         observed(everywhere("health/bigram_loss", 3.6) | everywhere("health/unigram_loss", 4.2)),
@@ -288,6 +300,9 @@ CASES = {
         ),
     ],
     "validation-differs": [observed({"val/loss": dict.fromkeys((100, 200), 9.0) | {300: 5.1, 400: 5.0}})],
+    "bits-per-token": [
+        observed({"setup/vocab_size": {0: 1024.0}, "val/bits_per_byte": {400: 2.6 / math.log(2)}, "val/loss": {400: 2.6}}),
+    ],
     "batch-small": [observed({"progress/tokens": {step: 128.0 * step for step in healthy()["progress/tokens"]}})],
     "average-lags": [observed(config={"ema": {"init_args": {"decay": 0.999, "warmup": False}}})],
 }

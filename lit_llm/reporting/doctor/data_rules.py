@@ -48,17 +48,24 @@ def shifted_twice(run: Observed) -> str | None:
 
 @error(
     "targets-unrelated",
-    "inputs and targets do not belong together: some of either were replaced, masked, shuffled or taken from another sequence",
+    "inputs and targets do not belong together: some of either were replaced, masked, shuffled or of another sequence",
     "look at a batch of the data",
     "health/shifted_targets",
     "certain",  # the definition of next-token prediction
     explains=_TARGETS,
 )
 def unrelated(run: Observed) -> str | None:
-    shifted = _shifted(run)
-    if shifted is None or shifted > 0.9 or copied.seen(run) or shifted_twice.seen(run):
+    shifted, rows = _shifted(run), run.values("health/shifted_targets", -1)
+    if shifted is None or copied.seen(run) or shifted_twice.seen(run):
         return None
-    return f"only {shifted:.1%} of the counted targets are the next input"
+    if shifted <= 0.9:
+        return f"only {shifted:.1%} of the counted targets are the next input"
+    odd = [share for share in rows if share < 0.9]
+    return (
+        f"in {len(odd)} of {len(rows)} rows only {min(odd):.1%} or more of the targets are the next input"
+        if len(odd) > 1
+        else None
+    )
 
 
 @warning(
@@ -128,7 +135,7 @@ def shared(run: Observed) -> str | None:
 def leak(run: Observed) -> str | None:
     change = run.median("health/future_leak")
     if change is not None and change > 0.02:
-        return f"other inputs in the second half of a sequence changed the logits of its first half by {change:.1%} (median)"
+        return f"other inputs further on changed the logits of a sequence's first eighth by {change:.1%} (median)"
     return None
 
 
@@ -298,8 +305,8 @@ def damaged(run: Observed) -> str | None:
 
 @warning(
     "vocabulary-unused",
-    "the vocabulary is not that of the text's tokenizer",
-    "remove --model.vocab_size, or use the tokenizer that the text was prepared with",
+    "the vocabulary is not that of the text's tokenizer, or ids were cut, as by an integer type that is too small",
+    "remove --model.vocab_size, or use the tokenizer that the text was prepared with; look at the largest id of the data",
     "health/untouched_embeddings",
     "likely",
 )
@@ -311,6 +318,8 @@ def unused_vocabulary(run: Observed) -> str | None:
     step, share = min(shares, key=lambda point: (point[1], -point[0]))  # each launch counts anew
     tokens = (step - run.start_of_launch(step)) * progress[-1][1] / progress[-1][0]
     # A text of as many tokens as a vocabulary of its own has entries uses more than a hundredth of them.
+    if size > 512 and share > 0.5 and tokens > 20 * size and (run.last("setup/train_tokens") or 0.0) > 20 * size:
+        return f"{share:.1%} of the {size:,.0f} embeddings were never used in {tokens:,.0f} tokens"
     if size > 512 and ((share > 0.9 and tokens > 5 * size) or (share > 0.99 and tokens > size)):
         return f"{share:.1%} of the {size:,.0f} embeddings were never used in {tokens:,.0f} tokens"
     return None

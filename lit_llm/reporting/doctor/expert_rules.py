@@ -23,7 +23,7 @@ LEAST_STEPS = (2 * MOVES) ** 2
 
 @error(
     "expert-bias-too-large",
-    "the biases of the experts outweigh the scores of the router, which are at most 1",
+    "the biases of the experts outweigh the scores of the router, at most 1: their rate is too high, or their sign wrong",
     "--expert_balance.rate 0.001",
     "experts/bias, experts/load",
     "likely",

@@ -86,7 +86,8 @@ def alike(run: Observed) -> str | None:
 
 @error(
     "gradients-changed",
-    "something changes gradients before the optimizer: a sum instead of a mean, gradients of earlier steps, a mask, or noise",
+    "something changes gradients before the optimizer: a sum instead of a mean, a loss scale that stays in, gradients of "
+    "earlier steps, a mask, or noise",
     "look at code that touches `grad`; divide by the number of micro-batches once",
     "health/first_gradient_share, grad/norm",
     "likely",  # the gradient of one micro-batch is that of the step

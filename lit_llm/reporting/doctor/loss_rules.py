@@ -34,17 +34,21 @@ def half_precision_overflow(run: Observed) -> str | None:
 
 @error(
     "loss-not-finite",
-    "the learning rate is too high, or a value overflowed",
+    "the learning rate is too high, a value overflowed, or a mean over no targets divides by zero",
     "a third of the learning rate, more warmup (--schedule.warmup_steps); continue from the last good checkpoint",
     "grad/norm and health/activation_max before that step",
     "likely",  # the usual first symptom of divergence
-    explains=("loss-spikes",),
+    explains=("loss-spikes", "guard-too-strict"),
 )
 def not_finite(run: Observed) -> str | None:
     for tag in ("train/loss", "val/loss"):
         bad = [step for step, value in run.points(tag) if not math.isfinite(value)]
         if bad:
             return f"{tag} is not a number at step {bad[0]:,} and in {len(bad):,} of {len(run.points(tag)):,} rows"
+    norms = run.points("grad/norm")
+    bad = [step for step, norm in norms if not math.isfinite(norm)]
+    if len(bad) > max(1, 0.05 * len(norms)) and not str(run.setting("trainer.precision", "")).startswith("16"):
+        return f"grad/norm is not a number at step {bad[0]:,} and in {len(bad):,} of {len(norms):,} rows"
     return None
 
 
@@ -81,12 +85,14 @@ def bad_start(run: Observed) -> str | None:
     "loaded-weights-unfit",
     "the weights that training starts from do not fit the data: another tokenizer, or layers that were not loaded",
     "the tokenizer of these weights; compare names and shapes of what was loaded",
-    "train/loss of step 1",
+    "train/loss of step 1, setup/fresh_matrices",
     "likely",  # a trained model is better than one that knows nothing
     explains=(*SLOW, *ROUGH, "over-fitting"),
 )
 def unfit(run: Observed) -> str | None:
-    first, uniform = run.finite("train/loss")[:1], run.uniform_loss
+    first, uniform, fresh = run.finite("train/loss")[:1], run.uniform_loss, run.last("setup/fresh_matrices")
+    if run.setting("init_from") is not None and fresh is not None and fresh > 0.9:
+        return f"before step 1 {fresh:.0%} of the kinds of matrices in blocks looked like random draws"
     if run.setting("init_from") is None or not first or first[0][0] > 1 or uniform is None or run.points("train/margin"):
         return None
     if first[0][1] < 0.9 * uniform:

@@ -123,7 +123,7 @@ def no_context(run: Observed) -> str | None:
     values = run.values("health/context_use", run.step // 2)
     if len(values) < 2 or max(values) > 0 or run.setting("model.window"):
         return None
-    return "other inputs in the third quarter of a sequence did not change its last logits at all"
+    return "other inputs a quarter of a sequence before did not change its last logits at all"
 
 
 @error(
@@ -139,7 +139,7 @@ def context_cut(run: Observed) -> str | None:
     share = run.median("health/context_lost", run.step // 2)
     if share is None or not 0.3 < share < 1 or run.setting("model.window"):
         return None
-    return f"other inputs in the third quarter of a sequence did not change {share:.0%} of its last logits at all"
+    return f"other inputs a quarter of a sequence before did not change {share:.0%} of its last logits at all"
 
 
 @warning(

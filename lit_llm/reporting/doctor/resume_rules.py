@@ -81,8 +81,8 @@ def replaced(run: Observed) -> str | None:
 
 @error(
     "loss-jumps-at-resume",
-    "the resumed run did not continue with the same model: weights, their order or a setting were not restored",
-    "compare the weights that were saved with those that were loaded, by name (--resume auto restores them)",
+    "the resumed run did not continue with the same model or data: weights, their order, a setting or the tokenizer differ",
+    "compare what was saved with what was loaded, by name (--resume auto restores it); look at decoded batches",
     "train/loss at the step of the resume",
     "likely",
     explains=(*ROUGH, *JUDGED),

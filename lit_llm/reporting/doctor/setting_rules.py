@@ -46,10 +46,14 @@ def unusual(run: Observed) -> str | None:
         if isinstance(value, int | float) and not low <= value <= high:
             found.append(f"{key.replace('.init_args', '')} is {value:g} (usual: {low:g} to {high:g})")
     rank, alpha = run.setting("lora.rank"), run.setting("lora.alpha")
-    if (isinstance(rank, int) and isinstance(alpha, int | float) and alpha > 8 * rank) or (
-        isinstance(rank, int) and isinstance(alpha, int | float) and alpha < rank / 16
-    ):  # Hu et al. 2021: once or twice the rank
+    # Hu et al. 2021: once or twice the rank
+    if isinstance(rank, int) and isinstance(alpha, int | float) and not rank / 16 <= alpha <= 8 * rank:
         found.append(f"lora.alpha is {alpha:g}, {alpha / rank:g} times the rank")
+    decay, kind = run.number("optimizer.init_args.weight_decay"), str(run.setting("optimizer.class_path", ""))
+    adds = kind.endswith((".Adam", ".NAdam", ".RAdam", ".Adamax", ".Adagrad", ".RMSprop"))  # Loshchilov and Hutter 2019
+    if adds and decay and decay > 1e-3 and not run.setting("optimizer.init_args.decoupled_weight_decay"):
+        name = kind.rpartition(".")[2]
+        found.append(f"{name} adds weight decay {decay:g} to the gradients, where AdamW decays the weights")
     betas = run.setting("optimizer.init_args.betas")
     if isinstance(betas, list) and len(betas) == 2 and betas[0] > betas[1]:  # Kingma and Ba 2015 assume the opposite
         found.append(f"optimizer.betas is {betas}: the average of gradients is longer than that of their squares")

@@ -126,6 +126,21 @@ def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
 
 
 @warning(
+    "bits-per-token",
+    "val/bits_per_byte counts a token as a byte",
+    "divide by the bytes of the validation text, not by its tokens",
+    "val/bits_per_byte against val/loss",
+    "likely",  # a token of a vocabulary beyond 256 bytes has more than one byte on average
+)
+def per_token(run: Observed) -> str | None:
+    bits, loss, size = run.last("val/bits_per_byte"), run.last("val/loss"), run.last("setup/vocab_size")
+    used = 1 - (run.last("health/untouched_embeddings") or 0.0)  # rows may be padding
+    if bits is None or loss is None or not size or used * size < 400 or abs(bits * math.log(2) - loss) > 1e-4 * loss:
+        return None
+    return f"val/bits_per_byte is {bits:.4f}, which is val/loss {loss:.4f} in bits, although there are {size:,.0f} tokens"
+
+
+@warning(
     "average-lags",
     "validation is of an average of the weights that still has much of the first ones",
     "--ema.warmup true, or a smaller --ema.decay",
