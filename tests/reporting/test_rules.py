@@ -301,7 +301,10 @@ CASES = {
     ],
     "validation-differs": [observed({"val/loss": dict.fromkeys((100, 200), 9.0) | {300: 5.1, 400: 5.0}})],
     "bits-per-token": [
-        observed({"setup/vocab_size": {0: 1024.0}, "val/bits_per_byte": {400: 2.6 / math.log(2)}, "val/loss": {400: 2.6}}),
+        observed(
+            {"setup/vocab_size": {0: 1024.0}, "val/bits_per_byte": {400: 2.6 / math.log(2)}, "val/loss": {400: 2.6}},
+            {"data": {"init_args": {"tokenizer": {"class_path": "lit_llm.tokenizers.BPE"}}}},
+        ),
     ],
     "batch-small": [observed({"progress/tokens": {step: 128.0 * step for step in healthy()["progress/tokens"]}})],
     "average-lags": [observed(config={"ema": {"init_args": {"decay": 0.999, "warmup": False}}})],

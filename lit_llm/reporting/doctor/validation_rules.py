@@ -134,8 +134,10 @@ def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
 )
 def per_token(run: Observed) -> str | None:
     bits, loss, size = run.last("val/bits_per_byte"), run.last("val/loss"), run.last("setup/vocab_size")
-    used = 1 - (run.last("health/untouched_embeddings") or 0.0)  # rows may be padding
-    if bits is None or loss is None or not size or used * size < 400 or abs(bits * math.log(2) - loss) > 1e-4 * loss:
+    tokenizer = str(run.setting("data.init_args.tokenizer.class_path", "Bytes")).rpartition(".")[2]
+    if bits is None or loss is None or (size or 0.0) < 512 or tokenizer in ("Bytes", "Characters"):
+        return None
+    if abs(bits * math.log(2) - loss) > 1e-4 * loss:
         return None
     return f"val/bits_per_byte is {bits:.4f}, which is val/loss {loss:.4f} in bits, although there are {size:,.0f} tokens"
 
