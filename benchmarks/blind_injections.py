@@ -56,6 +56,7 @@ FAULTS: dict[str, Fault] = {}
 
 def fault(name: str, kind: str, area: str, cause: str, *accept: str, **more: Any) -> Callable[[Callable[..., Any]], Fault]:
     """Enter a fault. As a decorator of a function, that injects it; a fault of flags alone has none."""
+    assert name not in FAULTS, f"two faults are named {name}"
     entry = FAULTS[name] = Fault(name, kind, area, cause, accept, **more)
 
     def of_code(function: Callable[..., Any]) -> Fault:
