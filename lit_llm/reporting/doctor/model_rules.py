@@ -79,10 +79,10 @@ def odd_layer(run: Observed) -> str | None:
     for layer, growth in growths.items():  # healthy runs: up to 4.7 times the middle one's
         if growth > 8 * statistics.median(growths.values()):
             return f"{layer} grew to {growth:.0f} times its norm, the middle layer to {statistics.median(growths.values()):.1f}"
-    paths = {
-        layer: statistics.mean(value for _, value in points)
+    paths = {  # not at step 1, where matrices that begin at zero change by far more
+        layer: statistics.mean(value for step, value in points if step > 1)
         for layer, points in run.by_layer("update_ratio").items()
-        if points and _is_matrix(layer)
+        if len(points) > 3 and _is_matrix(layer)
     }
     middle = statistics.median(paths.values()) if paths else 0.0
     for layer, path in paths.items():
