@@ -252,7 +252,10 @@ CASES = {
     "guard-too-strict": [observed(everywhere("spike/skipped", 4.0))],
     "weights-rounded": [observed(everywhere("health/rounded_weights", 1.0))],
     "warmup-too-long": [observed({"lr": {step: 1e-5 * step for step in (1, *STEPS)}})],
-    "schedule-ends-early": [observed({"lr": {step: max(0.0, 0.01 * (1 - step / 200)) for step in (10, 20, *STEPS)}})],
+    "schedule-ends-early": [
+        observed({"lr": {step: max(0.001, 0.01 * (1 - step / 100)) for step in (10, 20, *STEPS)}}),
+        observed({"lr": {step: max(0.0, 0.01 * (1 - step / 200)) for step in (10, 20, *STEPS)}}),
+    ],
     "momentum-too-long": [observed({"setup/momentum": {1: 0.9999}})],
     "weight-decay-too-high": [observed({"setup/weight_decay": {1: 3.0}})],
     "epsilon-too-large": [observed({"setup/epsilon": {1: 0.01}})],

@@ -279,7 +279,7 @@ def endless_warmup(run: Observed) -> str | None:
 
 @warning(
     "schedule-ends-early",
-    "the learning rate is near zero long before the run ends",
+    "the learning rate is near zero, or at its last value, long before the run ends: the schedule counts other steps",
     "--schedule.total_steps: the steps of the run",
     "lr",
     "likely",
@@ -290,7 +290,13 @@ def ends_early(run: Observed) -> str | None:
     highest = max((rate for _, rate in rates), default=0.0)
     last = rates[-1][0] if rates else 0
     end = next((step for step, rate in reversed(rates) if rate > 0.01 * highest), 0)
-    if last < 50 or not highest or last - end < 0.2 * last:
+    if last < 50 or not highest:
+        return None
+    final = rates[-1][1]
+    flat = next((step for step, rate in reversed(rates) if abs(rate - final) > 0.01 * final), last)
+    if 0 < final < 0.7 * highest and last - flat > 0.4 * last and run.is_complete:
+        return f"the learning rate has been {final:.3g} since step {flat:,} of {last:,}, after {highest:.3g}"
+    if last - end < 0.2 * last:
         return None
     return f"the learning rate is below 1 % of its highest value since step {end:,} of {last:,}"
 
