@@ -53,6 +53,7 @@ DESCRIPTIONS = {
     "health/loss_by_position/1..4": "loss on each quarter of the probed sequence",
     "health/loss_by_frequency/common|middle|rare": "loss on the commonest, middle and rarest third of the targets",
     "health/untouched_embeddings": "share of the vocabulary that no input of this launch has contained",
+    "health/largest_id": "largest id that an input of this launch has contained",
     "health/repeated_samples": "share of the sequences since the last row that occurred before on the same rank in this launch",
     "health/repeated_spans": "share of spans of 48 tokens that occurred before, anywhere, on the same rank in this launch",
     "health/validation_overlap": "share of the validation text's spans that training had since this launch's first validation",

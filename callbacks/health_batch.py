@@ -43,8 +43,10 @@ def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
     ends = counted & ~counted.roll(-1, dims=1)  # (B, T): of answers
     ends[:, -1] = False  # a cut one
     others = -1 - torch.arange(ends.numel(), device=ids.device).view_as(ends)  # each once
-    last = torch.where(ends, targets, others)
-    readings.mean("health/answer_ends", (last == last.flatten().mode().values).sum() * ends.any(), ends.sum())
+    last = torch.where(ends, targets, others).flatten().sort().values  # not mode(), which waits for the device
+    at = torch.arange(last.numel(), device=ids.device)
+    begins = torch.where(last == last.roll(1), 0, at).cummax(dim=0).values  # of the run of equal tokens at each place
+    readings.mean("health/answer_ends", ((at - begins).amax() + 1) * ends.any(), ends.sum())
 
 
 class SeenSequences:
@@ -121,3 +123,4 @@ class SeenTokens:
             dist.all_reduce(self._seen, op=dist.ReduceOp.MAX)
         seen = self._seen[:vocabulary]
         readings.mean("health/untouched_embeddings", (seen == 0).sum(), seen.numel())
+        readings.largest("health/largest_id", (torch.arange(seen.numel(), device=seen.device) * seen).amax())

@@ -96,9 +96,11 @@ def _kinds(pl_module: nn.Module) -> list[list[nn.Linear]]:
 
 def _are_fresh(linears: list[nn.Linear]) -> bool:
     """Whether root mean squares differ as those of random draws do: of n weights, by a share of about 1 / sqrt(2 n)."""
-    weights = [local_part(each.weight.detach()).float() for each in linears]
-    sizes = torch.stack([each.square().mean().sqrt() if each.numel() else each.new_zeros(()) for each in weights])
-    return bool(sizes.std() <= 2 * sizes.mean() / math.sqrt(2 * max(1, weights[0].numel())))
+    weights = [local_part(each.weight.detach()) for each in linears]
+    if not all(each.numel() for each in weights):  # other ranks have them
+        return False
+    sizes = torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights])
+    return bool(sizes.std() <= 2 * sizes.mean() / math.sqrt(2 * weights[0].numel()))
 
 
 def _alike(linear: nn.Linear) -> bool:

@@ -94,7 +94,11 @@ class PipelineLayout(NamedTuple):
         flag = "--trainer.strategy"
         if n_layer < self.stages:
             enough = sum(chosen.values()) + others
-            one_each = "" if KINDS[self.schedule].stages == 1 else f", or {flag}.schedule 1f1b for fewer stages"
+            one_each = (
+                ""
+                if KINDS[self.schedule].stages == 1
+                else f", or {flag}.schedule 1f1b {flag}.stages_per_rank null for fewer stages"
+            )
             return [
                 f"pipeline={self.ranks} with schedule {self.schedule} has {self.stages} stages of at least one layer, but "
                 f"model.n_layer is {n_layer} (--model.n_layer {enough}, or a smaller {flag}.pipeline{one_each})"

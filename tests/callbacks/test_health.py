@@ -179,6 +179,7 @@ def test_batches_are_counted_exactly(healthy):
         assert rows[step]["health/copied_targets"] == pytest.approx(sum(int(i == t) for i, t in pairs) / len(pairs))
         assert rows[step]["health/shifted_targets"] == 1.0
         assert rows[step]["health/untouched_embeddings"] == pytest.approx(1 - len(seen) / V)
+        assert rows[step]["health/largest_id"] == max(seen)
     assert rows[1]["health/repeated_samples"] == 0.0
     assert rows[2]["health/repeated_samples"] == pytest.approx(3 / B)
 

@@ -178,7 +178,7 @@ CASES = {
             | everywhere("health/untouched_embeddings", 0.95)
             | loss(lambda s: 8 - s / 80)
         ),
-        observed(everywhere("setup/vocab_size", 1024.0) | everywhere("health/untouched_embeddings", 0.75)),
+        observed(everywhere("setup/vocab_size", 1024.0) | {"health/largest_id": dict.fromkeys(STEPS, 255.0)}),
     ],
     "dead-units": [observed(everywhere("health/dead_units/blocks.0", 0.9))],
     "large-logits": [observed(everywhere("health/logit_max", 300.0))],

@@ -61,11 +61,9 @@ def unrelated(run: Observed) -> str | None:
     if shifted <= 0.9:
         return f"only {shifted:.1%} of the counted targets are the next input"
     odd = [share for share in rows if share < 0.9]
-    return (
-        f"in {len(odd)} of {len(rows)} rows only {min(odd):.1%} or more of the targets are the next input"
-        if len(odd) > 1
-        else None
-    )
+    if len(odd) < max(2, 0.05 * len(rows)) or (run.median("health/ignored_targets") or 0.0) > 0.5:  # shares of few targets
+        return None
+    return f"in {len(odd)} of {len(rows)} rows as few as {min(odd):.1%} of the targets are the next input"
 
 
 @warning(
@@ -201,7 +199,7 @@ def questions_count(run: Observed) -> str | None:
 )
 def endless(run: Observed) -> str | None:
     share = run.median("health/answer_ends")
-    if not _has_chats(run) or share is None or share > 0.5:
+    if not _has_chats(run) or share is None or share > 0.3:  # turns may end in two ways
         return None
     return f"the commonest last token of answers ends {share:.0%} of them"
 
@@ -318,8 +316,9 @@ def unused_vocabulary(run: Observed) -> str | None:
     step, share = min(shares, key=lambda point: (point[1], -point[0]))  # each launch counts anew
     tokens = (step - run.start_of_launch(step)) * progress[-1][1] / progress[-1][0]
     # A text of as many tokens as a vocabulary of its own has entries uses more than a hundredth of them.
-    if size > 512 and share > 0.5 and tokens > 20 * size and (run.last("setup/train_tokens") or 0.0) > 20 * size:
-        return f"{share:.1%} of the {size:,.0f} embeddings were never used in {tokens:,.0f} tokens"
+    largest = max(run.values("health/largest_id", 0), default=0.0)
+    if largest in (255, 65535) and size > 1.5 * largest and tokens > 20 * largest:  # of 8 and of 16 bits
+        return f"no id was larger than {largest:,.0f} in {tokens:,.0f} tokens, although there are {size:,.0f} embeddings"
     if size > 512 and ((share > 0.9 and tokens > 5 * size) or (share > 0.99 and tokens > size)):
         return f"{share:.1%} of the {size:,.0f} embeddings were never used in {tokens:,.0f} tokens"
     return None

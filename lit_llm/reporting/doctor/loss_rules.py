@@ -47,7 +47,7 @@ def not_finite(run: Observed) -> str | None:
             return f"{tag} is not a number at step {bad[0]:,} and in {len(bad):,} of {len(run.points(tag)):,} rows"
     norms = run.points("grad/norm")
     bad = [step for step, norm in norms if not math.isfinite(norm)]
-    if len(bad) > max(1, 0.05 * len(norms)) and not str(run.setting("trainer.precision", "")).startswith("16"):
+    if len(bad) > max(1, 0.05 * len(norms)) and not str(run.setting("trainer.precision", "auto")).startswith(("16", "auto")):
         return f"grad/norm is not a number at step {bad[0]:,} and in {len(bad):,} of {len(norms):,} rows"
     return None
 

@@ -61,6 +61,8 @@ def odd_layer(run: Observed) -> str | None:
         for layer, points in run.by_layer(group).items():
             base, _, rest = layer.partition(".")
             number, _, kind = rest.partition(".")
+            if "mlp" in kind and run.setting("model.moe"):  # dense blocks and experts have other sizes
+                continue
             if number.isdigit() and kind and _is_matrix(kind) and points:
                 value = points[0][1] if first else statistics.median(value for _, value in points)
                 alike.setdefault(f"{base}.{kind}", {})[layer] = value
@@ -71,7 +73,7 @@ def odd_layer(run: Observed) -> str | None:
                     at = " at first" if first else ""
                     return f"health/{group}/{layer} was {size:.3g}{at}, and {middle:.3g} in the middle of all blocks"
     norms = {
-        layer: [value for _, value in points]
+        layer: [value for step, value in points if step <= max(200, 2 * run.warmup_steps)]
         for layer, points in run.by_layer("weight_norm").items()
         if len(points) > 2 and points[0][0] <= 1 and _is_matrix(layer)
     }
@@ -89,6 +91,11 @@ def odd_layer(run: Observed) -> str | None:
         if 0 < path < 0.03 * middle or path > 12 * middle > 0:
             return f"one step changed {layer} by {path:.2g} of its norm, and the middle layer by {middle:.2g} (means)"
     return None
+
+
+def _is_limited(run: Observed) -> bool:
+    """Whether attention is to see less than the whole sequence."""
+    return any(run.setting(f"model.{key}") for key in ("window", "layers", "mask_documents"))
 
 
 def _is_matrix(layer: str) -> bool:
@@ -121,7 +128,7 @@ def saturated(run: Observed) -> str | None:
 )
 def no_context(run: Observed) -> str | None:
     values = run.values("health/context_use", run.step // 2)
-    if len(values) < 2 or max(values) > 0 or run.setting("model.window"):
+    if len(values) < 2 or max(values) > 0 or _is_limited(run):
         return None
     return "other inputs a quarter of a sequence before did not change its last logits at all"
 
@@ -137,7 +144,7 @@ def no_context(run: Observed) -> str | None:
 )
 def context_cut(run: Observed) -> str | None:
     share = run.median("health/context_lost", run.step // 2)
-    if share is None or not 0.3 < share < 1 or run.setting("model.window"):
+    if share is None or not 0.3 < share < 1 or _is_limited(run):
         return None
     return f"other inputs a quarter of a sequence before did not change {share:.0%} of its last logits at all"
 

@@ -166,7 +166,8 @@ def wrong_scale(run: Observed) -> str | None:
     explains=("diverged", "loss-spikes", "loss-not-finite", "loss-stuck", "no-better-than-counts", "large-logits"),
 )
 def rate_too_high(run: Observed) -> str | None:
-    if run.points("train/margin") and run.setting("lora") is None and (path := _path(run)) > PREFERENCES_HIGH:
+    path = _path(run)
+    if run.points("train/margin") and run.setting("lora") is None and path > max(PREFERENCES_HIGH, 2e-3 * run.step):
         return f"all updates together, were they in one direction, would have changed a quarter of the layers by {path:.0%}"
     growth, ratio = _upper(_growths(run) or [0.0]), _upper(_ratios_of_warmup(run, max) or [0.0])
     learns = run.is_complete and (run.behind_pairs or 1.0) < LEARNS

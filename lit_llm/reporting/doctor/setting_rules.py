@@ -13,7 +13,7 @@ USUAL: dict[str, tuple[float, float]] = {
     "model.init_std": (1e-3, 0.1),  # GPT-2: 0.02; 1 / sqrt(width) of 128 to 10^6
     "model.moe.balance": (0.0, 0.2),  # 0.01 in Fedus et al. 2021, 0.001 in DeepSeek-V2
     "model.logit_scale": (0.05, 8.0),  # MiniCPM: 0.11
-    "model.attention_scale": (0.01, 1.0),  # 1 / sqrt(width of a head), or 1 of normed queries and keys
+    "model.attention_scale": (0.001, 1.0),  # 1 / width of a head to 1 of normed queries and keys
     "model.embedding_scale": (0.1, 200.0),  # Gemma: the root of the width
     "model.residual_scale": (0.05, 4.0),  # MiniCPM: 1.4 / sqrt(layers)
     "model.norm_eps": (1e-8, 1e-3),

@@ -65,7 +65,10 @@ def large_logits(run: Observed) -> str | None:
 def slow_loader(run: Observed) -> str | None:
     shares = run.values("time/data_fraction")
     # Healthy runs: at most 0.04; of steps of 15 ms on a busy machine up to 0.19, and 0.34 in a row.
-    if len(shares) > 2 and (statistics.mean(shares) > 0.22 or (statistics.mean(shares) > 0.12 and max(shares) > 0.5)):
+    progress, speed = run.finite("progress/tokens"), run.median("throughput/tokens_per_second")
+    tokens = progress[-1][1] / progress[-1][0] if progress and progress[-1][0] else 0.0
+    most = 0.22 if speed and tokens / speed < 0.1 else 0.12
+    if len(shares) > 2 and (statistics.mean(shares) > most or (statistics.mean(shares) > 0.12 and max(shares) > 0.5)):
         return f"steps wait for data in {statistics.mean(shares):.0%} of the time (mean of {len(shares):,} rows)"
     return None
 
