@@ -56,6 +56,7 @@ def test_every_layout_gives_the_norms_of_one_process_and_trains_as_without_them(
         if "pp" in name:
             seen = {
                 "untouched_embeddings",
+                "largest_id",
                 "repeated_samples",
                 "repeated_spans",
                 "unigram_loss",
