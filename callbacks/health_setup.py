@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -62,13 +62,14 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
     if text := offered_by_data(trainer, CountsTokens):
         facts["setup/train_tokens"] = text.train_tokens
     if trainer.global_step == 0:
-        linears = [module for module in pl_module.modules() if isinstance(module, nn.Linear)]
-        linears = [each for each in linears if isinstance(getattr(each, "weight", None), Tensor)]  # FSDP1 removes them
+        named = {name: module for name, module in pl_module.named_modules() if isinstance(module, nn.Linear)}
+        named = {name: each for name, each in named.items() if isinstance(getattr(each, "weight", None), Tensor)}  # not FSDP1's
+        linears = list(named.values())
         gains = [_gain(each) for each in linears]
         if gains:
             facts["setup/initial_gain"] = torch.stack(gains).max().item()
             facts["setup/alike_units"] = sum(bool(_alike(each)) for each in linears) / len(linears)
-        if fresh := [_are_fresh(kind) for kind in _kinds(pl_module) if len(kind) > 2]:
+        if fresh := [_are_fresh(kind) for kind in _kinds(named) if len(kind) > 2]:
             facts["setup/fresh_matrices"] = sum(fresh) / len(fresh)
     return {name: float(value) for name, value in facts.items()}
 
@@ -85,12 +86,11 @@ def stateless(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[int, int]:
     return sum(without for without, _ in sizes), sum(size for _, size in sizes)
 
 
-def _kinds(pl_module: nn.Module) -> list[list[nn.Linear]]:
+def _kinds(linears: Mapping[str, nn.Linear]) -> list[list[nn.Linear]]:
     """The Linears of one shape whose names differ in a number only: the same layer of all blocks."""
     kinds: dict[tuple[str, torch.Size], list[nn.Linear]] = {}
-    for name, module in pl_module.named_modules():
-        if isinstance(module, nn.Linear) and isinstance(getattr(module, "weight", None), Tensor):
-            kinds.setdefault((re.sub(r"\d+", "N", name), module.weight.shape), []).append(module)
+    for name, linear in linears.items():
+        kinds.setdefault((re.sub(r"\d+", "N", name), linear.weight.shape), []).append(linear)
     return list(kinds.values())
 
 

@@ -309,16 +309,16 @@ def damaged(run: Observed) -> str | None:
     "likely",
 )
 def unused_vocabulary(run: Observed) -> str | None:
-    shares, progress = run.finite("health/untouched_embeddings"), run.finite("progress/tokens")
+    shares, each_step = run.finite("health/untouched_embeddings"), run.tokens_per_step
     size = run.last("setup/vocab_size")
-    if not shares or not progress or not progress[-1][0] or size is None or not run.from_scratch:  # an import brings its own
+    if not shares or each_step is None or size is None or not run.from_scratch:  # an import brings its own
         return None
     step, share = min(shares, key=lambda point: (point[1], -point[0]))  # each launch counts anew
-    tokens = (step - run.start_of_launch(step)) * progress[-1][1] / progress[-1][0]
-    # A text of as many tokens as a vocabulary of its own has entries uses more than a hundredth of them.
+    tokens = (step - run.start_of_launch(step)) * each_step
     largest = max(run.values("health/largest_id", 0), default=0.0)
     if largest in (255, 65535) and size > 1.5 * largest and tokens > 20 * largest:  # of 8 and of 16 bits
         return f"no id was larger than {largest:,.0f} in {tokens:,.0f} tokens, although there are {size:,.0f} embeddings"
+    # A text of as many tokens as a vocabulary of its own has entries uses more than a hundredth of them.
     if size > 512 and ((share > 0.9 and tokens > 5 * size) or (share > 0.99 and tokens > size)):
         return f"{share:.1%} of the {size:,.0f} embeddings were never used in {tokens:,.0f} tokens"
     return None

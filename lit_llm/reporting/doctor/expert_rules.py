@@ -85,7 +85,7 @@ def unbalanced(run: Observed) -> str | None:
 
 def _enough_tokens(run: Observed) -> bool:
     """Whether equally loaded experts would have `FEWEST_TOKENS` each. Without settings it is not known, and false."""
-    experts, top_k, tokens = run.setting("model.moe.experts"), run.setting("model.moe.top_k"), run.finite("progress/tokens")
-    if not isinstance(experts, int) or not isinstance(top_k, int) or not tokens:
+    experts, top_k, tokens = run.setting("model.moe.experts"), run.setting("model.moe.top_k"), run.tokens_per_step
+    if not isinstance(experts, int) or not isinstance(top_k, int) or tokens is None:
         return False
-    return tokens[-1][1] / tokens[-1][0] * top_k / experts >= FEWEST_TOKENS
+    return tokens * top_k / experts >= FEWEST_TOKENS

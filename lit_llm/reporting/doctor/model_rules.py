@@ -53,9 +53,11 @@ def residual(run: Observed) -> str | None:
     explains=("loss-stuck", "learning-rate-too-low", "no-better-than-counts"),
 )
 def odd_layer(run: Observed) -> str | None:
-    """A block's layer beside the same layer of the other blocks, or the path of a layer beside that of most layers."""
-    if not run.from_scratch:
-        return None
+    return (_unlike_other_blocks(run) or _outgrows(run) or _moves_otherwise(run)) if run.from_scratch else None
+
+
+def _unlike_other_blocks(run: Observed) -> str | None:
+    """A layer beside the same layer of the other blocks."""
     for group, most, first in (("weight_norm", 4.0, True), ("update_ratio", 5.0, True), ("gradient_norm", 100.0, False)):
         alike: dict[str, dict[str, float]] = {}
         for layer, points in run.by_layer(group).items():
@@ -72,15 +74,26 @@ def odd_layer(run: Observed) -> str | None:
                 if len(sizes) > 2 and size > 0 and middle > 0 and max(size / middle, middle / size) > most:
                     at = " at first" if first else ""
                     return f"health/{group}/{layer} was {size:.3g}{at}, and {middle:.3g} in the middle of all blocks"
+    return None
+
+
+def _outgrows(run: Observed) -> str | None:
+    """A layer whose norm grows far more than that of the middle layer."""
     norms = {
         layer: [value for step, value in points if step <= max(200, 2 * run.warmup_steps)]
         for layer, points in run.by_layer("weight_norm").items()
         if len(points) > 2 and points[0][0] <= 1 and _is_matrix(layer)
     }
     growths = {layer: max(sizes) / sizes[0] for layer, sizes in norms.items() if sizes[0] > 0}
+    middle = statistics.median(growths.values()) if growths else 0.0
     for layer, growth in growths.items():  # healthy runs: up to 4.7 times the middle one's
-        if growth > 8 * statistics.median(growths.values()):
-            return f"{layer} grew to {growth:.0f} times its norm, the middle layer to {statistics.median(growths.values()):.1f}"
+        if growth > 8 * middle:
+            return f"{layer} grew to {growth:.0f} times its norm, the middle layer to {middle:.1f}"
+    return None
+
+
+def _moves_otherwise(run: Observed) -> str | None:
+    """A layer whose updates are far smaller or larger, beside its norm, than those of the middle layer."""
     paths = {  # not at step 1, where matrices that begin at zero change by far more
         layer: statistics.mean(value for step, value in points if step > 1)
         for layer, points in run.by_layer("update_ratio").items()

@@ -153,11 +153,17 @@ class Observed:
         return (loss - pairs) / (single - pairs) if 0 < pairs < 0.9 * single else None
 
     @property
+    def tokens_per_step(self) -> float | None:
+        """The mean so far; None if it was not logged."""
+        tokens = self.finite("progress/tokens")
+        return tokens[-1][1] / tokens[-1][0] if tokens and tokens[-1][0] else None
+
+    @property
     def passes(self) -> float | None:
         """Passes over the training data so far; None if the size of the data is not known."""
         return self.passes_at(self.step)
 
     def passes_at(self, step: int) -> float | None:
         """The same after `step` steps."""
-        tokens, size = self.finite("progress/tokens"), self.last("setup/train_tokens")
-        return None if not tokens or not size or not tokens[-1][0] else tokens[-1][1] / tokens[-1][0] * step / size
+        tokens, size = self.tokens_per_step, self.last("setup/train_tokens")
+        return None if tokens is None or not size else tokens * step / size

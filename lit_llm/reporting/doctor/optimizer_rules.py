@@ -166,8 +166,8 @@ def wrong_scale(run: Observed) -> str | None:
     explains=("diverged", "loss-spikes", "loss-not-finite", "loss-stuck", "no-better-than-counts", "large-logits"),
 )
 def rate_too_high(run: Observed) -> str | None:
-    path = _path(run)
-    if run.points("train/margin") and run.setting("lora") is None and path > max(PREFERENCES_HIGH, 2e-3 * run.step):
+    preferences = run.points("train/margin") and run.setting("lora") is None
+    if preferences and (path := _path(run)) > max(PREFERENCES_HIGH, 2e-3 * run.step):
         return f"all updates together, were they in one direction, would have changed a quarter of the layers by {path:.0%}"
     growth, ratio = _upper(_growths(run) or [0.0]), _upper(_ratios_of_warmup(run, max) or [0.0])
     learns = run.is_complete and (run.behind_pairs or 1.0) < LEARNS
@@ -207,11 +207,12 @@ def rate_too_low(run: Observed) -> str | None:
         or 2 * run.step < planned
     ):
         return None
-    if not 0 < _path(run) < lowest or (run.from_scratch and (run.behind_pairs or 1.0) < LEARNS):
+    path = _path(run)
+    if not 0 < path < lowest or (run.from_scratch and (run.behind_pairs or 1.0) < LEARNS):
         return None
     return (
         f"all {run.step:,} updates together, were they in one direction, would have changed three quarters of the layers by "
-        f"{_path(run):.1%} of their norm or less"
+        f"{path:.1%} of their norm or less"
     )
 
 
@@ -393,10 +394,9 @@ def no_warmup(run: Observed) -> str | None:
     "likely",  # McCandlish et al. 2018: the noise scale of language models is thousands of tokens even early in training
 )
 def small_batch(run: Observed) -> str | None:
-    progress = run.finite("progress/tokens")
-    if not progress or not progress[-1][0] or not run.from_scratch or run.step < 50:
+    tokens = run.tokens_per_step
+    if tokens is None or not run.from_scratch or run.step < 50:
         return None
-    tokens = progress[-1][1] / progress[-1][0]
     return f"a step has {tokens:.0f} tokens" if tokens < 256 else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections.abc import Sequence
 
 from lit_llm.reporting.doctor import optimizer_rules
 from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, error
@@ -56,26 +57,30 @@ def _interpolated(rates: Points, step: int) -> float | None:
 def replaced(run: Observed) -> str | None:
     started = run.finite("setup/weight_norm") if run.first_steps else []
     launches = [(run.start_of_launch(step) + 1, norm) for step, norm in started]
-    curves = {"all weights": ({*run.total("weight_norm"), *launches}, run.total("update_norm"))}
-    sizes, changes = run.by_layer("weight_norm"), run.by_layer("update_norm")
-    curves |= {layer: (set(points), changes.get(layer, [])) for layer, points in sizes.items()}
-    for name, (norms, updates) in curves.items():
-        known = dict(updates)
-        for (step, norm), (later, after) in itertools.pairwise(sorted(norms)):
-            if (
-                step not in known or later == step or after > 2 * norm
-            ):  # between two launches without a row; weights that explode
-                continue
-            if name in sizes and not any(
-                step <= first < later for first in run.first_steps
-            ):  # layers vary more than all weights
-                continue
-            largest = max(known[step], known.get(later, 0.0))
-            if abs(after - norm) > (1.2 if name in sizes else 3) * largest * (later - step) + 1e-3 * norm:
-                return (
-                    f"the norm of {name} went from {norm:.4g} at step {step:,} to {after:.4g} at step {later:,}, while one "
-                    f"update had a norm of at most {largest:.2g}"
-                )
+    if found := _jump("all weights", sorted({*run.total("weight_norm"), *launches}), dict(run.total("update_norm")), 3.0):
+        return found
+    updates = run.by_layer("update_norm")
+    for layer, norms in run.by_layer("weight_norm").items():  # which vary more than all weights: at resumes only
+        for first in run.first_steps:
+            around = [pair for pair in itertools.pairwise(norms) if pair[0][0] <= first < pair[1][0]]
+            if found := next(
+                (said for pair in around if (said := _jump(layer, pair, dict(updates.get(layer, [])), 1.2))), None
+            ):
+                return found
+    return None
+
+
+def _jump(what: str, norms: Sequence[tuple[int, float]], updates: dict[int, float], most: float) -> str | None:
+    """A change of a norm between two rows by more than `most` times the larger update, for each step between them."""
+    for (step, norm), (later, after) in itertools.pairwise(norms):
+        if step not in updates or later == step or after > 2 * norm:  # between two launches without a row; weights that explode
+            continue
+        largest = max(updates[step], updates.get(later, 0.0))
+        if abs(after - norm) > most * largest * (later - step) + 1e-3 * norm:
+            return (
+                f"the norm of {what} went from {norm:.4g} at step {step:,} to {after:.4g} at step {later:,}, while one "
+                f"update had a norm of at most {largest:.2g}"
+            )
     return None
 
 

@@ -65,12 +65,13 @@ def large_logits(run: Observed) -> str | None:
 def slow_loader(run: Observed) -> str | None:
     shares = run.values("time/data_fraction")
     # Healthy runs: at most 0.04; of steps of 15 ms on a busy machine up to 0.19, and 0.34 in a row.
-    progress, speed = run.finite("progress/tokens"), run.median("throughput/tokens_per_second")
-    tokens = progress[-1][1] / progress[-1][0] if progress and progress[-1][0] else 0.0
-    most = 0.22 if speed and tokens / speed < 0.1 else 0.12
-    if len(shares) > 2 and (statistics.mean(shares) > most or (statistics.mean(shares) > 0.12 and max(shares) > 0.5)):
-        return f"steps wait for data in {statistics.mean(shares):.0%} of the time (mean of {len(shares):,} rows)"
-    return None
+    speed = run.median("throughput/tokens_per_second")
+    most = 0.22 if speed and (run.tokens_per_step or 0.0) / speed < 0.1 else 0.12
+    if len(shares) < 3:
+        return None
+    mean = statistics.mean(shares)
+    waits = mean > most or (mean > 0.12 and max(shares) > 0.5)
+    return f"steps wait for data in {mean:.0%} of the time (mean of {len(shares):,} rows)" if waits else None
 
 
 @warning(

@@ -115,11 +115,9 @@ def differs(run: Observed) -> str | None:
         return None
     gap, expected = curve[-1][1] - train[-1][1], text[1] - text[0]
     # Healthy runs: up to 0.6 above what is expected, and at least -0.05.
-    return (
-        None
-        if min(0.0, expected) - 0.5 < gap < max(0.0, expected) + 1
-        else f"validation loss is {curve[-1][1]:.3f}, training loss {train[-1][1]:.3f}"
-    )
+    if min(0.0, expected) - 0.5 < gap < max(0.0, expected) + 1:
+        return None
+    return f"validation loss is {curve[-1][1]:.3f}, training loss {train[-1][1]:.3f}"
 
 
 def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
