@@ -224,8 +224,8 @@ def validate_when_resuming(trainer: Trainer) -> None:
     undo = wrap(loop, "on_run_start", begin_with_validation, "validation after a resume")
 
 
-def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> None:
-    """Make `fit` enter its loop although `max_steps` is reached, if a validation is due.
+def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> Callable[[], None]:
+    """Make `fit` enter its loop although `max_steps` is reached, if a validation is due. Returns the function that undoes it.
 
     Call in on_fit_start. `is_due` is asked later: strategies that restore after their setup load the state of callbacks then.
     The loop validates (:func:`validate_when_resuming`) and ends without a training step. Without a validation, for example with
@@ -238,19 +238,19 @@ def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> None:
         loop.max_steps += steps
 
     def setup_data(inner: Callable[[], Any]) -> None:  # the last call of `fit` before it tests max_steps
-        undo_setup()
+        leave()
         inner()
         if not is_due() or loop.max_steps == -1 or loop.global_step < loop.max_steps:
             return
         raise_limit_by(1)
+        undos.append(lambda: raise_limit_by(-1))
         undos.append(wrap(fit, "on_run_start", on_run_start, "StopOnSignal"))
         undos.append(wrap(loop.val_loop, "on_run_start", on_validation, "StopOnSignal"))
         undos.append(wrap(loop, "advance", advance, "StopOnSignal"))
 
     def leave() -> None:
-        raise_limit_by(-1)
-        for undo in undos:
-            undo()
+        _undo_all(undos)
+        undos.clear()
 
     def advance(inner: Callable[[Any], Any], fetcher: Any) -> None:  # trains, unless a validation follows
         nonlocal validates
@@ -263,15 +263,17 @@ def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> None:
 
     def on_run_start(inner: Callable[[], Any]) -> None:
         raise_limit_by(-1)  # on_train_start hooks must see the original max_steps
-        inner()
-        raise_limit_by(1)
+        try:
+            inner()
+        finally:
+            raise_limit_by(1)
 
     def on_validation(inner: Callable[[], Any]) -> None:
         leave()
         inner()
 
-    undos: list[Callable[[], None]] = []
-    undo_setup = wrap(fit, "setup_data", setup_data, "StopOnSignal")
+    undos: list[Callable[[], None]] = [wrap(fit, "setup_data", setup_data, "StopOnSignal")]
+    return leave
 
 
 class ValidationInterrupted(Exception):

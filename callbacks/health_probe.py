@@ -37,8 +37,8 @@ FREQUENCIES = ("common", "middle", "rare")
 class Probe:
     """Runs `pl_module(ids)` on a few sequences, twice: then with other ids in their second eighths and third quarters.
 
-    Both are one batch. Where `forward` is not the LightningModule's own, or fails, or does not give logits (B, T, V), the
-    probe is off.
+    Both are one batch, without `documents`: those of a sequence see each other, unless the model finds their ends itself.
+    Where `forward` is not the LightningModule's own, or fails, or does not give logits (B, T, V), the probe is off.
 
     Args:
         blocks: by the name in the tags.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -65,9 +66,9 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         named = {name: module for name, module in pl_module.named_modules() if isinstance(module, nn.Linear)}
         named = {name: each for name, each in named.items() if isinstance(getattr(each, "weight", None), Tensor)}  # not FSDP1's
         linears = list(named.values())
-        gains = [_gain(each) for each in linears]
+        gains = [_root_mean_square(each) * each.in_features**0.5 for each in linears]  # how much random inputs grow
         if gains:
-            facts["setup/initial_gain"] = torch.stack(gains).max().item()
+            facts["setup/initial_gain"] = max(gains)
             facts["setup/alike_units"] = sum(bool(_alike(each)) for each in linears) / len(linears)
         if fresh := [_are_fresh(kind) for kind in _kinds(named) if len(kind) > 2]:
             facts["setup/fresh_matrices"] = sum(fresh) / len(fresh)
@@ -96,11 +97,11 @@ def _kinds(linears: Mapping[str, nn.Linear]) -> list[list[nn.Linear]]:
 
 def _are_fresh(linears: list[nn.Linear]) -> bool:
     """Whether root mean squares differ as those of random draws do: of n weights, by a share of about 1 / sqrt(2 n)."""
-    weights = [local_part(each.weight.detach()) for each in linears]
-    if not all(each.numel() for each in weights):  # other ranks have them
+    count = local_part(linears[0].weight).numel()
+    if not all(local_part(each.weight).numel() for each in linears):  # other ranks have them
         return False
-    sizes = torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights])
-    return bool(sizes.std() <= 2 * sizes.mean() / math.sqrt(2 * weights[0].numel()))
+    sizes = [_root_mean_square(each) for each in linears]
+    return statistics.stdev(sizes) <= 2 * statistics.mean(sizes) / math.sqrt(2 * count)
 
 
 def _alike(linear: nn.Linear) -> bool:
@@ -109,8 +110,8 @@ def _alike(linear: nn.Linear) -> bool:
     return len(weight) > 1 and bool((weight == weight[:1]).all() and weight.any())
 
 
-def _gain(linear: nn.Linear) -> Tensor:
-    """0-d: how much the layer enlarges random inputs."""
+def _root_mean_square(linear: nn.Linear) -> float:
+    """Of the weights; 0 of none. One at a time: a norm in fp32 of narrower weights copies them."""
     weight = local_part(linear.weight.detach())
-    square = weight.float().square().mean() if weight.numel() else torch.zeros((), device=weight.device)
-    return square.sqrt() * linear.in_features**0.5
+    norm = torch.linalg.vector_norm(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+    return norm.item() / max(1, weight.numel()) ** 0.5

@@ -96,7 +96,7 @@ class StopOnSignal(_PutsBack, _AfterSteps):
             self._undo += (note_sigterm_only(trainer),)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        enter_finished_fit(trainer, lambda: self._validation_is_due)
+        self._undo += (enter_finished_fit(trainer, lambda: self._validation_is_due),)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validation_is_due:

@@ -93,7 +93,7 @@ class PipelineLayout(NamedTuple):
             return []
         flag = "--trainer.strategy"
         if n_layer < self.stages:
-            enough = sum(chosen.values()) + others
+            enough, fewer = sum(chosen.values()) + others, max(1, n_layer * self.ranks // self.stages)
             one_each = (
                 ""
                 if KINDS[self.schedule].stages == 1
@@ -101,11 +101,11 @@ class PipelineLayout(NamedTuple):
             )
             return [
                 f"pipeline={self.ranks} with schedule {self.schedule} has {self.stages} stages of at least one layer, but "
-                f"model.n_layer is {n_layer} (--model.n_layer {enough}, or a smaller {flag}.pipeline{one_each})"
+                f"model.n_layer is {n_layer} (--model.n_layer {enough}, or {flag}.pipeline {fewer}{one_each})"
             ]
         named = " and ".join(f"{name} {layers}" for name, layers in chosen.items())
         return [
-            f"{named} leave {rest} of {n_layer} layers (model.n_layer) to {counted(others, 'other stage')} of at least "
+            f"{named} leave {max(0, rest)} of {n_layer} layers (model.n_layer) to {counted(others, 'other stage')} of at least "
             f"one layer each ({' '.join(f'{flag}.{name} null' for name in chosen)})"
         ]
 

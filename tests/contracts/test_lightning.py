@@ -169,6 +169,12 @@ def test_a_finished_fit_can_be_entered_for_a_validation_and_makes_no_step(tmp_pa
     assert "setup_data" not in vars(trainer.fit_loop) and "on_run_start" not in vars(trainer.fit_loop)
 
 
+def test_a_finished_fit_that_is_left_before_it_begins_is_as_before(tmp_path):
+    trainer = Trainer(logger=False, enable_checkpointing=False, max_steps=4, default_root_dir=tmp_path)
+    internals.enter_finished_fit(trainer, lambda: True)()
+    assert "setup_data" not in vars(trainer.fit_loop) and trainer.max_steps == 4
+
+
 def test_a_finished_fit_entered_without_a_validation_makes_no_step(tmp_path):
     checkpoint = tmp_path / "x.ckpt"
     save = lambda trainer: trainer.global_step == 4 and trainer.save_checkpoint(checkpoint)

@@ -87,10 +87,11 @@ def problems(model=None, architecture=None, compute=None, precision="32-true", l
 
 
 REFUSED = [
-    ({"pipeline": 8}, "model.n_layer is 4 (--model.n_layer 8, or a smaller --trainer.strategy.pipeline)"),
+    ({"pipeline": 8}, "model.n_layer is 4 (--model.n_layer 8, or --trainer.strategy.pipeline 4)"),
     ({"pipeline": 4, "schedule": "interleaved1f1b"}, "or --trainer.strategy.schedule 1f1b"),
     ({"pipeline": 3, "layers_first": 3}, "leave 1 of 4 layers (model.n_layer) to 2 other stages"),
     ({"pipeline": 2, "layers_first": 4}, "(--trainer.strategy.layers_first null)"),
+    ({"pipeline": 3, "layers_first": 3, "layers_last": 3}, "leave 0 of 4 layers (model.n_layer) to 1 other stage"),
     (
         {"pipeline": 2, "layers_first": 1, "layers_last": 2},
         "(--trainer.strategy.layers_first null --trainer.strategy.layers_last null)",

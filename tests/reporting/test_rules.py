@@ -286,7 +286,12 @@ CASES = {
         observed(config={"model": {"dropout": 0.9}}),
         observed(config={"objective": {"init_args": {"loss": "dpo", "beta": 20.0}}}),
     ],
-    "questions-count": [observed(everywhere("health/ignored_targets", 0.6), CHATS)],
+    "questions-count": [
+        observed(
+            everywhere("health/ignored_targets", 0.6),
+            {"data": {"class_path": "lit_llm.data.ChatFiles", "init_args": {"packing": "best_fit"}}},
+        )
+    ],
     "answers-without-end": [
         observed(
             everywhere("health/ignored_targets", 0.6)
@@ -305,8 +310,7 @@ CASES = {
     "validation-differs": [observed({"val/loss": dict.fromkeys((100, 200), 9.0) | {300: 5.1, 400: 5.0}})],
     "bits-per-token": [
         observed(
-            {"setup/vocab_size": {0: 1024.0}, "val/bits_per_byte": {400: 2.6 / math.log(2)}, "val/loss": {400: 2.6}},
-            {"data": {"init_args": {"tokenizer": {"class_path": "lit_llm.tokenizers.BPE"}}}},
+            {"health/largest_id": {400: 1023.0}, "val/bits_per_byte": {400: 2.6 / math.log(2)}, "val/loss": {400: 2.6}},
         ),
     ],
     "batch-small": [observed({"progress/tokens": {step: 128.0 * step for step in healthy()["progress/tokens"]}})],

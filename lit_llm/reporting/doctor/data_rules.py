@@ -180,12 +180,13 @@ def questions_learned(run: Observed) -> str | None:
     "the mask of the chats is inverted or missing: questions are learned",
     "targets of -100 on the user's turns, and only there",
     "health/opening_targets, a batch of the data",
-    "likely",  # a conversation does not begin with an answer
+    "likely",  # a conversation does not begin with an answer, and under best_fit each sequence begins with a conversation
     explains=(*JUDGED, "targets-ignored"),
 )
 def questions_count(run: Observed) -> str | None:
     opens, ignored = run.median("health/opening_targets"), run.median("health/ignored_targets")
-    if not _has_chats(run) or opens is None or ignored is None or opens < 0.95:
+    begins = str(run.setting("data.init_args.packing", "")) == "best_fit"
+    if not _has_chats(run) or not begins or opens is None or ignored is None or opens < 0.95:
         return None
     return f"{opens:.0%} of the sequences begin with a target that counts, and {ignored:.0%} of all targets do not count"
 

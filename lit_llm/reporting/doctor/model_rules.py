@@ -107,8 +107,9 @@ def _moves_otherwise(run: Observed) -> str | None:
 
 
 def _is_limited(run: Observed) -> bool:
-    """Whether attention is to see less than the whole sequence."""
-    return any(run.setting(f"model.{key}") for key in ("window", "layers", "mask_documents"))
+    """Whether attention is to see less than the whole sequence. Without an eos_id the probe's documents see each other."""
+    documents = run.setting("model.mask_documents") and run.setting("model.eos_id") is not None
+    return bool(documents or run.setting("model.window") or run.setting("model.layers.window"))
 
 
 def _is_matrix(layer: str) -> bool:
@@ -148,9 +149,8 @@ def no_context(run: Observed) -> str | None:
 
 @error(
     "context-cut",
-    "most positions do not see a quarter of the sequence before them: lines or other parts count as documents, or a window or "
-    "mask is too narrow",
-    "look at where documents end in the data (`prepare --data.eos_id`), and at the mask of attention",
+    "most positions do not see a quarter of the sequence before them: a window or another mask of attention is too narrow",
+    "look at the mask of attention; model.window and mask_documents do not ask for this",
     "health/context_lost, health/loss_by_position",
     "likely",  # logits behind a changed input must change
     explains=SLOW,

@@ -137,13 +137,12 @@ def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
     "likely",  # a token of a vocabulary beyond 256 bytes has more than one byte on average
 )
 def per_token(run: Observed) -> str | None:
-    bits, loss, size = run.last("val/bits_per_byte"), run.last("val/loss"), run.last("setup/vocab_size")
-    tokenizer = str(run.setting("data.init_args.tokenizer.class_path", "Bytes")).rpartition(".")[2]
-    if bits is None or loss is None or (size or 0.0) < 512 or tokenizer in ("Bytes", "Characters"):
+    bits, loss, largest = run.last("val/bits_per_byte"), run.last("val/loss"), run.last("health/largest_id")
+    if bits is None or loss is None or (largest or 0.0) < 512:  # ids of bytes are smaller
         return None
     if abs(bits * math.log(2) - loss) > 1e-4 * loss:
         return None
-    return f"val/bits_per_byte is {bits:.4f}, which is val/loss {loss:.4f} in bits, although there are {size:,.0f} tokens"
+    return f"val/bits_per_byte is {bits:.4f}, which is val/loss {loss:.4f} in bits, although ids go up to {largest:,.0f}"
 
 
 @warning(
