@@ -4,8 +4,8 @@
 
 makes the runs that are not there, one process each, into DIR/NAME: faults, with `--twins` the same runs without their fault
 (NAME.twin), with `--healthy` healthy runs. A run takes up to half a minute on one core. This file has the runner and the
-development half; `blind_sealed.py` has the other half, `blind_second.py`, `blind_third.py` and `blind_fourth.py` three more
-exams, and `blind_healthy.py` the healthy runs. How the halves were chosen: docs/evidence/doctor-blind.md. Nothing here asks
+development half; `blind_sealed.py` has the other half, `blind_second.py`, `blind_third.py`, `blind_fourth.py` and
+`blind_fifth_a.py`, `blind_fifth_b.py` four more exams, and `blind_healthy.py` the healthy runs. How the halves were chosen: docs/evidence/doctor-blind.md. Nothing here asks
 the doctor.
 """
 
@@ -25,6 +25,8 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import blind_fifth_a
+import blind_fifth_b
 import blind_fourth
 import blind_healthy
 import blind_sealed  # noqa: F401
@@ -83,7 +85,14 @@ MACROS = {
     "--model.moe.balance 0.01 --expert_balance ExpertBalance --expert_balance.rate 0.01",
 }
 
-SEALED = frozenset(FAULTS) - SECOND - blind_third.THIRD - blind_fourth.FOURTH  # importing `blind_sealed` has entered them
+HALVES = {
+    "second": SECOND,
+    "third": blind_third.THIRD,
+    "fourth": blind_fourth.FOURTH,
+    "fifth": blind_fifth_a.NAMES | blind_fifth_b.NAMES,
+}
+HALVES["sealed"] = frozenset(FAULTS).difference(*HALVES.values())  # importing `blind_sealed` has entered them
+"""Names of the faults of each exam and half but the development half of this file."""
 
 # fmt: off
 
@@ -501,7 +510,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", action="append", help="names of runs")
-    parser.add_argument("--half", choices=("development", "sealed", "second", "third", "fourth"))
+    parser.add_argument("--half", choices=("development", *HALVES))
     parser.add_argument("--healthy", action="store_true", help="the healthy runs instead of faults")
     parser.add_argument("--twins", action="store_true", help="the healthy twin of each fault, too")
     parser.add_argument("--more", default="", help="flags after all others, such as '--trainer.max_steps 6'")
@@ -517,8 +526,7 @@ def main() -> None:
     if given.healthy:
         runs = [(run.name, run.kind, run.flags, run.options) for run in blind_healthy.RUNS]
     for one in () if given.healthy else FAULTS.values():
-        half = "sealed" if one.name in SEALED else "second" if one.name in SECOND else "development"
-        half = "third" if one.name in blind_third.THIRD else "fourth" if one.name in blind_fourth.FOURTH else half
+        half = next((half for half, names in HALVES.items() if one.name in names), "development")
         if given.half in (None, half):
             options = {"ranks": one.ranks, "resumed": one.resumed}
             runs.append((one.name, one.kind, f"{one.setup} {one.flags}", options | {"fault": one.name}))
