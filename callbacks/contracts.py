@@ -151,6 +151,13 @@ class HasVocabulary(Protocol):
     vocab_size: int
 
 
+class HasUnknownToken(Protocol):
+    """For `HealthSignals`."""
+
+    unknown_id: int | None
+    """Stands for characters that the tokenizer does not have. None: it has all."""
+
+
 class CountsTokens(Protocol):
     """For `HealthSignals`."""
 

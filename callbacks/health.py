@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ._lightning import is_logged, write_row
 from ._torch import gathered, process_count
 from .contracts import (
+    HasUnknownToken,
     HasVocabulary,
     MeanOfMicroBatches,
     SaysWhetherTargetsCount,
@@ -48,6 +49,8 @@ DESCRIPTIONS = {
     "health/validation_unigram_loss": "the same of a validation batch",
     "health/validation_bigram_loss": "the same of a validation batch",
     "health/counted_pairs": "targets counted in this launch before, on one rank",
+    "health/unlearned_inputs": "share of the inputs at counted targets whose token never was such a target, on one rank",
+    "health/unknown_tokens": "share of the tokenizer's unknown token among the inputs of this launch, on one rank",
     "health/commonest_target": "share of the commonest target in this launch, on one rank",
     "health/output_entropy": "mean entropy of the predicted distribution, in nats; ln(vocabulary) = uniform",
     "health/loss_by_position/1..4": "loss on each quarter of the probed sequence",
@@ -61,6 +64,7 @@ DESCRIPTIONS = {
     "health/copied_targets": "share of the counted targets that equal the input at their own position",
     "health/twice_shifted_targets": "share of the counted targets that equal the input two positions on",
     "health/consecutive_sequences": "share of the sequences that continue the one before them in their batch",
+    "health/equal_columns": "share of the positions at which all sequences of a micro-batch, four or more, have the same token",
     "health/opening_targets": "share of the sequences whose first target counts",
     "health/answer_ends": "of the counted targets before an ignored one, as at the end of an answer: share of the commonest",
     "health/shared_samples": "DDP: share of the ranks whose micro-batches begin with the sequence of another rank",
@@ -69,7 +73,9 @@ DESCRIPTIONS = {
     "health/context_use": "largest relative change of the last logits if inputs a quarter of the sequence before change",
     "health/context_lost": "share of these last positions whose logits did not change at all",
     "health/zero_gradients": "share of the gradients of matrices in blocks that are exactly 0",
-    "health/rounded_weights": "share of the changed float32 weights that bfloat16 can represent exactly; near 0 if not rounded",
+    "health/rounded/weights|averages|gradients|activations": "share of the numbers whose last 13 bits are 0, as those of "
+    "narrower types are, near 0 in float32: of changed weights, the optimizer's averages, gradients of matrices, outputs of "
+    "blocks and logits",
     "health/stateless": "share of the trained parameters that the optimizer has no state of",
     "health/backward_loss_ratio": "loss of a step's backward passes / logged train/loss; 1 if gradients are those of that loss "
     "alone",
@@ -79,6 +85,7 @@ DESCRIPTIONS = {
     "health/leftover_gradient": "norm of the gradients before a step's first backward pass; 0 if they were cleared",
     "health/validation_noise": "largest relative difference between the logits of two evaluations of a validation batch; 0 or "
     "rounding",
+    "health/validation_batch_loss": "loss of these sequences; val/loss is of all validation batches",
     "health/validation_length": "tokens of a validation sequence / tokens of a training sequence",
     "health/rank_difference": "DDP: largest relative difference of a layer's weight norm between ranks; 0 if they agree",
     **SETUP_DESCRIPTIONS,
@@ -205,11 +212,11 @@ class HealthSignals(Callback):
         for name in ("unigram", "bigram") if self._counted is not None else ():
             readings.mean(f"health/validation_{name}_loss", 0.0, 0.0)
         if self._counted is not None:
-            self._counted.add_to(readings)
+            self._counted.add_to(readings, _unknown_id(trainer))
             if ids is not None and targets is not None:
                 self._counted.judge(ids, targets, readings, "validation_")
-        if self._probe is not None and (noise := self._probe.noise(trainer, pl_module, ids, self._rows)) is not None:
-            readings.largest("health/validation_noise", noise)
+        if self._probe is not None:
+            self._probe.validate(trainer, pl_module, ids, targets, self._rows, readings)
         write_row(trainer, readings.read(), trainer.global_step)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -302,12 +309,12 @@ class HealthSignals(Callback):
             return
         readings, update, self._readings, self._update = self._readings, self._update, None, None
         if update is not None:
-            for name in ("health/rounded_weights", "health/zero_gradients"):  # stages have different layers
-                readings.mean(name, 0.0, 0.0)
+            for name in ("zero_gradients", "rounded/weights", "rounded/averages", "rounded/gradients"):
+                readings.mean(f"health/{name}", 0.0, 0.0)  # stages have different layers
             for name in self._names:
                 readings.root_mean(f"health/update_norm/{name}", 0.0, 1 / process_count())
                 readings.mean(f"descent/{name}", 0.0, 1 / process_count())
-                update.add_to(readings, name, self._ranks)
+                update.add_to(readings, name, self._ranks, trainer.optimizers[0].state)
         if self._sequences is not None:
             self._sequences.add_to(readings)
         if self._tokens is not None:
@@ -315,7 +322,7 @@ class HealthSignals(Callback):
             data = offered_by_data(trainer, HasVocabulary)
             self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
         if self._counted is not None:
-            self._counted.add_to(readings)
+            self._counted.add_to(readings, _unknown_id(trainer))
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
         if (loss := self._losses.take(trainer)) is not None:
@@ -333,6 +340,11 @@ def _weights_alike(pl_module: LightningModule) -> bool:
     """Whether the loss of a step is the mean of its micro-batches' losses, as far as the module says."""
     says = offered(pl_module, SaysWhetherTargetsCount)
     return says is None or says.every_target_counts
+
+
+def _unknown_id(trainer: Trainer) -> int | None:
+    data = offered_by_data(trainer, HasUnknownToken)
+    return None if data is None else data.unknown_id
 
 
 def _row(values: dict[str, float]) -> dict[str, float]:

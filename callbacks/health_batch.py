@@ -39,6 +39,8 @@ def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
     readings.mean("health/copied_targets", ((targets == ids) & counted).sum(), counted.sum())
     pairs = counted[:-1, -1]  # of neighbours in the batch
     readings.mean("health/consecutive_sequences", ((targets[:-1, -1] == ids[1:, 0]) & pairs).sum(), pairs.sum())
+    columns, rows = (ids == ids[:1]).all(dim=0), float(ids.size(0) > 3)  # a few rows may be alike by chance
+    readings.mean("health/equal_columns", columns.sum() * rows, columns.numel() * rows)
     readings.mean("health/opening_targets", counted[:, 0].sum(), counted.size(0))
     ends = counted & ~counted.roll(-1, dims=1)  # (B, T): of answers
     ends[:, -1] = False  # a cut one

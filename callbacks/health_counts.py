@@ -49,10 +49,14 @@ class CountedText:
         for name, probability in (("unigram", unigram), ("bigram", bigram)):
             readings.mean(f"health/{of}{name}_loss", -(probability.log() * counted).sum(), counted.sum())
 
-    def add_to(self, readings: Readings) -> None:
-        """Add how many targets were counted so far, and the share of the commonest one."""
+    def add_to(self, readings: Readings, unknown: int | None) -> None:
+        """Add how many targets were counted so far, the share of the commonest one, and that of the id `unknown` of inputs."""
         readings.mean("health/counted_pairs", self._targets.sum(), 1.0)
         readings.mean("health/commonest_target", self._targets.max(), self._targets.sum())
+        unlearned = ((self._targets == 0) * self._inputs).sum()
+        readings.mean("health/unlearned_inputs", unlearned, self._inputs.sum())
+        if unknown is not None:
+            readings.mean("health/unknown_tokens", self._inputs[unknown], self._inputs.sum())
 
     def _flat(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(N,) each: 1 if the target counts, input, target, and the slot of the pair."""

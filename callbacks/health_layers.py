@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -110,8 +111,13 @@ class UpdateSample:
             weights = [(p, s, _every(p, s).clone()) for p, s in strides(parameters)]
             self._before[layer] = [(p, s, w, None if p.grad is None else _whole(p, s)) for p, s, w in weights]
 
-    def add_to(self, readings: Readings, layer: str, ranks: int) -> None:
-        """Add the norm of a layer's update, and its product with the negative gradient. `ranks` as in `share_of_square`."""
+    def add_to(self, readings: Readings, layer: str, ranks: int, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Add the norm of a layer's update, its product with the negative gradient, and what is rounded.
+
+        Args:
+            ranks: as in `share_of_square`.
+            state: of the optimizer.
+        """
         for parameter, stride, before, gradient in self._before.get(layer, ()):
             if before.numel() == 0:  # a shard may be empty
                 continue
@@ -120,14 +126,24 @@ class UpdateSample:
             readings.root_mean(f"health/update_norm/{layer}", torch.linalg.vector_norm(change).square() * share, 0.0)
             if parameter.dim() > 1 and parameter.dtype == torch.float32:
                 now = _every(parameter, stride)
-                readings.mean(
-                    "health/rounded_weights", ((now == now.bfloat16()) & (now != before)).sum(), (now != before).sum()
-                )
+                add_rounded(readings, "weights", now, now != before)
+                for each in state.get(parameter, {}).values():
+                    if isinstance(each, Tensor) and each.shape == parameter.shape:
+                        add_rounded(readings, "averages", _every(each, stride))
+                if gradient is not None:
+                    add_rounded(readings, "gradients", gradient)
             if gradient is None:
                 continue
             readings.mean(f"descent/{layer}", -(change * gradient).sum() * share, 0.0)
             if parameter.dim() > 1 and "." in layer:  # of embeddings, most rows have no gradient
                 readings.mean("health/zero_gradients", (gradient == 0).sum() * share, before.numel() * share)
+
+
+def add_rounded(readings: Readings, what: str, x: Tensor, which: Tensor | bool = True) -> None:
+    """Add the share of numbers other than 0 whose last 13 of 23 bits of fraction are 0, as those of fp16, bf16 and fp8 are."""
+    counted = (x != 0) & which
+    zero = torch.ones_like(counted) if x.dtype != torch.float32 else (x.contiguous().view(torch.int32) & 0x1FFF) == 0
+    readings.mean(f"health/rounded/{what}", (zero & counted).sum(), counted.sum())
 
 
 class FirstGradient:

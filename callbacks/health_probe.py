@@ -21,6 +21,7 @@ from ._lightning import data_parallel, evaluation_mode, without_traces
 from ._torch import local_part, tensors_in
 from .contracts import HoldsAllLogits, offered
 from .health_batch import IGNORED
+from .health_layers import SAMPLED, add_rounded
 from .health_readings import Readings
 
 MOST_TOKENS = 2**14
@@ -80,20 +81,31 @@ class Probe:
                 groups = frequency_groups(targets, logits.size(-1))
                 _measure_losses(logits[:count], targets[:count, :length], groups, readings)
 
-    def noise(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
-        """0-d: how far two evaluations of the same sequences of a validation batch are apart, relative to the largest logit.
+    def validate(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        ids: Tensor | None,
+        targets: Tensor | None,
+        rows: int,
+        readings: Readings,
+    ) -> None:
+        """How far two evaluations of the same sequences of a validation batch are apart, beside the largest logit; their loss.
 
-        In the modes that the modules have just now. None on all ranks where one has no batch or the probe is off.
+        In the modes that the modules have just now. Nothing on all ranks where one has no batch or the probe is off.
         """
         kept = self._chosen(trainer, pl_module, ids, rows)
         if kept is None:
-            return None
+            return
         with without_traces(trainer, pl_module):
             logits = self._logits(trainer, pl_module, torch.cat([kept, kept]))
         if not _all_agree(trainer, logits is not None) or logits is None:
-            return None
+            return
         first, again = logits.float().chunk(2)
-        return _largest(again - first).amax() / _largest(first).clamp(min=torch.finfo(torch.float32).tiny)
+        size = _largest(first).clamp(min=torch.finfo(torch.float32).tiny)
+        readings.largest("health/validation_noise", _largest(again - first).amax() / size)
+        if targets is not None:
+            _measure_losses(first, targets[: kept.size(0), : kept.size(1)], None, readings)
 
     def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
         """(R, L) ids to probe; None if there are none on a rank: forward may need every rank."""
@@ -190,6 +202,7 @@ def _of_block(name: str, count: int, readings: Readings, module: nn.Module, args
         readings.mean(f"health/residual/{name}", cosine.sum(), cosine.numel())
     x = local_part(x)
     x = x[:count] if x.dim() > 1 and x.size(0) == 2 * count else x
+    add_rounded(readings, "activations", x.flatten()[:SAMPLED])
     readings.root_mean(f"health/activation_rms/{name}", torch.linalg.vector_norm(x, dtype=torch.float32).square(), x.numel())
     readings.largest(f"health/activation_max/{name}", _largest(x).amax())
 
@@ -248,6 +261,7 @@ def _chunks(logits: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
 
 
 def _measure_logits(logits: Tensor, readings: Readings) -> None:
+    add_rounded(readings, "activations", logits.flatten()[:SAMPLED])
     for _, _, z in _chunks(logits):
         readings.root_mean("health/logit_rms", torch.linalg.vector_norm(z).square(), z.numel())
         readings.largest("health/logit_max", _largest(z))
@@ -280,14 +294,17 @@ def frequency_groups(targets: Tensor, vocabulary: int) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, before.clamp(max=2))
 
 
-def _measure_losses(logits: Tensor, targets: Tensor, groups: Tensor, readings: Readings) -> None:
-    """The loss of (R, L, V) logits, by quarters of the sequence and by frequency of the target."""
+def _measure_losses(logits: Tensor, targets: Tensor, groups: Tensor | None, readings: Readings) -> None:
+    """The loss of (R, L, V) logits, by quarters of the sequence and by frequency of the target. Without groups: as a whole."""
     length = logits.size(1)
     for row, places, z in _chunks(logits):
         target = targets[row, places]
         counted = target != IGNORED
         target = target.clamp(0, z.size(-1) - 1)
         nll = nn.functional.cross_entropy(z, target, reduction="none")  # (n,)
+        if groups is None:
+            readings.mean("health/validation_batch_loss", nll.where(counted, 0).sum(), counted.sum())
+            continue
         quarter = torch.arange(places.start, places.stop, device=z.device) * 4 // length
         group = groups[target]
         parts = {f"position/{number + 1}": quarter == number for number in range(4)}

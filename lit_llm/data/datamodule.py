@@ -328,6 +328,10 @@ class TokenDataModule(LightningDataModule, ABC):
         return self.corpus.bos_id
 
     @property
+    def unknown_id(self) -> int | None:
+        return None if self.tokenizer is None else self.tokenizer.unknown_id
+
+    @property
     def token_bytes(self) -> Tensor | None:
         if self.tokenizer is None:
             return None

@@ -42,9 +42,11 @@ def test_counts_predict_as_tables_of_python_do(vocabulary):
         double.append(-math.log((pairs[x, y] + PRIOR * unigram) / (inputs[x] + PRIOR)))
     readings = Readings(torch.device("cpu"))
     counted.judge(texts[2][:, :-1], texts[2][:, 1:], readings)
-    counted.add_to(readings)
+    counted.add_to(readings, unknown=2)
     expected = {"unigram_loss": single, "bigram_loss": double, "commonest_target": [max(targets.values()) / targets.total()]}
     expected["counted_pairs"] = [targets.total()]
+    expected["unknown_tokens"] = [inputs[2] / inputs.total()]
+    expected["unlearned_inputs"] = [sum(n for x, n in inputs.items() if not targets[x]) / inputs.total()]
     assert readings.read() == pytest.approx({f"health/{k}": sum(v) / len(v) for k, v in expected.items()}, rel=1e-5)
 
 
@@ -190,7 +192,7 @@ def test_gradients_that_vanish_and_weights_that_are_rounded_show(tmp_path):
                 p.grad[: len(p) // 2] = 0
 
     fine, coarse = rows_of(Plain(), tmp_path / "fine")[2], rows_of(Coarse(), tmp_path / "coarse")[2]
-    assert coarse["health/rounded_weights"] == 1 and fine["health/rounded_weights"] < 0.01
+    assert coarse["health/rounded/weights"] == 1 and fine["health/rounded/weights"] < 0.01
     assert coarse["health/zero_gradients"] > 0.45 > 0.3 > fine["health/zero_gradients"]
 
 

@@ -64,7 +64,14 @@ def test_every_layout_gives_the_norms_of_one_process_and_trains_as_without_them(
                 "commonest_target",
                 "counted_pairs",
             }
-            seen |= {"consecutive_sequences", "rounded_weights", "zero_gradients", "stateless"}
+            seen |= {
+                "consecutive_sequences",
+                "rounded/weights",
+                "rounded/averages",
+                "rounded/gradients",
+                "zero_gradients",
+                "stateless",
+            }
             assert missing == own - {f"health/{each}" for each in seen}
         else:
             # Ranks that share a sequence may have padding of it, so their gradients are scaled by the step's count afterwards.

@@ -48,7 +48,10 @@ def healthy() -> dict[str, dict[int, float]]:
         "repeated_samples": 0.0, "repeated_spans": 0.1, "validation_overlap": 0.001, "untouched_embeddings": 0.5,
         "unigram_loss": 3.2, "bigram_loss": 2.4, "commonest_target": 0.1, "consecutive_sequences": 0.05, "context_use": 0.1,
         "norm_epsilon": 1e-4, "residual/blocks.0": 0.7, "residual/blocks.1": 0.9, "attention_logit_max/blocks.0": 4.0,
-        "zero_gradients": 0.01, "rounded_weights": 0.0, "leftover_gradient": 0.0, "first_gradient_share": 2.5,
+        "zero_gradients": 0.01,
+        "rounded/weights": 0.0, "rounded/activations": 0.0, "equal_columns": 0.02, "unknown_tokens": 0.0,
+        "unlearned_inputs": 0.0,
+        "leftover_gradient": 0.0, "first_gradient_share": 2.5,
         "opening_targets": 1.0, "context_lost": 0.0,
         "micro_batches": 4.0, "validation_bigram_loss": 2.5, "validation_noise": 1e-7, "validation_length": 1.0,
         "backward_loss_ratio": 1.0, "logit_max": 12.0, "dead_units/blocks.0": 0.02, "rank_difference": 0.0,
@@ -105,6 +108,7 @@ MOVES = MOE | {"expert_balance": {"init_args": {"rate": 0.3}}}
 OPTIMIZER = {"optimizer": {"init_args": {"betas": [0.9, 0.9999]}}}
 BATCHES = {step: 2.0 if step % 130 else 5.0 for step in STEPS}
 SLOW = loss(lambda step: 2.9 + 2.6 * math.exp(-step / 60))
+NO_NORMS = {f"health/weight_norm/{layer}": {} for layer in LAYERS}
 NO_LAYERS = {f"health/weight_norm/{layer}": {} for layer in LAYERS if layer != "head"}
 CASES = {
     "loss-not-finite": [
@@ -250,7 +254,30 @@ CASES = {
         observed(everywhere("health/first_gradient_share", -1.0) | everywhere("health/micro_batches", 1.0)),
     ],
     "guard-too-strict": [observed(everywhere("spike/skipped", 4.0))],
-    "weights-rounded": [observed(everywhere("health/rounded_weights", 1.0))],
+    "token-never-learned": [observed(everywhere("health/ignored_targets", 0.05) | everywhere("health/unlearned_inputs", 0.05))],
+    "base-is-trained": [observed(config={"lora": {"rank": 8, "alpha": 16}})],
+    "schedule-stands-still": [
+        observed({"lr": dict.fromkeys(STEPS, 1e-3)}, {"schedule": {"class_path": "lit_llm.callbacks.Cosine"}})
+    ],
+    "pairs-do-not-carry-over": [
+        observed({"train/accuracy": dict.fromkeys(STEPS, 0.95), "val/accuracy": {100: 0.5, 200: 0.5, 300: 0.5, 400: 0.5}})
+    ],
+    "dead-from-start": [observed(everywhere("health/dead_units/blocks.0", 1.0))],
+    "unknown-tokens": [observed(everywhere("health/unknown_tokens", 0.1))],
+    "texts-begin-alike": [observed(everywhere("health/equal_columns", 0.3))],
+    "log-probabilities-averaged": [
+        observed({"train/logp_chosen": dict.fromkeys(STEPS, -3.0), "train/margin": dict.fromkeys(STEPS, 0.01)})
+    ],
+    "validation-metric-wrong": [
+        observed(
+            {"health/validation_batch_loss": {step: 5.0 - step / 200 for step in (100, 200, 300, 400)}}
+            | {"val/loss": {100: 4.5, 200: 4.4, 300: 4.3, 400: 4.2}}
+        )
+    ],
+    "numbers-rounded": [
+        observed(everywhere("health/rounded/weights", 1.0)),
+        observed(everywhere("health/rounded/activations", 1.0), {"trainer": {"precision": "32-true"}}),
+    ],
     "warmup-too-long": [observed({"lr": {step: 1e-5 * step for step in (1, *STEPS)}})],
     "schedule-ends-early": [
         observed({"lr": {step: max(0.001, 0.01 * (1 - step / 100)) for step in (10, 20, *STEPS)}}),
@@ -272,6 +299,9 @@ CASES = {
     "validation-does-not-move": [observed({"val/loss": dict.fromkeys((100, 200, 300), 3.0)})],
     "validation-other-text": [observed(everywhere("health/validation_bigram_loss", 5.0))],
     "loss-jumps-at-resume": [
+        observed(loss(lambda step: 1.5 if step <= 200 else 2.1 - step / 2000) | NO_NORMS, first_steps=[0, 200]),
+    ],
+    "text-changed-at-resume": [
         observed(loss(lambda step: 1.5 if step <= 200 else 2.1 - step / 2000), first_steps=[0, 200]),
     ],
     "loaded-weights-unfit": [
@@ -359,7 +389,10 @@ def test_experts_that_become_balanced_and_those_of_small_batches_are_no_finding(
     [
         ({"experts/load": 1.05}, {"model": {"moe": {"experts": 5, "top_k": 4}}}),  # the largest is 1.25
         ({"experts/load": 1.0}, {"model": {"moe": {"experts": 4, "top_k": 4}}}),
-        ({"experts/dead": 2.0, "experts/load": 3.9}, MOE | {"lora": {"rank": 4}}),  # its routers are frozen
+        (
+            {"experts/dead": 2.0, "experts/load": 3.9, "setup/frozen": 9.0},
+            MOE | {"lora": {"rank": 4}},
+        ),  # its routers are frozen
         ({"experts/bias": 3.0}, MOE),  # of imported weights: nothing moves it
         ({"experts/load": 2.1}, MOE | {"init_from": "imported"}),
     ],

@@ -109,6 +109,49 @@ def one_token(run: Observed) -> str | None:
     return f"{share:.0%} of the targets are one and the same token" if share is not None and share > 0.5 else None
 
 
+@warning(
+    "unknown-tokens",
+    "the vocabulary is too small for the text, or of another text: characters become the unknown token",
+    "a larger vocabulary (--data.tokenizer.vocab_size), or a tokenizer that has all bytes",
+    "health/unknown_tokens",
+    "certain",  # ids are compared with the tokenizer's
+    explains=(*SLOW, "loss-too-low", "one-token-dominates", "validation-other-text"),
+)
+def unknown(run: Observed) -> str | None:
+    share = run.last("health/unknown_tokens")
+    return f"{share:.1%} of the inputs are the unknown token" if share is not None and share > 0.02 else None
+
+
+@warning(
+    "token-never-learned",
+    "a token of the text never is a target that counts: a mask takes it for padding, or leaves it out",
+    "give padding an id of its own; look at the targets of a decoded batch",
+    "health/unlearned_inputs",
+    "likely",  # each input was the target of the input before it
+    explains=("validation-differs", "targets-ignored"),
+)
+def never_learned(run: Observed) -> str | None:
+    share = run.median("health/unlearned_inputs", run.step // 2)
+    if share is None or share < 0.01 or not run.median("health/ignored_targets") or _has_chats(run):
+        return None
+    return f"{share:.1%} of the inputs are tokens that never were counted targets"
+
+
+@warning(
+    "texts-begin-alike",
+    "sequences share a part: a header, notice or template is repeated in all of them, or rows are padded alike",
+    "remove it from the text (`clean`), or give it the target -100",
+    "health/equal_columns, a decoded batch of the data",
+    "certain",  # tokens are compared
+    explains=("duplicated-data", "validation-other-text", "validation-differs", "loss-too-low"),
+)
+def alike(run: Observed) -> str | None:
+    share, ignored = run.median("health/equal_columns"), run.median("health/ignored_targets") or 0.0
+    if share is None or not 0.15 < share < 1 or ignored > share / 2 or not run.from_scratch or one_batch.seen(run):
+        return None
+    return f"at {share:.0%} of the positions all sequences of a micro-batch have the same token"
+
+
 @error(
     "ranks-share-data",
     "all ranks train on the same samples",

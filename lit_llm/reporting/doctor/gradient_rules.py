@@ -64,6 +64,9 @@ def lost(run: Observed) -> str | None:
     shares, count = _shares(run)
     # Later a batch that is known by heart has no gradient, although its parts have.
     share = statistics.median(shares[:5]) if len(shares) > 1 else 1.0
+    several = [each for each in run.values("health/micro_batches") if each > 1]
+    if not shares and len(several) > 2:
+        return "the first micro-batch of a step had no gradient at all, in all sampled steps"
     if count < 2 or share > 0.95:
         return None
     return f"the step's gradient has {share:.0%} of its first micro-batch's in it (a sum of {count} has at least 100 %)"

@@ -187,7 +187,8 @@ def too_good(run: Observed) -> str | None:
 
 @warning(
     "over-fitting",
-    "the model learns the training text by heart",
+    "the model learns the training text by heart: there is too little of it, or what it asks for does not follow from what it "
+    "shows, such as answers of other questions",
     "stop earlier (the checkpoint `best`), give more text, or raise dropout or weight decay",
     "val/loss against train/loss",
     "likely",  # standard; passes beyond four help little (Muennighoff et al. 2023)

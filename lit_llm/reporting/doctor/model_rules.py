@@ -37,6 +37,8 @@ def residual(run: Observed) -> str | None:
     first = {layer: points[0][1] for layer, points in run.by_layer("residual").items() if points and points[0][0] <= 1}
     if len(first) < 2 or not run.from_scratch:
         return None
+    if max(first[layer] for layer in sorted(first)[1:]) < 0.1:  # of post-norm blocks: 0.17
+        return f"at step 1 input and output of no block but the first had a cosine of 0.1 or more: {first[max(first)]:.2f}"
     lowest = min(sorted(first)[1:], key=lambda layer: first[layer])
     others = statistics.median(value for layer, value in first.items() if layer != lowest)
     if first[lowest] > 0.2 or others < 0.5:

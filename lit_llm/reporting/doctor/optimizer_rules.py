@@ -87,6 +87,18 @@ def not_trained(run: Observed) -> str | None:
     return f"no sampled step changed {', '.join(list(dict.fromkeys(still))[:4])}{others}, or gave it a gradient"
 
 
+@warning(
+    "base-is-trained",
+    "the base is trained, too, although there are adapters: nothing is frozen",
+    "requires_grad = False for all parameters but the adapters",
+    "setup/frozen",
+    "certain",  # parameters are counted
+)
+def base_trained(run: Observed) -> str | None:
+    frozen = run.last("setup/frozen")
+    return "no parameter is frozen" if run.setting("lora") is not None and frozen == 0 else None
+
+
 @error(
     "guard-too-strict",
     "the spike guard skips steps that are not spikes",
@@ -103,18 +115,27 @@ def skips(run: Observed) -> str | None:
 
 
 @error(
-    "weights-rounded",
-    "weights are rounded to a narrow type after each update: there is no copy in float32",
-    "keep float32 weights (--trainer.precision bf16-mixed)",
-    "health/rounded_weights",
-    "certain",  # one float32 number in 65,536 is exact in bfloat16 by chance
-    explains=(*SLOW, "parameters-not-trained", "learning-rate-too-high", "update-increases-loss"),
+    "numbers-rounded",
+    "numbers are rounded to a narrow type (bf16, fp16, fp8) somewhere, although the precision asks for float32",
+    "keep weights and the optimizer's averages in float32 (--trainer.precision bf16-mixed); look for casts (.half(), .to(...))",
+    "health/rounded/weights, averages, gradients, activations",
+    "certain",  # of one float32 number in 8,192 the last 13 bits are 0 by chance
+    explains=(*SLOW, *ROUGH, "parameters-not-trained", "update-increases-loss", "epsilon-too-large", "gradients-vanish"),
 )
 def rounded(run: Observed) -> str | None:
-    share = run.median("health/rounded_weights", 1)
-    if share is None or share < 0.9 or run.setting("trainer.precision") == "bf16-true":
+    precision, named = (
+        str(run.setting("trainer.precision", "")),
+        {"weights": "updated weights", "averages": "optimizer's averages"},
+    )
+    if precision == "bf16-true" or not run.config:
         return None
-    return f"{share:.0%} of the updated float32 weights have no more digits than bfloat16"
+    if precision.startswith("32"):
+        named |= {"gradients": "gradients of matrices", "activations": "blocks' outputs"}
+    for name, what in named.items():
+        share = run.median(f"health/rounded/{name}", 1)
+        if share is not None and share > 0.5:
+            return f"{share:.0%} of the {what} have no more digits than fp16 or a narrower type"
+    return None
 
 
 @error(
@@ -277,6 +298,27 @@ def endless_warmup(run: Observed) -> str | None:
     return (
         f"the learning rate still rises at step {run.step:,} of {planned:,}: {middle:.3g} at half of it, {rates[-1][1]:.3g} now"
     )
+
+
+@error(
+    "schedule-stands-still",
+    "the schedule does not advance: the learning rate never changes",
+    "step the schedule after each optimizer step",
+    "lr",
+    "certain",  # a schedule with a warm-up or a decay changes the rate
+    explains=(*SLOW, "learning-rate-too-high", "no-warmup", "warmup-too-long"),
+)
+def stands_still(run: Observed) -> str | None:
+    rates, kind = run.values("lr"), str(run.setting("schedule.class_path", ""))
+    if (
+        not kind
+        or kind.endswith(("Constant", "WSD"))
+        or len(rates) < 8
+        or max(rates) > 1.001 * min(rates)
+        or not run.is_complete
+    ):
+        return None
+    return f"the learning rate is {rates[0]:.3g} in all {len(rates)} rows, although the schedule is {kind.rpartition('.')[2]}"
 
 
 @warning(

@@ -42,6 +42,22 @@ def reference_moves(run: Observed) -> str | None:
 
 
 @error(
+    "log-probabilities-averaged",
+    "log-probabilities of answers are means over their tokens, not sums, so that margins are far too small",
+    "add the log-probabilities of an answer's tokens; divide by their number in simpo only",
+    "train/logp_chosen, train/margin",
+    "likely",  # Rafailov et al. 2023: of the whole answer. One token of a uniform guess has ln(vocabulary)
+    explains=(*SLOW, "learning-rate-too-high", "learning-rate-too-low", "likelihoods-fall"),
+)
+def averaged(run: Observed) -> str | None:
+    values, uniform = run.values("train/logp_chosen"), run.uniform_loss
+    simple = run.setting("objective.init_args.loss") == "simpo"
+    if len(values) < 3 or uniform is None or simple or max(-value for value in values[:5]) > uniform:
+        return None
+    return f"a chosen answer has a log-probability of {values[0]:.2f} at first; one token of a uniform guess has {-uniform:.2f}"
+
+
+@error(
     "reference-differs",
     "the reference is another model than the one that training started from",
     "take the reference from the weights that training starts from",
@@ -93,6 +109,21 @@ def swapped(run: Observed) -> str | None:
     if not train or len(held) < 2 or train[-1][1] < 0.7 or statistics.median(held[-3:]) > 0.35 or max(held[-3:]) > 0.5:
         return None
     return f"accuracy came to {train[-1][1]:.0%} in training and to {held[-1]:.0%} in validation, which is worse than chance"
+
+
+@warning(
+    "pairs-do-not-carry-over",
+    "training tells its pairs apart, and validation does not: which answer is better is random, or pairs are learned by heart",
+    "look at the pairs: a person must be able to tell the better answer; give more of them",
+    "train/accuracy, val/accuracy",
+    "likely",
+    explains=("over-fitting", "likelihoods-fall", "preference-leak"),
+)
+def by_chance(run: Observed) -> str | None:
+    train, held = run.smoothed("train/accuracy"), run.values("val/accuracy")
+    if not train or len(held) < 3 or train[-1][1] < 0.8 or not 0.35 < statistics.median(held[-3:]) < 0.6:
+        return None
+    return f"accuracy came to {train[-1][1]:.0%} in training and to {held[-1]:.0%} in validation"
 
 
 @warning(

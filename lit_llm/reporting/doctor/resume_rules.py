@@ -85,6 +85,22 @@ def _jump(what: str, norms: Sequence[tuple[int, float]], updates: dict[int, floa
 
 
 @error(
+    "text-changed-at-resume",
+    "since the resume ids mean other tokens, or the text is another one: another tokenizer, vocabulary or data. The weights "
+    "are those that were saved",
+    "resume with the tokenizer and the shards of the first launch",
+    "train/loss and health/weight_norm at the step of the resume; decoded batches",
+    "likely",  # norms by layer go on
+    explains=("loss-jumps-at-resume", *ROUGH, *JUDGED, "validation-other-text", "learning-rate-too-low"),
+)
+def other_tokens(run: Observed) -> str | None:
+    others = (replaced, state_lost, restarted_schedule, optimizer_rules.not_trained)
+    if not run.total("weight_norm") or any(rule.seen(run) for rule in others):
+        return None
+    return jumps.seen(run)
+
+
+@error(
     "loss-jumps-at-resume",
     "the resumed run did not continue with the same model or data: weights, their order, a setting or the tokenizer differ",
     "compare what was saved with what was loaded, by name (--resume auto restores it); look at decoded batches",

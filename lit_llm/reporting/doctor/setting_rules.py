@@ -12,14 +12,20 @@ USUAL: dict[str, tuple[float, float]] = {
     "lora.dropout": (0.0, 0.5),
     "model.init_std": (1e-3, 0.1),  # GPT-2: 0.02; 1 / sqrt(width) of 128 to 10^6
     "model.moe.balance": (0.0, 0.2),  # 0.01 in Fedus et al. 2021, 0.001 in DeepSeek-V2
+    "model.moe.sequence_balance": (0.0, 0.1),  # 1e-4 in DeepSeek-V3
+    "model.moe.z_loss": (0.0, 0.1),  # 0.001 in Zoph et al. 2022
+    "model.moe.scale": (0.2, 5.0),  # DeepSeek-V3: 2.5
     "model.logit_scale": (0.05, 8.0),  # MiniCPM: 0.11
     "model.attention_scale": (0.001, 1.0),  # 1 / width of a head to 1 of normed queries and keys
     "model.embedding_scale": (0.1, 200.0),  # Gemma: the root of the width
     "model.residual_scale": (0.05, 4.0),  # MiniCPM: 1.4 / sqrt(layers)
     "model.norm_eps": (1e-8, 1e-3),
+    "model.window": (16, math.inf),  # Beltagy et al. 2020: 32 and more; gpt-oss: 128
+    "model.rope_theta": (1e3, 1e9),  # Su et al. 2021: 10^4; LLaMA 3: 5 * 10^5
     "model.logit_softcap": (10.0, math.inf),  # Gemma 2: 30 and 50
     "model.attention_softcap": (10.0, math.inf),
     "loss.z_loss": (0.0, 0.01),  # 1e-4 in Chowdhery et al. 2022
+    "loss.ahead_weight": (0.0, 1.0),  # DeepSeek-V3: 0.3
     "optimizer.init_args.weight_decay": (0.0, 0.5),
     "gradient_norm.init_args.clip": (0.01, math.inf),
     "objective.init_args.beta": (0.005, 2.0),  # Rafailov et al. 2023: 0.1; SimPO, without a reference, takes 2 to 10
@@ -54,6 +60,9 @@ def unusual(run: Observed) -> str | None:
     if adds and decay and decay > 1e-3 and not run.setting("optimizer.init_args.decoupled_weight_decay"):
         name = kind.rpartition(".")[2]
         found.append(f"{name} adds weight decay {decay:g} to the gradients, where AdamW decays the weights")
+    rate, original = run.number("optimizer.init_args.lr"), run.setting("optimizer.init_args.adjust_lr") == "original"
+    if kind.endswith("MuonAdamW") and original and rate and rate < 2e-3 and run.from_scratch:  # Jordan 2024: 0.02
+        found.append(f"optimizer.lr is {rate:g}, far too low for the matrices of Muon: a rate for AdamW (--optimizer.lr 0.01)")
     betas = run.setting("optimizer.init_args.betas")
     if isinstance(betas, list) and len(betas) == 2 and betas[0] > betas[1]:  # Kingma and Ba 2015 assume the opposite
         found.append(f"optimizer.betas is {betas}: the average of gradients is longer than that of their squares")

@@ -24,6 +24,20 @@ def ranks_differ(run: Observed) -> str | None:
     return None
 
 
+@error(
+    "dead-from-start",
+    "the units of an MLP are dead from the first step on: its matrices all start at zero, or a bias far below zero",
+    "start all matrices but the last one of a block at random",
+    "health/dead_units of step 1",
+    "likely",  # units that are zero on every token get no gradient
+    explains=(*SLOW, "dead-units", "gradients-vanish", "parameters-not-trained"),
+)
+def dead_at_first(run: Observed) -> str | None:
+    first = {layer: points[0] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}
+    found = [layer for layer, (step, share) in first.items() if step <= 1 and share > 0.95]
+    return f"the hidden units of {', '.join(found[:4])} were zero on every probed token of step 1" if found else None
+
+
 @warning(
     "dead-units",
     "units of the MLP never are above zero, and so get no gradient",

@@ -97,6 +97,35 @@ def noisy(run: Observed) -> str | None:
     return "counted pairs of training tokens give {:.2f} nats on training and {:.2f} on validation text".format(*losses)
 
 
+@error(
+    "validation-metric-wrong",
+    "val/loss is not the loss of the validation batches: sums are not reset, other weights are evaluated, or it is divided by "
+    "another number",
+    "compute the loss of one validation batch, and compare; reset the metric before each validation",
+    "val/loss against health/validation_batch_loss, val/perplexity",
+    "likely",  # the same sequences are evaluated again
+    explains=JUDGED,
+)
+def metric(run: Observed) -> str | None:
+    """The distance of a batch from all batches changes from validation to validation, or is large in all of them."""
+    for tag in ("val", "train"):
+        found = dict(run.finite(f"{tag}/perplexity"))
+        for step, value in run.finite(f"{tag}/loss"):
+            if step in found and value < 20 and abs(math.log(max(found[step], 1e-9)) - value) > 0.01 * value + 1e-3:
+                return f"{tag}/perplexity is {found[step]:.4g} at step {step:,}, but e^loss is {math.exp(value):.4g}"
+    again = dict(run.finite("health/validation_batch_loss"))
+    pairs = [(step, value, again[step]) for step, value in run.finite("val/loss") if step in again and step > 0]
+    if len(pairs) < 3 or run.setting("ema") or run.setting("use_ema") or run.points("train/margin"):
+        return None
+    gaps = [value - other for _, value, other in pairs]
+    wide = min(abs(gap) / other for gap, (_, _, other) in zip(gaps, pairs, strict=True) if other > 0)
+    if wide < 0.3 and max(gaps) - min(gaps) < 0.3 + 0.1 * abs(pairs[0][1] - pairs[-1][1]):
+        return None
+    step, value, other = pairs[gaps.index(max(gaps, key=abs))]
+    least = min(gaps, key=abs)
+    return f"val/loss is {value:.3f} at step {step:,}, its first batch has {other:.3f}; elsewhere they differ by {least:+.3f}"
+
+
 @warning(
     "validation-differs",
     "validation and training measure different things: the mode, the mask, padding, noise, the weights or the metric differ",
@@ -147,7 +176,7 @@ def per_token(run: Observed) -> str | None:
 
 @warning(
     "average-lags",
-    "validation is of an average of the weights that still has much of the first ones",
+    "validation is of an average of the weights that still has much of the first ones, or does not follow them",
     "--ema.warmup true, or a smaller --ema.decay",
     "val/loss against train/loss",
     "likely",  # the average gives the first weights a share of decay^steps
@@ -155,6 +184,11 @@ def per_token(run: Observed) -> str | None:
 )
 def average(run: Observed) -> str | None:
     decay, steps = run.setting("ema.init_args.decay"), run.planned_steps
+    again, averaged = run.finite("health/validation_batch_loss"), run.finite("val/loss")
+    if run.setting("ema") and again and averaged and run.is_complete and averaged[-1][1] > again[-1][1] + 0.3:
+        return (
+            f"val/loss of the average is {averaged[-1][1]:.3f} at last; the weights have {again[-1][1]:.3f} on its first batch"
+        )
     if not isinstance(decay, float) or steps is None or run.setting("ema.init_args.warmup", True) or decay**steps < 0.05:
         return None
     return f"after {steps:,} steps an average with decay {decay:g} still is {decay**steps:.0%} the initial weights"
