@@ -66,4 +66,14 @@ def unusual(run: Observed) -> str | None:
     betas = run.setting("optimizer.init_args.betas")
     if isinstance(betas, list) and len(betas) == 2 and betas[0] > betas[1]:  # Kingma and Ba 2015 assume the opposite
         found.append(f"optimizer.betas is {betas}: the average of gradients is longer than that of their squares")
+    elif isinstance(betas, list) and len(betas) == 2 and betas[1] < 0.8:
+        found.append(f"optimizer.betas is {betas}: the average of squares is of few steps (usual: 0.95 to 0.999)")
+    if run.setting("checkpoint.init_args.mode") == "max" and str(run.setting("checkpoint.init_args.monitor")).endswith("loss"):
+        found.append("checkpoint.mode is max, which keeps the checkpoint with the highest loss (--checkpoint.mode min)")
+    sizes = [run.number(key) for key in ("trainer.limit_val_batches", "data.init_args.global_batch_size", "model.block_size")]
+    if isinstance(sizes[0], int) and sizes[0] > 0 and (tokens := math.prod(size or math.inf for size in sizes)) < 2000:
+        found.append(f"a validation has {tokens:,.0f} tokens (trainer.limit_val_batches {sizes[0]}): its loss is mostly chance")
+    width, hidden = run.number("model.n_embd"), run.number("model.mlp_width")
+    if width and hidden and hidden < width / 2 and not run.setting("model.moe"):
+        found.append(f"model.mlp_width is {hidden:g}, less than half of the model's width {width:g} (usual: 2.7 to 4 times)")
     return "; ".join(found) or None
