@@ -102,7 +102,7 @@ def shuffled(run: Observed) -> str | None:
     "give padding the target -100",
     "health/commonest_target",
     "likely",
-    explains=(*SLOW, "loss-too-low", "duplicated-data"),
+    explains=(*SLOW, "loss-too-low", "texts-begin-alike", "duplicated-data"),
 )
 def one_token(run: Observed) -> str | None:
     share = run.last("health/commonest_target")
@@ -132,7 +132,7 @@ def unknown(run: Observed) -> str | None:
 )
 def never_learned(run: Observed) -> str | None:
     share = run.median("health/unlearned_inputs", run.step // 2)
-    if share is None or share < 0.01 or not run.median("health/ignored_targets") or _has_chats(run):
+    if share is None or share < 0.01 or not run.median("health/ignored_targets") or not run.from_scratch or _has_chats(run):
         return None
     return f"{share:.1%} of the inputs are tokens that never were counted targets"
 
@@ -264,8 +264,9 @@ def _repeated(run: Observed, tag: str) -> float | None:
 
 @error(
     "batch-repeated",
-    "sequences are trained on again: the position in the data does not advance or was not restored, or rows share a buffer",
-    "look at the sampler: it must advance, and differ between ranks",
+    "sequences are trained on again: a part of the data recurs, as under a limit that was left in or with workers that all "
+    "read everything, its position does not advance or was not restored, or rows share a buffer",
+    "look at the sampler: it must advance, and differ between ranks and workers",
     "health/repeated_samples",
     "certain",  # hashes of the sequences
     explains=(*JUDGED, "loss-too-low", "duplicated-data", "validation-other-text"),

@@ -57,7 +57,7 @@ SLOW = ("loss-stuck", "learning-rate-too-low", "no-better-than-counts", "layer-u
 """What follows from a cause that keeps a model from learning."""
 ROUGH = ("diverged", "loss-spikes", "loss-not-finite", "learning-rate-too-high", "large-logits", "guard-too-strict")
 """What follows from a cause that makes training unstable."""
-JUDGED = ("validation-unlike-training", "validation-differs", "over-fitting")
+JUDGED = ("validation-unlike-training", "validation-metric-wrong", "validation-differs", "over-fitting")
 """What follows from a cause that makes validation and training incomparable."""
 error, warning, advice = (partial(_rule, severity) for severity in Severity)
 

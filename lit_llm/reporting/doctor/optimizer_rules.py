@@ -120,20 +120,26 @@ def skips(run: Observed) -> str | None:
     "keep weights and the optimizer's averages in float32 (--trainer.precision bf16-mixed); look for casts (.half(), .to(...))",
     "health/rounded/weights, averages, gradients, activations",
     "certain",  # of one float32 number in 8,192 the last 13 bits are 0 by chance
-    explains=(*SLOW, *ROUGH, "parameters-not-trained", "update-increases-loss", "epsilon-too-large", "gradients-vanish"),
+    explains=(
+        *SLOW,
+        *ROUGH,
+        "parameters-not-trained",
+        "update-increases-loss",
+        "epsilon-too-large",
+        "validation-metric-wrong",
+        "gradients-vanish",
+    ),
 )
 def rounded(run: Observed) -> str | None:
-    precision, named = (
-        str(run.setting("trainer.precision", "")),
-        {"weights": "updated weights", "averages": "optimizer's averages"},
-    )
+    precision = str(run.setting("trainer.precision", "32"))
+    named = {"weights": "updated weights", "averages": "optimizer's averages"}
     if precision == "bf16-true" or not run.config:
         return None
     if precision.startswith("32"):
         named |= {"gradients": "gradients of matrices", "activations": "blocks' outputs"}
     for name, what in named.items():
         share = run.median(f"health/rounded/{name}", 1)
-        if share is not None and share > 0.5:
+        if share is not None and share > 0.05:
             return f"{share:.0%} of the {what} have no more digits than fp16 or a narrower type"
     return None
 

@@ -71,7 +71,7 @@ def unusual(run: Observed) -> str | None:
     if run.setting("checkpoint.init_args.mode") == "max" and str(run.setting("checkpoint.init_args.monitor")).endswith("loss"):
         found.append("checkpoint.mode is max, which keeps the checkpoint with the highest loss (--checkpoint.mode min)")
     sizes = [run.number(key) for key in ("trainer.limit_val_batches", "data.init_args.global_batch_size", "model.block_size")]
-    if isinstance(sizes[0], int) and sizes[0] > 0 and (tokens := math.prod(size or math.inf for size in sizes)) < 2000:
+    if sizes[0] in (1, 2) and (tokens := math.prod(size or math.inf for size in sizes)) < 2000:
         found.append(f"a validation has {tokens:,.0f} tokens (trainer.limit_val_batches {sizes[0]}): its loss is mostly chance")
     width, hidden = run.number("model.n_embd"), run.number("model.mlp_width")
     if width and hidden and hidden < width / 2 and not run.setting("model.moe"):

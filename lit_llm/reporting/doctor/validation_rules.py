@@ -104,7 +104,7 @@ def noisy(run: Observed) -> str | None:
     "compute the loss of one validation batch, and compare; reset the metric before each validation",
     "val/loss against health/validation_batch_loss, val/perplexity",
     "likely",  # the same sequences are evaluated again
-    explains=JUDGED,
+    explains=("validation-unlike-training", "validation-differs", "over-fitting"),
 )
 def metric(run: Observed) -> str | None:
     """The distance of a batch from all batches changes from validation to validation, or is large in all of them."""
@@ -119,7 +119,7 @@ def metric(run: Observed) -> str | None:
         return None
     gaps = [value - other for _, value, other in pairs]
     wide = min(abs(gap) / other for gap, (_, _, other) in zip(gaps, pairs, strict=True) if other > 0)
-    if wide < 0.3 and max(gaps) - min(gaps) < 0.3 + 0.1 * abs(pairs[0][1] - pairs[-1][1]):
+    if wide < 0.3 and max(gaps) - min(gaps) < 0.3 + 0.1 * abs(pairs[0][1] - pairs[-1][1]) + 0.05 * pairs[-1][2]:
         return None
     step, value, other = pairs[gaps.index(max(gaps, key=abs))]
     least = min(gaps, key=abs)
