@@ -8,11 +8,13 @@ import torch
 from foreign import fit
 from test_health import Small, V, batches
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import HealthSignals
 from lit_llm.callbacks.health_batch import check_targets
 from lit_llm.callbacks.health_counts import PRIOR, CountedText
+from lit_llm.callbacks.health_layers import add_rounded
 from lit_llm.callbacks.health_readings import Readings
 from lit_llm.callbacks.health_setup import _are_fresh, _kinds
 
@@ -109,16 +111,21 @@ def test_gradients_that_are_not_cleared_show(tmp_path):
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_two_evaluations_of_a_validation_batch_differ_if_dropout_is_on(tmp_path, trains):
+    losses = []
+
     class Validated(Small):
         def val_dataloader(self):
             return DataLoader([{name: each[:, :4] for name, each in batch.items()} for batch in self.batches], batch_size=None)
 
         def validation_step(self, batch, batch_idx):
             self.train(trains)
+            ids, targets = (batch[name][: len(batch["targets"]) // 4] for name in ("input_ids", "targets"))  # that are probed
+            losses.append(F.cross_entropy(self(ids).flatten(0, 1), targets.flatten()).item())
 
     row = rows_of(Validated(batches()), tmp_path, num_sanity_val_steps=0, limit_val_batches=1, val_check_interval=1)[2]
     assert (row["health/validation_noise"] > 0.01) == trains and row["health/validation_length"] == 0.5
     assert trains or row["health/validation_noise"] < 1e-5
+    assert trains or row["health/validation_batch_loss"] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_matrices_of_blocks_are_fresh_until_training_has_changed_their_sizes():
@@ -133,6 +140,23 @@ def test_matrices_of_blocks_are_fresh_until_training_has_changed_their_sizes():
     with torch.no_grad():
         blocks[2]["a"].weight.mul_(1.2)
     assert [_are_fresh(kind) for kind in kinds] == [False, True]
+
+
+def test_columns_that_all_sequences_share_are_counted():
+    ids = torch.arange(32).view(4, 8)
+    ids[:, 2:4] = 5
+    for rows, share in ((4, 0.25), (3, None)):  # of three sequences it may be chance
+        readings = Readings(torch.device("cpu"))
+        check_targets(ids[:rows], ids[:rows] + 1, readings)
+        assert readings.read().get("health/equal_columns") == share
+
+
+@pytest.mark.parametrize(("dtype", "rounded"), [(torch.float32, False), (torch.float16, True), (torch.bfloat16, True)])
+def test_numbers_of_narrow_types_are_seen_in_float32(dtype, rounded):
+    drawn = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(dtype).float()
+    readings = Readings(torch.device("cpu"))
+    add_rounded(readings, "weights", torch.cat([drawn, torch.zeros(9)]))
+    assert (readings.read()["health/rounded/weights"] > 0.99) == rounded
 
 
 def test_opening_targets_and_answer_ends_are_counted():
