@@ -374,10 +374,7 @@ class GPTConfig:
 
     def _experts_mistakes(self, moe: MoEConfig) -> Iterator[Mistake]:
         """What is wrong with the experts, alone and with other settings."""
-        n_layer = 0 if "experts" in (self.layers or {}) else self.n_layer  # a pattern says which blocks have experts
-        for what, flags in moe.problems(self.n_layer):
-            if n_layer or not what.startswith("model.moe has no block"):
-                yield Mistake(what, flags)
+        yield from (Mistake(*each) for each in moe.problems(None if "experts" in (self.layers or {}) else self.n_layer))
         if self.size_ratios is not None:
             yield Mistake(
                 "model.base_width and model.base_depth have no rule for the rates of experts",

@@ -124,31 +124,21 @@ class Architecture:
                     f"(--model.{setting.name} {_as_flag(setting.default)})"
                 )
         if chunk_size is not None:
-            found.append(chunk_problem(self.class_path, chunk_size))
+            found.append(
+                f"loss.chunk_size is {chunk_size}, but {self.class_path} returns all logits at once: only lit_llm's GPT "
+                "supports chunks (--loss.chunk_size null)"
+            )
         if compute.activation_checkpointing == "attention":
-            found.append(attention_checkpointing_problem(self.class_path))
+            found.append(
+                f"compute.activation_checkpointing attention supports lit_llm's GPT, not {self.class_path} "
+                "(--compute.activation_checkpointing full, cheap or a number)"
+            )
         if compute.attention != "auto":
             found.append(
                 f"compute.attention is {compute.attention}, but {self.class_path} computes attention itself "
                 "(--compute.attention auto)"
             )
         return found
-
-
-def chunk_problem(class_path: str, chunk_size: int) -> str:
-    """Why the loss of a custom model is not computed in chunks."""
-    return (
-        f"loss.chunk_size is {chunk_size}, but {class_path} returns all logits at once: only lit_llm's GPT "
-        "supports chunks (--loss.chunk_size null)"
-    )
-
-
-def attention_checkpointing_problem(class_path: str) -> str:
-    """Why the attention of a custom model is not recomputed alone."""
-    return (
-        f"compute.activation_checkpointing attention supports lit_llm's GPT, not "
-        f"{class_path} (--compute.activation_checkpointing full, cheap or a number)"
-    )
 
 
 def blocks_problem(class_path: str, names: list[str]) -> str:
