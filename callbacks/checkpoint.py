@@ -101,8 +101,6 @@ class StepCheckpoint(Checkpoint):
         keep_every_n_steps: Annotated[int | None, whole(1, STEPS)] = None,
     ) -> None:
         check_ranges(StepCheckpoint, "checkpoint", locals())
-        if mode not in ("min", "max"):
-            raise UserError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
         if dirpath is not None and "://" in str(dirpath):
             raise UserError(f"dirpath is {dirpath} but links need a local folder (--checkpoint.dirpath).")
         self.every_n_steps = every_n_steps

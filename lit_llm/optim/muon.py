@@ -16,12 +16,11 @@ from torch.optim.adamw import adamw
 
 from lit_llm.core._torch import foreach_lerp, lerp_
 from lit_llm.core.dtensor import local_box, local_gradients, local_part, whole_experts, zeros_by_row
-from lit_llm.core.errors import UserError
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.core.number_domain import at_least, below, check_ranges, whole
 from lit_llm.optim.exchange import Matrix, MatrixExchange, exchanges_of
 from lit_llm.optim.group_optimizer import GroupOptimizer, to_device, undone_if
-from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype
+from lit_llm.optim.newton_schulz import newton_schulz, newton_schulz_dtype
 from lit_llm.optim.owners import turns
 
 
@@ -65,6 +64,7 @@ class MuonAdamW(GroupOptimizer):
         UserError: if an option is out of range.
     """
 
+    _SHARED = frozenset({"lr", "weight_decay"})
     _MUON_ONLY = frozenset({"momentum", "nesterov", "ns_steps", "ns_dtype", "ns_method", "normuon_beta2", "adjust_lr"})
     _ADAMW_ONLY = frozenset({"betas", "eps", "adamw_lr"})
 
@@ -84,31 +84,10 @@ class MuonAdamW(GroupOptimizer):
         ns_method: Literal["jordan", "polar_express"] = "jordan",
         normuon_beta2: Annotated[float | None, below(0, 1)] = None,
     ) -> None:
-        check_ranges(MuonAdamW, "optimizer", locals())
-        if adjust_lr not in _LR_SCALE:
-            known = " or ".join(_LR_SCALE)
-            raise UserError(f"adjust_lr is {adjust_lr!r}, but must be {known} (--optimizer.adjust_lr).")
-        if ns_dtype not in NS_DTYPES:
-            raise UserError(f"ns_dtype is {ns_dtype!r}, but must be {' or '.join(NS_DTYPES)} (--optimizer.ns_dtype).")
-        if ns_method not in NS_METHODS:
-            known = " or ".join(NS_METHODS)
-            raise UserError(f"ns_method is {ns_method!r}, but must be {known} (--optimizer.ns_method).")
-        defaults = {
-            "lr": lr,
-            "adamw_lr": adamw_lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "ns_steps": ns_steps,
-            "ns_dtype": ns_dtype,
-            "ns_method": ns_method,
-            "normuon_beta2": normuon_beta2,
-            "adjust_lr": adjust_lr,
-            "betas": tuple(betas),
-            "eps": eps,
-        }
+        options = {name: value for name, value in locals().items() if name in self._SHARED | self._MUON_ONLY | self._ADAMW_ONLY}
+        check_ranges(MuonAdamW, "optimizer", options)
         self._planned: dict[Any, list[MatrixExchange]] = {}  # by mesh and matrices
-        super().__init__(params, defaults)
+        super().__init__(params, options | {"betas": tuple(betas)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, split by algorithm. Each part keeps only the options that its algorithm reads."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from lit_llm.optim.owners import steps_together
 
-NS_DTYPES = ("auto", "float32", "bfloat16")
-
 Polynomial = tuple[float, float, float]
 
 _JORDAN: Polynomial = (3.4445, -4.7750, 2.0315)
@@ -27,8 +25,6 @@ _POLAR_EXPRESS: tuple[Polynomial, ...] = (
     (1.875, -1.25, 0.375),
 )
 _SAFETY = 1.01  # rounding makes singular values greater than the interval's upper end, beyond which the quintics explode
-
-NS_METHODS = ("jordan", "polar_express")
 
 
 def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
