@@ -194,9 +194,11 @@ def check_ranges(cls: type, group: str, values: Mapping[str, Any]) -> None:
     problems = range_problems(cls, group, values)
     for name, hint in _hints_of(cls):
         kinds = get_args(hint) if NoneType in get_args(hint) else (hint,)
-        choices = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
-        if choices and name in values and values[name] not in (*choices, *[None] * (NoneType in kinds)):
-            *most, last = [*choices, *["null"] * (NoneType in kinds)]
+        if get_origin(kinds[0]) is not Literal or name not in values:
+            continue
+        choices = [*get_args(kinds[0]), *[None] * (NoneType in kinds)]
+        if values[name] not in choices:
+            *most, last = ("null" if each is None else str(each) for each in choices)
             rule = f"{', '.join(most)} or {last}"
             problems.append(f"{group}.{name} is {shown(values[name])}, but must be {rule} (--{group}.{name})")
     if problems:

@@ -13,8 +13,6 @@ from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.latent_config import LatentConfig
 from lit_llm.models.rope_scaling import rope_scaling_problems
 
-"""The domain of each number of `GPTConfig`, alone and in `layers`. Sizes exceed those of any model."""
-
 RopeScaling: TypeAlias = dict[str, bool | float | str | list[float]]
 
 
@@ -493,7 +491,7 @@ def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
 
 
 MODEL_DOMAINS = ranges_of(GPTConfig)
-"""The range of each number of a model, by field."""
+"""The range of each number of a model, by field, alone and in `layers`. Sizes exceed those of any model."""
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

@@ -239,13 +239,9 @@ class CustomModel(nn.Module):
     def init_weights(self) -> None:
         """Set parameters and buffers to the values of a newly built module."""
         fresh = self.architecture.build(self.vocab_size)
-        for own, new in (
-            (self.network.named_parameters(), fresh.named_parameters()),
-            (self.network.named_buffers(), fresh.named_buffers()),
-        ):
-            values = dict(new)
-            for name, tensor in own:
-                fill_(tensor, values[name])
+        values = dict([*fresh.named_parameters(), *fresh.named_buffers()])
+        for name, tensor in [*self.network.named_parameters(), *self.network.named_buffers()]:
+            fill_(tensor, values[name])
 
     def num_parameters(self) -> int:
         """Number of parameters. A shared parameter counts once."""

@@ -63,13 +63,16 @@ class LoRAConfig:
 class Adapted(KeepsPrecision):
     """A layer with an adapter: A ``lora_a`` (r, i) and B ``lora_b`` (o, r), or those of E experts: (E, r, i) and (E, o, r).
 
-    Adapters are stored in fp32 at least, and computed in the dtype of the input: a base in bf16 loses no update to rounding.
+    It takes over parameters, with their names, dtype and device, buffers and settings of the layer that it replaces. Adapters
+    are stored in fp32 at least, and computed in the dtype of the input: a base in bf16 loses no update to rounding.
     """
 
     weight: Any  # of `nn.Linear`, a router or a stack, whose types differ
     bias: Any
 
-    def add_adapter(self, config: LoRAConfig) -> None:
+    def __init__(self, layer: nn.Module, config: LoRAConfig) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(layer.__dict__)
         *experts, outputs, inputs = self.weight.shape
         empty = partial(torch.empty, device=self.weight.device, dtype=torch.float32)
         self.lora_a = nn.Parameter(empty(*experts, config.rank, inputs))
@@ -87,15 +90,11 @@ class LoRALinear(Adapted, DropsInputs):
     """y = x Wᵀ + b + scale · dropout(x) Aᵀ Bᵀ.
 
     Args:
-        linear: the layer whose parameters this one takes over, so that their names, dtype and device stay.
         name: of the layer in its block: one of `dropout.SITES`, or below mlp.shared, which is a block's only MLP then.
     """
 
     def __init__(self, linear: nn.Linear, config: LoRAConfig, name: str) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-        self.add_adapter(config)
+        super().__init__(linear, config)
         self.dropout, self.site = config.dropout, SITES.index(name.replace(".shared.", "."))
         self.first_input = 0  # the number of this rank's first input
 
@@ -115,12 +114,7 @@ class LoRALinear(Adapted, DropsInputs):
 
 
 class LoRARouter(Adapted, Router):
-    """A router whose logits have an update: scale · x Aᵀ Bᵀ. It takes over parameters, buffers and settings of `router`."""
-
-    def __init__(self, router: Router, config: LoRAConfig) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(router.__dict__)
-        self.add_adapter(config)
+    """A router whose logits have an update: scale · x Aᵀ Bᵀ."""
 
     def logits(self, x: Tensor) -> Tensor:
         a, b = (differentiable_part(each).to(x.dtype) for each in (self.lora_a, self.lora_b))
@@ -128,12 +122,7 @@ class LoRARouter(Adapted, Router):
 
 
 class LoRAStackedLinear(Adapted, StackedLinear):
-    """A linear layer of each expert, and an adapter of each. It takes over the parameters of `stack`."""
-
-    def __init__(self, stack: StackedLinear, config: LoRAConfig) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(stack.__dict__)
-        self.add_adapter(config)
+    """A linear layer of each expert, and an adapter of each."""
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         y = super().forward(x, ends)

@@ -212,8 +212,8 @@ class MuonAdamW(GroupOptimizer):
         group: dict[str, Any],
         params: Sequence[Tensor],
         updates: list[Tensor],
-        squares: list[Tensor] | None = None,
-        rows: Sequence[Any] | None = None,
+        squares: list[Tensor] | None,
+        rows: Sequence[Any],
     ) -> None:
         """Decay this rank's parts and move them by their parts of the orthogonal updates, which may be flat.
 
@@ -221,7 +221,7 @@ class MuonAdamW(GroupOptimizer):
 
         Args:
             squares: of each whole update, `mean_squares`. None: without NorMuon.
-            rows: of each parameter, this rank's, as an index of its numbers of rows. None: all.
+            rows: of each parameter, this rank's, as an index of its numbers of rows.
         """
         local, lr = [local_part(p) for p in params], group["lr"]
         factors = None if squares is None else self._row_factors(group, params, squares)
@@ -231,7 +231,7 @@ class MuonAdamW(GroupOptimizer):
                 wide.mul_(1 - lr * group["weight_decay"])
                 update = update.reshape(part.shape).to(wide)
                 if factors is not None:
-                    update.mul_(factors[i][slice(None) if rows is None else rows[i]].to(update).unsqueeze(-1))
+                    update.mul_(factors[i][rows[i]].to(update).unsqueeze(-1))
                 wide.add_(update, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape[-2:]))
                 if wide is not part:
                     part.copy_(wide)

@@ -31,7 +31,7 @@ def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
     """The dtype of the iteration for the option `ns_dtype` of `MuonAdamW`. bf16 is precise enough for a direction."""
     if ns_dtype == "auto":
         ns_dtype = "float32" if device_type == "cpu" else "bfloat16"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[ns_dtype]
+    return torch.float32 if ns_dtype == "float32" else torch.bfloat16
 
 
 def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
