@@ -192,7 +192,7 @@ def check_ranges(cls: type, group: str, values: Mapping[str, Any]) -> None:
         UserError: `range_problems`, if there are any, and a sentence for each other argument.
     """
     problems = range_problems(cls, group, values)
-    for name, hint in _hints_of(cls):
+    for name, hint in dict(_hints_of(cls)).items():
         kinds = get_args(hint) if NoneType in get_args(hint) else (hint,)
         if get_origin(kinds[0]) is not Literal or name not in values:
             continue

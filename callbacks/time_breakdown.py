@@ -291,10 +291,11 @@ def _waits(collectives: list[Interval], computing: list[Interval], marks: list[t
         return np.searchsorted(np.sort(begun), begins, "right") - np.searchsorted(np.sort(ended), begins, "right")
 
     waits = (under_way(collectives) > 0) & (under_way(computing) == 0)
-    ends_at = np.searchsorted(times, begins, "right")  # the mark that ends the part of a stretch
-    waited: dict[str, int] = defaultdict(int)
+    until = np.searchsorted(times, begins, "right")  # the mark that ends the part of a stretch
+    waited_until = np.bincount(until, weights=lengths * waits, minlength=len(marks) + 1)
+    waited: dict[str, float] = defaultdict(float)
     whole: dict[str, int] = defaultdict(int)
     for i, (_, part) in enumerate(marks[1:], start=1):
-        waited[part] += int(lengths[(ends_at == i) & waits].sum())
+        waited[part] += float(waited_until[i])
         whole[part] += int(times[i] - times[i - 1])
     return {part: waited[part] / ns for part, ns in whole.items() if ns > 0}

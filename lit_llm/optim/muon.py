@@ -140,7 +140,7 @@ class MuonAdamW(GroupOptimizer):
                     if is_divided := isinstance(p, DTensor) and whole_experts(p) != list(p.placements):
                         parts = DTensor.from_local(whole, p.device_mesh, p.placements)
                         whole = parts.redistribute(placements=whole_experts(p)).to_local()
-                    updates[i] = whole = self._orthogonal_experts(group, whole) if len(whole) else whole
+                    updates[i] = whole = self._orthogonal_experts(group, whole)
                     if is_divided:
                         own_rows, own_columns = local_box(p)[1:]  # type: ignore[arg-type]
                         rows[i], updates[i] = (slice(None), own_rows), whole[:, own_rows, own_columns].clone()  # frees the rest
@@ -198,13 +198,10 @@ class MuonAdamW(GroupOptimizer):
 
     def _orthogonal_experts(self, group: dict[str, Any], update: Tensor) -> Tensor:
         """(E, r, c): each expert's matrix alone."""
-        made: Tensor | None = None
-        for i in range(len(update)):
-            one = self._orthogonal(group, update[i])
-            if made is None:
-                made = update if one.dtype == update.dtype else torch.empty_like(update, dtype=one.dtype)
-            made[i] = one
-        assert made is not None
+        dtype = newton_schulz_dtype(group["ns_dtype"], update.device.type)
+        made = update if dtype == update.dtype else torch.empty_like(update, dtype=dtype)
+        for i, matrix in enumerate(update):
+            made[i] = self._orthogonal(group, matrix)
         return made
 
     def _apply(
