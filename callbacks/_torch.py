@@ -65,6 +65,14 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def local_gradient(parameter: Tensor) -> Tensor | None:
+    """This rank's part of the gradient, placed like the parameter: partial sums are reduced."""
+    grad = parameter.grad
+    if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+        grad = grad.redistribute(placements=parameter.placements)
+    return None if grad is None else local_part(grad)
+
+
 def local_box(tensor: DTensor) -> tuple[slice, ...]:
     """Where this rank's shard lies in the whole tensor: one slice per dimension, empty if the rank holds nothing.
 

@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ._lightning import accumulates, validation_follows
+from ._lightning import _AfterSteps, accumulates, validation_follows
 from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
 from .errors import UserError
 from .ranges import STEPS, above, check_ranges, whole
@@ -36,7 +36,7 @@ class _Files(NamedTuple):
     leaving: tuple[str, ...] = ()  # to be deleted once the checkpoint that lists them here is on disk
 
 
-class StepCheckpoint(Checkpoint):
+class StepCheckpoint(_AfterSteps, Checkpoint):
     """Saves `step-00000500.ckpt`, … and keeps the relative links `last.ckpt`, `best.ckpt` and `stable.ckpt`.
 
     Saves happen between two optimizer steps and through `trainer.save_checkpoint`:
@@ -101,8 +101,6 @@ class StepCheckpoint(Checkpoint):
         keep_every_n_steps: Annotated[int | None, whole(1, STEPS)] = None,
     ) -> None:
         check_ranges(StepCheckpoint, "checkpoint", locals())
-        if mode not in ("min", "max"):
-            raise UserError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
         if dirpath is not None and "://" in str(dirpath):
             raise UserError(f"dirpath is {dirpath} but links need a local folder (--checkpoint.dirpath).")
         self.every_n_steps = every_n_steps
@@ -117,7 +115,6 @@ class StepCheckpoint(Checkpoint):
         self._files = _Files()
         self._saving: _Files | None = None  # the run's files once the save in progress is on disk; its own is the newest
         self._stable_step = 0
-        self._seen_step = 0  # on_train_batch_end runs once per micro-batch; this step is already handled
         self._saved_step = 0  # step and time of the last save begun
         self._saved_at = 0.0
         self._look_at_clock = 0  # the next step at which the ranks compare the time with every_n_minutes
@@ -147,12 +144,13 @@ class StepCheckpoint(Checkpoint):
         self._repaired = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
         self._saving, self.last_save_failed = None, False
         known = (offered(callback, KnowsStableStep) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         self._stable_step = next((schedule.stable_until for schedule in known if schedule), 0)
         self._repair(trainer)
         self._files = trainer.strategy.broadcast(self._files)  # on a network file system, other ranks may see the folder later
-        self._seen_step = self._saved_step = trainer.global_step
+        self._saved_step = trainer.global_step
         self._saved_at, self._look_at_clock = time.monotonic(), 0
         self._due = self._stop_at_boundary = False
 
@@ -165,10 +163,9 @@ class StepCheckpoint(Checkpoint):
             return
         if self._stop_at_boundary:
             trainer.should_stop, self._stop_at_boundary = True, False
-        step = trainer.global_step
-        if step == self._seen_step:
-            return
-        self._seen_step = step
+        super().on_train_batch_end(trainer, pl_module)
+
+    def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         asking = (offered(callback, AsksToSave) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         at_once = any(callback.save_now for callback in asking if callback)
         if at_once or step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step):

@@ -180,37 +180,27 @@ class EMA(_AfterSteps):
         if wide[0]:
             lerp_(*wide, 1 - keep)
 
-    @torch.no_grad()
     def _exchange(self, pl_module: LightningModule) -> None:
-        self._exchanged = self.validate and bool(self._average)
-        if not self._exchanged:
-            return
+        if self.validate and self._average:
+            self._swap(pl_module)
+
+    def _exchange_back(self, pl_module: LightningModule) -> None:
+        if self._exchanged:
+            self._swap(pl_module)
+
+    @torch.no_grad()
+    def _swap(self, pl_module: LightningModule) -> None:
+        """Exchange weights and average, or exchange them back."""
+        self._exchanged = not self._exchanged
         for parameter, average in self._average.items():
             part, mean = local_part(parameter), local_part(average)
+            before = part.clone()
+            part.copy_(self._kept.pop(parameter, mean))
             if part.dtype == mean.dtype:
-                _swap(part, mean)
-            else:
-                self._kept[parameter] = part.clone()
-                part.copy_(mean)
+                mean.copy_(before)
+            elif self._exchanged:
+                self._kept[parameter] = before
         reshard(pl_module)
-
-    @torch.no_grad()
-    def _exchange_back(self, pl_module: LightningModule) -> None:
-        if not self._exchanged:
-            return
-        self._exchanged = False
-        for parameter, average in self._average.items():
-            if parameter in self._kept:
-                local_part(parameter).copy_(self._kept.pop(parameter))
-            else:
-                _swap(local_part(parameter), local_part(average))
-        reshard(pl_module)
-
-
-def _swap(a: Tensor, b: Tensor) -> None:
-    before = a.clone()
-    a.copy_(b)
-    b.copy_(before)
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -80,6 +80,18 @@ def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
         multiply_(group, factor.to(device))
 
 
+def refuse_late_unscaling(trainer: Trainer, use: str) -> None:
+    """Raises:
+    UserError: With fp16 loss scaling, an optimizer unscales the gradients itself, after their `use`.
+    """
+    for optimizer in trainer.optimizers if offered(trainer.precision_plugin, ScalesLoss) else ():
+        if unscales_by_itself(optimizer):
+            raise UserError(
+                f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after {use}: use"
+                " --trainer.precision bf16-mixed, or an optimizer with fused=False."
+            )
+
+
 class GradientNorm(Callback):
     """Clips the global gradient norm and logs it; the norm is computed once for both.
 
@@ -119,13 +131,7 @@ class GradientNorm(Callback):
                 f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) and GradientNorm(clip={self.clip}) would both"
                 " clip: remove --trainer.gradient_clip_val."
             )
-        if offered(trainer.precision_plugin, ScalesLoss):
-            for optimizer in trainer.optimizers:
-                if unscales_by_itself(optimizer):
-                    raise UserError(
-                        f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after they would"
-                        " be clipped: use --trainer.precision bf16-mixed, or an optimizer with fused=False."
-                    )
+        refuse_late_unscaling(trainer, "they would be clipped")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.latest_norm = None

@@ -13,12 +13,12 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ._lightning import write_row
-from ._torch import gathered, local_part, process_count, unscales_by_itself
-from .contracts import ScalesLoss, SplitsLayers, offered
+from ._torch import gathered, local_gradient, local_part, process_count
+from .contracts import SplitsLayers, offered
 from .errors import UserError
+from .gradient_norm_and_clipping import refuse_late_unscaling
 from .health_layers import copies, trained_parameters
 from .metrics_file import MetricsFile
 from .ranges import STEPS, check_ranges, whole
@@ -80,11 +80,7 @@ class Histograms(Callback):
             return
         if len(trainer.optimizers) != 1 or isinstance(trainer.strategy, FSDPStrategy):
             raise UserError("Histograms works with one optimizer, and not with FSDP1: use --histograms null.")
-        if offered(trainer.precision_plugin, ScalesLoss) and unscales_by_itself(trainer.optimizers[0]):
-            raise UserError(
-                "Histograms would show scaled gradients, because the fused optimizer unscales those of 16-mixed itself: use "
-                "--trainer.precision bf16-mixed, or an optimizer with fused=False."
-            )
+        refuse_late_unscaling(trainer, "Histograms shows them")
         trained, ranks = trained_parameters(trainer, pl_module)
         self._held = {name: parameter for name, parameter in trained if self._pattern.search(name)}
         self._copies = {name: copies(parameter, ranks) for name, parameter in self._held.items()}
@@ -103,7 +99,7 @@ class Histograms(Callback):
         for name in self._copies:
             parameter = self._held.get(name)
             parts[f"weights/{name}"] = None if parameter is None else local_part(parameter)
-            parts[f"gradients/{name}"] = None if parameter is None else _gradient(parameter)
+            parts[f"gradients/{name}"] = None if parameter is None else local_gradient(parameter)
         edges, counts = count_values(list(parts.values()), trainer.strategy.root_device)
         found, row = {}, {}
         for tag, limits, (*numbers, nonfinite) in zip(parts, edges.cpu().numpy(), counts.tolist(), strict=True):
@@ -116,14 +112,6 @@ class Histograms(Callback):
             write_row(trainer, row, step)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             log_histograms(logger, found, step)
-
-
-def _gradient(parameter: Tensor) -> Tensor | None:
-    """This rank's part of the gradient, placed like the parameter."""
-    grad = parameter.grad
-    if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
-        grad = grad.redistribute(placements=parameter.placements)  # of partial sums, for example
-    return None if grad is None else local_part(grad)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -66,9 +66,7 @@ def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
     return peak * (final / peak) ** x
 
 
-def _check_shape(shape: str, final_ratio: float) -> None:
-    if shape not in (shapes := get_args(DecayShape)):
-        raise UserError(f"shape is {shape!r} but must be one of {', '.join(shapes)} (--schedule.shape).")
+def _refuse_endless(shape: DecayShape, final_ratio: float) -> None:
     if shape == "exponential" and final_ratio == 0:
         raise UserError("An exponential decay never reaches 0: set --schedule.final_ratio above 0.")
 
@@ -256,7 +254,7 @@ class WSD(_Horizon):
     ) -> None:
         check_ranges(WSD, "schedule", locals())
         super().__init__(warmup_steps, final_ratio, total_steps)
-        _check_shape(shape, final_ratio)
+        _refuse_endless(shape, final_ratio)
         self.decay_steps = decay_steps
         self.decay_fraction = decay_fraction
         self.shape = shape
@@ -299,7 +297,7 @@ class Decay(Schedule):
     def __init__(self, final_ratio: Annotated[float, at_least(0, 1)] = 0.0, shape: DecayShape = "one_minus_sqrt") -> None:
         super().__init__()
         check_ranges(Decay, "schedule", locals())
-        _check_shape(shape, final_ratio)
+        _refuse_endless(shape, final_ratio)
         self.final_ratio = final_ratio
         self.shape = shape
         self._total = 0

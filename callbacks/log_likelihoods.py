@@ -80,8 +80,22 @@ class LogLikelihoods:
         for first in range(0, -(-len(ordered) // ranks), self.batch_size):
             batch = own[first : first + self.batch_size]
             logits = self._logits(batch or ordered[-1:])  # a rank that has finished computes with the others
-            if batch:
-                self._add(found, logits, [(row, i) for row, text in enumerate(batch) for i in texts[text]], batch, pairs)
+            scored = [
+                (row, place, token, i)
+                for row, text in enumerate(batch)
+                for i in texts[text]
+                for tokens in [pairs[i][1][-self.length :]]
+                for place, token in zip(range(len(text))[-len(tokens) :], tokens, strict=True)
+            ]
+            if not scored:
+                continue
+            rows, places, targets, owners = torch.tensor(scored, device=logits.device).T  # (M,) each
+            chosen = logits[rows, places].float()  # (M, V)
+            of_target = chosen.log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]  # (M,)
+            missed = chosen.argmax(dim=-1) != targets
+            for column, values in enumerate((of_target, missed)):
+                weights = values.cpu().double().numpy()
+                found[:, column] += np.bincount(owners.cpu().numpy(), weights=weights, minlength=len(found))
         return [Score(float(total), bool(missed < 0.5)) for total, missed in self._of_all_ranks(found, ranks)]
 
     def _logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -93,34 +107,6 @@ class LogLikelihoods:
             logits = self.pl_module(torch.from_numpy(ids).to(self.trainer.strategy.root_device))
         assert isinstance(logits, Tensor)
         return logits
-
-    def _add(
-        self,
-        found: np.ndarray,
-        logits: Tensor,
-        scored: list[tuple[int, int]],
-        batch: Sequence[Sequence[int]],
-        pairs: Sequence[Pair],
-    ) -> None:
-        """Add what the logits of a batch say about the pairs in `scored`, as (row, pair)."""
-        rows: list[int] = []
-        places: list[int] = []
-        targets: list[int] = []
-        owners: list[int] = []
-        for row, i in scored:
-            tokens = pairs[i][1][-self.length :]
-            end = len(batch[row])
-            places += range(end - len(tokens), end)
-            targets += tokens
-            rows += [row] * len(tokens)
-            owners += [i] * len(tokens)
-        device = logits.device
-        chosen = logits[torch.tensor(rows, device=device), torch.tensor(places, device=device)].float()  # (M, V)
-        target = torch.tensor(targets, device=device)
-        of_target = chosen.log_softmax(dim=-1).gather(1, target[:, None])[:, 0]  # (M,)
-        missed = chosen.argmax(dim=-1) != target
-        for column, values in enumerate((of_target, missed)):
-            found[:, column] += np.bincount(owners, weights=values.cpu().double().numpy(), minlength=len(found))
 
     def _of_all_ranks(self, found: np.ndarray, ranks: int) -> np.ndarray:
         device = self.trainer.strategy.root_device

@@ -33,14 +33,14 @@ class UnusableFile(OSError, UserError):
         return f"{self.filename} cannot be used: {self.strerror}"
 
 
-def open_ordinary(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+def open_ordinary(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """The descriptor of an ordinary file, opened without waiting for anybody.
 
     Raises:
         OSError: It cannot be opened; `UnusableFile`: it is a folder, pipe or device, or with O_NOFOLLOW a link.
     """
     try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)  # a pipe must not wait for its other end
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)  # a pipe must not wait for its other end
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
             raise UnusableFile(errno.EINVAL, "it is a link, not an ordinary file", os.fspath(path)) from None

@@ -1,5 +1,7 @@
 """The range of a number, stated at the argument or field that it rules, and the sentence for a value outside. No torch.
 
+`check_ranges` holds arguments to their Literals, too.
+
     def __init__(self, window: Annotated[int, whole(2, 10**6)] = 128) -> None:
         check_ranges(SpikeGuard, "spike_guard", locals())
 
@@ -16,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args, get_origin
 
 from .errors import UserError
 
@@ -152,16 +154,21 @@ def below(low: float, high: float) -> Domain:
 @cache
 def ranges_of(cls: type) -> dict[str, Domain]:
     """The ranges of the arguments of a class, also of those that its base classes declare."""
-    found: dict[str, Domain] = {}
+    return {
+        name: replace(domain, null=NoneType in get_args(hint.__origin__))
+        for name, hint in _hints_of(cls)
+        for domain in getattr(hint, "__metadata__", ())
+        if isinstance(domain, Domain)
+    }
+
+
+def _hints_of(cls: type) -> Iterator[tuple[str, Any]]:
+    """The types of the arguments of a class and its bases, the class's own last."""
     for each in reversed(inspect.getmro(cls)):
         init: Any = vars(each).get("__init__")
         for name, hint in getattr(init, "__annotations__", {}).items():
             with suppress(NameError):  # of a type that is imported for type checkers only
-                hint = eval(hint, init.__globals__) if isinstance(hint, str) else hint
-            for domain in getattr(hint, "__metadata__", ()):
-                if isinstance(domain, Domain):
-                    found[name] = replace(domain, null=NoneType in get_args(hint.__origin__))
-    return found
+                yield name, eval(hint, init.__globals__) if isinstance(hint, str) else hint
 
 
 def range_problems(cls: type, group: str, values: Mapping[str, Any]) -> list[str]:
@@ -179,12 +186,22 @@ def range_problems(cls: type, group: str, values: Mapping[str, Any]) -> list[str
 
 
 def check_ranges(cls: type, group: str, values: Mapping[str, Any]) -> None:
-    """Refuse the arguments of a class that are outside their ranges.
+    """Refuse the arguments of a class that are outside their ranges, or none of the values of their Literals.
 
     Raises:
-        UserError: `range_problems`, if there are any.
+        UserError: `range_problems`, if there are any, and a sentence for each other argument.
     """
-    if problems := range_problems(cls, group, values):
+    problems = range_problems(cls, group, values)
+    for name, hint in dict(_hints_of(cls)).items():
+        kinds = get_args(hint) if NoneType in get_args(hint) else (hint,)
+        if get_origin(kinds[0]) is not Literal or name not in values:
+            continue
+        choices = [*get_args(kinds[0]), *[None] * (NoneType in kinds)]
+        if values[name] not in choices:
+            *most, last = ("null" if each is None else str(each) for each in choices)
+            rule = f"{', '.join(most)} or {last}"
+            problems.append(f"{group}.{name} is {shown(values[name])}, but must be {rule} (--{group}.{name})")
+    if problems:
         raise UserError("\n".join(problems))
 
 

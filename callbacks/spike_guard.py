@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ._lightning import _PutsBack, is_logged, wrap, write_row
-from ._torch import process_count, unscales_by_itself
+from ._torch import process_count
 from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, ScalesLoss, offered, offered_by_data, offered_step_loss
 from .errors import UserError
-from .gradient_norm_and_clipping import gradient_norm, optimizer_device
+from .gradient_norm_and_clipping import gradient_norm, optimizer_device, refuse_late_unscaling
 from .ranges import STEPS, above, check_ranges, whole
 
 _UNREAD_AT_MOST = 128
@@ -105,11 +105,7 @@ class SpikeGuard(_PutsBack):
             raise UserError("SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard.")
         scaling = offered(trainer.precision_plugin, ScalesLoss)
         self._scaler = None if scaling is None else scaling.scaler
-        if self._scaler is not None and unscales_by_itself(optimizer):
-            raise UserError(
-                f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after SpikeGuard reads them:"
-                " use --trainer.precision bf16-mixed, or an optimizer with fused=False."
-            )
+        refuse_late_unscaling(trainer, "SpikeGuard reads them")
         self._good = self._good.to(trainer.strategy.root_device)
         self._losses, self._skip, self._unread, self.diagnosis = MeanOfMicroBatches(), None, [], None
         self._norm_source = next((c for c in trainer.callbacks if hasattr(c, "latest_norm")), None)  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.autograd import DeviceType
@@ -281,28 +282,20 @@ def _waits(collectives: list[Interval], computing: list[Interval], marks: list[t
     Args:
         marks: (time in ns, the part that ran from the previous mark until then).
     """
-    changes: list[tuple[int, int, int]] = []
-    for which, spans in enumerate((collectives, computing)):
-        for begin, end in spans:
-            changes += [(begin, which, 1), (end, which, -1)]
-    changes.sort(reverse=True)  # the next one last
-    under_way = [0, 0]
-    waited: dict[str, int] = defaultdict(int)
+    times = np.array([time for time, _ in marks])
+    edges = np.unique([*times, *(time for span in (*collectives, *computing) for time in span)])
+    begins, lengths = edges[:-1], np.diff(edges)  # of stretches in which nothing begins or ends
+
+    def under_way(spans: list[Interval]) -> np.ndarray:
+        begun, ended = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+        return np.searchsorted(np.sort(begun), begins, "right") - np.searchsorted(np.sort(ended), begins, "right")
+
+    waits = (under_way(collectives) > 0) & (under_way(computing) == 0)
+    until = np.searchsorted(times, begins, "right")  # the mark that ends the part of a stretch
+    waited_until = np.bincount(until, weights=lengths * waits, minlength=len(marks) + 1)
+    waited: dict[str, float] = defaultdict(float)
     whole: dict[str, int] = defaultdict(int)
-    now = marks[0][0]
-    for end, part in marks[1:]:
-        whole[part] += end - now
-        while changes and changes[-1][0] <= end:
-            at, which, sign = changes.pop()
-            if at > now:  # ignore time before the first mark
-                waited[part] += (at - now) * _only_waiting(under_way)
-                now = at
-            under_way[which] += sign
-        waited[part] += (end - now) * _only_waiting(under_way)
-        now = end
+    for i, (_, part) in enumerate(marks[1:], start=1):
+        waited[part] += float(waited_until[i])
+        whole[part] += int(times[i] - times[i - 1])
     return {part: waited[part] / ns for part, ns in whole.items() if ns > 0}
-
-
-def _only_waiting(under_way: list[int]) -> bool:
-    collectives, computing = under_way
-    return collectives > 0 and computing == 0

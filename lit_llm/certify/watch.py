@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
@@ -21,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lit_llm.callbacks._lightning import is_logged
+from lit_llm.callbacks._torch import gathered
 from lit_llm.core._lightning import ddp_option
 from lit_llm.core._torch import DispatchMode
 from lit_llm.core.measured_speed import matmul_tflops
@@ -116,10 +116,7 @@ class PlanWatch(Watch):
         on_gpu = not isinstance(self._log, profile)
         peak = torch.cuda.max_memory_allocated() if on_gpu else min(peaks_of_steps(self._log, self._live), default=0)
         mine = {"memory": peak, "traffic": self._traffic.sent(), "reserved": torch.cuda.max_memory_reserved() if on_gpu else 0}
-        every: list[Any] = [mine]
-        if dist.is_initialized():
-            every = [None] * dist.get_world_size()
-            dist.all_gather_object(every, mine)
+        every = gathered(mine)
         most = {key: max(each[key] for each in every) for key in mine}
         self.found = {what: {"planned": self._planned[what], "measured": most[what]} for what in self._planned}
         self.found["memory"]["reserved"] = most["reserved"]

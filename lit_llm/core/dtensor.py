@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from lit_llm.callbacks._torch import local_box as local_box
+from lit_llm.callbacks._torch import local_gradient
 from lit_llm.callbacks._torch import local_part as local_part
 from lit_llm.core.errors import UserError
 
@@ -75,12 +76,5 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
 
 
 def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's parts of the gradients, with their parameters' placements. Partial sums are reduced."""
-    grads = []
-    for p in params:
-        assert p.grad is not None
-        grad = p.grad
-        if isinstance(p, DTensor) and isinstance(grad, DTensor) and grad.placements != p.placements:
-            grad = grad.redistribute(placements=p.placements)
-        grads.append(local_part(grad))
-    return grads
+    """`local_gradient` of parameters that all have one."""
+    return [grad for p in params if (grad := local_gradient(p)) is not None]

@@ -33,12 +33,12 @@ def copy_gbps(device: Any) -> float:
     return 2 * source.numel() * 4 / fastest(lambda: target.copy_(source), device) / 1e9
 
 
-def fastest(work: Callable[[], Any], device: Any, times: int = 5) -> float:
-    """Seconds of the fastest of `times` runs, after one to warm up."""
+def fastest(work: Callable[[], Any], device: Any) -> float:
+    """Seconds of the fastest of five runs, after one to warm up."""
     import torch
 
     seconds = []
-    for _ in range(times + 1):
+    for _ in range(6):
         start = time.perf_counter()
         work()
         if device.type == "cuda":

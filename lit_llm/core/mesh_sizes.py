@@ -50,10 +50,8 @@ def mesh_sizes(
         needs = f"a multiple of {fixed}"
     else:
         needs = use = f"{fixed}"
-    shown = {"replicate": True, "shard": not isinstance(shard, str), "tensor_parallel": True}  # the others if they are used
-    named = [f"{name} {size}" for name, size in given._asdict().items() if shown.get(name, size > 1)]
-    words = f"{', '.join(named[:-1])} and {named[-1]}"
     processes = "process" if needs == "1" else "processes"
+    words = ", ".join(f"{name} {size}" for name, size in given._replace(shard=shard)._asdict().items())  # type: ignore[arg-type]
     raise UserError(
         f"MeshStrategy with {words} needs {needs} {processes}, but the run has {world_size}: use {use} (--trainer.devices, "
         "--trainer.num_nodes), or change --trainer.strategy.replicate, .shard, .context, .tensor_parallel or .pipeline."

@@ -108,24 +108,20 @@ def _run(sequences: slice, start: int, end: int, first: int, window: int | None,
         a = b
 
 
-class _Masks:
-    """Additive masks of the blocks of one call. Bands have equal masks, so the last one is kept."""
-
-    def __init__(self, window: int | None, documents: Tensor | None, like: Tensor) -> None:
-        self.window, self.documents, self.like = window, documents, like
-        self.key: tuple[int, int] | None = None
-        self.last = like
-
-    def of(self, block: Block) -> Tensor | None:
-        """None if the block needs no mask: it is causal, or a single query that sees all its keys."""
-        if block.causal or (block.end - block.first == 1 and not block.shared):
-            return None
-        key = (block.end - block.first, block.end - block.start)
-        if block.shared or key != self.key:
-            allowed = block.mask(self.window, self.documents if block.shared else None, self.like.device)
-            self.last = self.like.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
-            self.key = None if block.shared else key
-        return self.last
+def _masked(
+    q: Tensor, k: Tensor, window: int | None, documents: Tensor | None, like: Tensor, *, flash: bool
+) -> Iterator[tuple[Slices, Slices, bool, Tensor | None]]:
+    """Of each block: where its queries and its keys are, whether it is causal, and its additive mask, as `like`."""
+    last, size_of_last = like, None  # bands have equal masks
+    for block in blocks(q.size(0), q.size(2), k.size(2), window, documents, flash=flash):
+        mask, size = None, (block.end - block.first, block.end - block.start)
+        if not block.causal and (block.shared or size[0] > 1):  # else a single query that sees all its keys
+            if block.shared or size != size_of_last:
+                allowed = block.mask(window, documents if block.shared else None, like.device)
+                last = like.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+                size_of_last = None if block.shared else size
+            mask = last
+        yield *block.places(k.size(2) - q.size(2)), block.causal, mask
 
 
 def forward_in_blocks(
@@ -155,12 +151,10 @@ def forward_in_blocks(
     out = q.new_empty(batch, length, heads, width).transpose(1, 2)
     logsumexp = torch.empty(batch, heads, length, dtype=_accumulator(q), device=q.device)
     scores = _scores(rows, head_numbers, columns, scale, softcap, dropout) if from_scores else None
-    masks, begin = _Masks(window, documents, logsumexp if from_scores else q), k.size(2) - length
-    for block in blocks(batch, length, k.size(2), window, documents, flash=not from_scores):
-        queries, keys = block.places(begin)
-        mask = masks.of(block)
+    like = logsumexp if from_scores else q
+    for queries, keys, causal, mask in _masked(q, k, window, documents, like, flash=not from_scores):
         if scores is None:
-            y, lse = CPU_ATTENTION(q[queries], k[keys], v[keys], 0.0, block.causal, attn_mask=mask, scale=scale)
+            y, lse = CPU_ATTENTION(q[queries], k[keys], v[keys], 0.0, causal, attn_mask=mask, scale=scale)
         else:
             y, lse = scores.forward(q[queries], k[keys], v[keys], mask, (queries, keys))
         if sinks is not None:
@@ -189,18 +183,16 @@ def backward_in_blocks(
     from_scores: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, keys, values and sinks. A sink only enlarges the logsumexp, so the kernels need not know it."""
-    length, begin = q.size(2), k.size(2) - q.size(2)
     q, k, v, gradient = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v), _rows_are_dense(gradient)
     q_gradient = _empty_like_heads(q, q.dtype)
     # Several blocks add to a key: in the wide type, so that their order costs no precision.
     k_gradient, v_gradient = _empty_like_heads(k, _accumulator(k)).zero_(), _empty_like_heads(v, _accumulator(v)).zero_()
     scores = _scores(rows, head_numbers, columns, scale, softcap, dropout) if from_scores else None
-    masks = _Masks(window, documents, logsumexp if from_scores else q)
-    for block in blocks(q.size(0), length, k.size(2), window, documents, flash=not from_scores):
-        queries, keys = block.places(begin)
-        mask, tensors = masks.of(block), (gradient[queries], q[queries], k[keys], v[keys], out[queries], logsumexp[queries])
+    like = logsumexp if from_scores else q
+    for queries, keys, causal, mask in _masked(q, k, window, documents, like, flash=not from_scores):
+        tensors = gradient[queries], q[queries], k[keys], v[keys], out[queries], logsumexp[queries]
         if scores is None:
-            found = CPU_ATTENTION_BACKWARD(*tensors, 0.0, block.causal, attn_mask=mask, scale=scale)
+            found = CPU_ATTENTION_BACKWARD(*tensors, 0.0, causal, attn_mask=mask, scale=scale)
         else:
             found = scores.backward(*tensors, mask, (queries, keys))
         q_gradient[queries] = found[0]

@@ -62,11 +62,8 @@ def attention_problem(config: GPTConfig, kernel: AttentionKernel, device: torch.
         return problem
     if kernel in _FLASH:
         _, module, _ = _FLASH[kernel]
-        named = f"compute.attention is {kernel}"
-        if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
-            return f"{named}, but torch {torch.__version__} cannot switch to it: {_MEND}, or install torch 2.13"
         if not _exists(module):
-            return f"{named}, but its module {module} is not installed: {_MEND}"
+            return f"compute.attention is {kernel}, but its module {module} is not installed: {_MEND}"
     return None
 
 

@@ -17,6 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from lit_llm.core.memory import SOFTMAX_NUMEL
 
+IGNORED = -100
+"""A target that does not count, as in `torch.nn.functional.cross_entropy`."""
+
 
 class VocabularyShards(NamedTuple):
     """States that ``weight`` is this rank's shard of the output matrix: V consecutive rows, equally many on every rank.
@@ -33,12 +36,12 @@ class VocabularyShards(NamedTuple):
 
 
 def checked_rows(
-    hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, ignore_index: int, shards: VocabularyShards | None
+    hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shards: VocabularyShards | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Checked: hidden (N, d), weight, targets (N,) and which of them count (N,) bool."""
     check(hidden, weight, targets, vocab_size, shards)
     targets = targets.reshape(-1)
-    counted = targets != ignore_index
+    counted = targets != IGNORED
     # Ignored rows stay in the products, with id 0: dropping them would need their positions on the host.
     targets = torch.where(counted, targets, 0)
     _check_range(targets, vocab_size)

@@ -13,8 +13,6 @@ from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.latent_config import LatentConfig
 from lit_llm.models.rope_scaling import rope_scaling_problems
 
-"""The domain of each number of `GPTConfig`, alone and in `layers`. Sizes exceed those of any model."""
-
 RopeScaling: TypeAlias = dict[str, bool | float | str | list[float]]
 
 
@@ -282,11 +280,10 @@ class GPTConfig:
         of_groups = [each for key, group in groups.items() if group for each in _range_mistakes(group, key).values()]
         if of_groups or any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
             return [*ranges.values(), *of_groups]  # the rules below divide by these
-        found = [*self._combination_mistakes()]
-        layers = list(dict.fromkeys(self._layer_mistakes()))  # a pattern may have the same wrong value several times
+        layers = dict.fromkeys(self._layer_mistakes())  # once: a pattern may have the same wrong value several times
         if not layers and "rope_theta" not in ranges:
-            layers += self._block_mistakes()
-        return [*found, *layers, *ranges.values()]
+            layers = dict.fromkeys(self._block_mistakes())
+        return [*self._combination_mistakes(), *layers, *ranges.values()]
 
     def _combination_mistakes(self) -> Iterator[Mistake]:
         """Settings that do not fit together."""
@@ -374,10 +371,7 @@ class GPTConfig:
 
     def _experts_mistakes(self, moe: MoEConfig) -> Iterator[Mistake]:
         """What is wrong with the experts, alone and with other settings."""
-        n_layer = 0 if "experts" in (self.layers or {}) else self.n_layer  # a pattern says which blocks have experts
-        for what, flags in moe.problems(self.n_layer):
-            if n_layer or not what.startswith("model.moe has no block"):
-                yield Mistake(what, flags)
+        yield from (Mistake(*each) for each in moe.problems(None if "experts" in (self.layers or {}) else self.n_layer))
         if self.size_ratios is not None:
             yield Mistake(
                 "model.base_width and model.base_depth have no rule for the rates of experts",
@@ -423,9 +417,8 @@ class GPTConfig:
         elif problem := MODEL_DOMAINS[name].sentence(where, value):
             yield problem
 
-    def _block_mistakes(self) -> list[Mistake]:
+    def _block_mistakes(self) -> Iterator[Mistake]:
         """What is wrong with the settings of single blocks, each of which is right alone."""
-        found: list[Mistake] = []
         patterns = self.layers or {}
         for i in range(self.n_blocks):
             window, rope, theta, scaling, _ = self.layer(i)
@@ -433,12 +426,11 @@ class GPTConfig:
                 problem = (
                     f"a window of {window} positions has no effect, because model.block_size is {self.block_size}: use null"
                 )
-                found.append(Mistake(problem, "--model.layers" if "window" in patterns else "--model.window"))
+                yield Mistake(problem, "--model.layers" if "window" in patterns else "--model.window")
             if rope and scaling is not None and scaling.get("rope_type") == "yarn" and theta <= 1:
                 name = "layers.rope_theta" if "rope_theta" in patterns else "rope_theta"
                 problem = f"model.{name} is {theta:g}, but must be above 1 with rope_type yarn"
-                found.append(Mistake(problem, f"--model.{name.split('.')[0]}"))
-        return list(dict.fromkeys(found))
+                yield Mistake(problem, f"--model.{name.split('.')[0]}")
 
     def flops_per_token(self, length: int | None = None) -> float:
         """Training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) of each block (full-attention convention).
@@ -496,7 +488,7 @@ def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
 
 
 MODEL_DOMAINS = ranges_of(GPTConfig)
-"""The range of each number of a model, by field."""
+"""The range of each number of a model, by field, alone and in `layers`. Sizes exceed those of any model."""
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

@@ -124,31 +124,21 @@ class Architecture:
                     f"(--model.{setting.name} {_as_flag(setting.default)})"
                 )
         if chunk_size is not None:
-            found.append(chunk_problem(self.class_path, chunk_size))
+            found.append(
+                f"loss.chunk_size is {chunk_size}, but {self.class_path} returns all logits at once: only lit_llm's GPT "
+                "supports chunks (--loss.chunk_size null)"
+            )
         if compute.activation_checkpointing == "attention":
-            found.append(attention_checkpointing_problem(self.class_path))
+            found.append(
+                f"compute.activation_checkpointing attention supports lit_llm's GPT, not {self.class_path} "
+                "(--compute.activation_checkpointing full, cheap or a number)"
+            )
         if compute.attention != "auto":
             found.append(
                 f"compute.attention is {compute.attention}, but {self.class_path} computes attention itself "
                 "(--compute.attention auto)"
             )
         return found
-
-
-def chunk_problem(class_path: str, chunk_size: int) -> str:
-    """Why the loss of a custom model is not computed in chunks."""
-    return (
-        f"loss.chunk_size is {chunk_size}, but {class_path} returns all logits at once: only lit_llm's GPT "
-        "supports chunks (--loss.chunk_size null)"
-    )
-
-
-def attention_checkpointing_problem(class_path: str) -> str:
-    """Why the attention of a custom model is not recomputed alone."""
-    return (
-        f"compute.activation_checkpointing attention supports lit_llm's GPT, not "
-        f"{class_path} (--compute.activation_checkpointing full, cheap or a number)"
-    )
 
 
 def blocks_problem(class_path: str, names: list[str]) -> str:
@@ -249,13 +239,9 @@ class CustomModel(nn.Module):
     def init_weights(self) -> None:
         """Set parameters and buffers to the values of a newly built module."""
         fresh = self.architecture.build(self.vocab_size)
-        for own, new in (
-            (self.network.named_parameters(), fresh.named_parameters()),
-            (self.network.named_buffers(), fresh.named_buffers()),
-        ):
-            values = dict(new)
-            for name, tensor in own:
-                fill_(tensor, values[name])
+        values = dict([*fresh.named_parameters(), *fresh.named_buffers()])
+        for name, tensor in [*self.network.named_parameters(), *self.network.named_buffers()]:
+            fill_(tensor, values[name])
 
     def num_parameters(self) -> int:
         """Number of parameters. A shared parameter counts once."""

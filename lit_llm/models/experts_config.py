@@ -70,11 +70,11 @@ class MoEConfig:
         """Whether a block has experts."""
         return block >= self.first_dense and (block + 1 - self.first_dense) % self.every == 0
 
-    def problems(self, n_layer: int) -> Iterator[tuple[str, str]]:
+    def problems(self, n_layer: int | None) -> Iterator[tuple[str, str]]:
         """(sentence, flags) for each rule between the settings that is broken. Numbers are within their ranges.
 
         Args:
-            n_layer: blocks of the model.
+            n_layer: blocks of the model. None: a pattern of `GPTConfig.layers` says which have experts.
         """
         if self.top_k > self.experts:
             yield (
@@ -105,7 +105,7 @@ class MoEConfig:
                 f"model.moe.shared_width is {self.shared_width}, but there are no shared experts",
                 "--model.moe.shared_experts 1, or --model.moe.shared_width null",
             )
-        if not any(map(self.is_in, range(n_layer))):
+        if n_layer is not None and not any(map(self.is_in, range(n_layer))):
             yield (
                 f"model.moe has no block: first_dense is {self.first_dense} and every {self.every}, of {n_layer} blocks",
                 "--model.moe.first_dense 0 --model.moe.every 1, or --model.moe null",

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lit_llm.core.errors import UserError, refuse
+from lit_llm.core.number_domain import Domain, ranges_of, whole
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, KVCache
 from lit_llm.models.rotary import RotaryTable
@@ -33,26 +35,18 @@ class Sampling:
         UserError: if a setting is out of range; the message lists every reason.
     """
 
-    temperature: float = 0.8
-    """Divides the logits; 0 always takes the most likely id."""
-    top_k: int | None = 50
+    temperature: Annotated[float, Domain(0.001, also=(0,))] = 0.8
+    """Divides the logits; 0 always takes the most likely id. Smaller ones than 0.001 would make the logits overflow."""
+    top_k: Annotated[int | None, whole(1)] = 50
     """Keep the k most likely ids; None keeps all."""
-    top_p: float | None = None
+    top_p: Annotated[float | None, Domain(0, 1, above_low=True)] = None
     """Keep the smallest set of most likely ids whose probability reaches p (Holtzman et al. 2020); None keeps all."""
     seed: int = 0
     """Seed of the draws. The same seed gives the same draws on every device."""
 
     def __post_init__(self) -> None:
-        found = []
-        if not (
-            self.temperature == 0 or 1e-3 <= self.temperature < math.inf
-        ):  # also rejects NaN; smaller values overflow the logits
-            found.append(f"temperature is {self.temperature}, but must be 0 (greedy) or at least 0.001 (--temperature)")
-        if self.top_k is not None and self.top_k < 1:
-            found.append(f"top_k is {self.top_k}, but must be at least 1, or 0 to keep all (--top_k)")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            found.append(f"top_p is {self.top_p}, but must be above 0 and at most 1 (--top_p)")
-        refuse(found)
+        problems = (domain.problem(name, getattr(self, name)) for name, domain in ranges_of(Sampling).items())
+        refuse(filter(None, problems))
 
     def numbered(self, number: int) -> Sampling:
         """The same settings with a seed of its own for each of several texts; the first has this one."""

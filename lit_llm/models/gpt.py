@@ -147,13 +147,14 @@ class GPT(nn.Module):
         config = self.config
         assert config.vocab_size is not None
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | StackedLinear):
+            if isinstance(module, nn.Linear | StackedLinear | Router | AheadInput | nn.Embedding):
                 std = config.residual_std if name.endswith(".project") else config.hidden_std
+                std = config.init_std if isinstance(module, nn.Embedding) else std
                 draw_(module.weight, partial(nn.init.normal_, std=std))
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                draw_(module.weight, partial(nn.init.normal_, std=config.init_std))
+                if isinstance(bias := getattr(module, "bias", None), Tensor):
+                    nn.init.zeros_(bias)
+            if isinstance(module, Router):
+                module.reset_buffers()
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.reset_parameters()
             elif isinstance(module, Attention) and module.sinks is not None:
@@ -162,13 +163,6 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.weight)
             elif isinstance(module, RotaryTable):
                 module.fill()
-            elif isinstance(module, AheadInput):
-                draw_(module.weight, partial(nn.init.normal_, std=config.hidden_std))
-            elif isinstance(module, Router):
-                draw_(module.weight, partial(nn.init.normal_, std=config.hidden_std))
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-                module.reset_buffers()
         output = self.embedding if self.head is None else self.head
         draw_(output.weight, partial(nn.init.normal_, std=config.head_std))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, TypeAlias
@@ -23,6 +23,7 @@ from lit_llm.models.dropout import SITES, Drops, DropsInputs, drop
 from lit_llm.models.experts import StackedLinear, grouped_linear
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.router import Router
+from lit_llm.models.small_layers import KeepsPrecision
 
 ADAPTERS = ("lora_a", "lora_b")
 """Names of the parameters of an adapter, beside the `weight` of its layer."""
@@ -59,16 +60,19 @@ class LoRAConfig:
         return self.alpha / self.rank
 
 
-class Adapted(nn.Module):
+class Adapted(KeepsPrecision):
     """A layer with an adapter: A ``lora_a`` (r, i) and B ``lora_b`` (o, r), or those of E experts: (E, r, i) and (E, o, r).
 
-    Adapters are stored in fp32 at least, and computed in the dtype of the input: a base in bf16 loses no update to rounding.
+    It takes over parameters, with their names, dtype and device, buffers and settings of the layer that it replaces. Adapters
+    are stored in fp32 at least, and computed in the dtype of the input: a base in bf16 loses no update to rounding.
     """
 
     weight: Any  # of `nn.Linear`, a router or a stack, whose types differ
     bias: Any
 
-    def add_adapter(self, config: LoRAConfig) -> None:
+    def __init__(self, layer: nn.Module, config: LoRAConfig) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(layer.__dict__)
         *experts, outputs, inputs = self.weight.shape
         empty = partial(torch.empty, device=self.weight.device, dtype=torch.float32)
         self.lora_a = nn.Parameter(empty(*experts, config.rank, inputs))
@@ -81,29 +85,16 @@ class Adapted(nn.Module):
         draw_(self.lora_a, partial(nn.init.uniform_, a=-bound, b=bound))
         nn.init.zeros_(self.lora_b)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        def keep_precision(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            is_adapter = tensor is not self.weight and tensor is not self.bias  # or a gradient of it, or a router's buffer
-            return tensor.to(moved.device) if is_adapter and moved.dtype.itemsize < tensor.dtype.itemsize else moved
-
-        super()._apply(keep_precision, recurse)
-        return self
-
 
 class LoRALinear(Adapted, DropsInputs):
     """y = x Wᵀ + b + scale · dropout(x) Aᵀ Bᵀ.
 
     Args:
-        linear: the layer whose parameters this one takes over, so that their names, dtype and device stay.
         name: of the layer in its block: one of `dropout.SITES`, or below mlp.shared, which is a block's only MLP then.
     """
 
     def __init__(self, linear: nn.Linear, config: LoRAConfig, name: str) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-        self.add_adapter(config)
+        super().__init__(linear, config)
         self.dropout, self.site = config.dropout, SITES.index(name.replace(".shared.", "."))
         self.first_input = 0  # the number of this rank's first input
 
@@ -123,12 +114,7 @@ class LoRALinear(Adapted, DropsInputs):
 
 
 class LoRARouter(Adapted, Router):
-    """A router whose logits have an update: scale · x Aᵀ Bᵀ. It takes over parameters, buffers and settings of `router`."""
-
-    def __init__(self, router: Router, config: LoRAConfig) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(router.__dict__)
-        self.add_adapter(config)
+    """A router whose logits have an update: scale · x Aᵀ Bᵀ."""
 
     def logits(self, x: Tensor) -> Tensor:
         a, b = (differentiable_part(each).to(x.dtype) for each in (self.lora_a, self.lora_b))
@@ -136,12 +122,7 @@ class LoRARouter(Adapted, Router):
 
 
 class LoRAStackedLinear(Adapted, StackedLinear):
-    """A linear layer of each expert, and an adapter of each. It takes over the parameters of `stack`."""
-
-    def __init__(self, stack: StackedLinear, config: LoRAConfig) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(stack.__dict__)
-        self.add_adapter(config)
+    """A linear layer of each expert, and an adapter of each."""
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         y = super().forward(x, ends)
@@ -218,7 +199,7 @@ def _on_meta(model: GPTConfig) -> GPT:
 def _is_target(name: str, layer: Layer, config: LoRAConfig) -> bool:
     if config.targets is None:
         return isinstance(layer, nn.Linear)
-    return any(_names(target, name) for target in config.targets)
+    return any(target in _endings(name) for target in config.targets)
 
 
 def _target_problems(config: LoRAConfig, modules: Mapping[str, Layer]) -> list[str]:
@@ -230,7 +211,7 @@ def _target_problems(config: LoRAConfig, modules: Mapping[str, Layer]) -> list[s
     known = list(dict.fromkeys(ending for name in layers for ending in _endings(name)))
     found = []
     for target in config.targets:
-        if not any(_names(target, name) for name in layers):
+        if target not in known:
             near = OF_TRANSFORMERS.get(target)
             if near not in known:
                 near = difflib.get_close_matches(target, known, n=1, cutoff=0.0)[0]
@@ -247,13 +228,8 @@ def _target_problems(config: LoRAConfig, modules: Mapping[str, Layer]) -> list[s
     return found
 
 
-def _names(target: str, layer: str) -> bool:
-    """Whether a target names a layer such as mlp.project: project (also attention's) and mlp.project do."""
-    return target in _endings(layer)
-
-
 def _endings(layer: str) -> list[str]:
-    """The names of a layer: `up`, `shared.up`, `mlp.shared.up`. `up` alone names no routed experts."""
+    """What names a layer: `up`, `shared.up`, `mlp.shared.up`, also others'. `up` alone names no routed experts."""
     names = layer.split(".")
     found = [".".join(names[start:]) for start in reversed(range(len(names)))]
     return found[1:] if "experts" in names else found

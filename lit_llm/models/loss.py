@@ -4,7 +4,7 @@ Both functions take the hidden states and the output matrix instead of logits. T
 token count of the global batch. Both compute the same value and gradient:
 
     z    = softcap · tanh(h Wᵀ / softcap)            (no softcap: z = h Wᵀ), without columns ≥ vocab_size
-    nll  = logsumexp(z) − z[target]                  nats, summed over targets ≠ ignore_index
+    nll  = logsumexp(z) − z[target]                  nats, summed over targets ≠ -100
     loss = nll + z_loss · logsumexp(z)²              (z-loss: PaLM, arXiv 2204.02311, section 5)
 
 Of a model that predicts further tokens ahead, `with_ahead` adds their losses. `token_nll` gives the NLL of each token, for
@@ -42,6 +42,7 @@ from torch import Tensor
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import STEPS, at_least, range_problems, whole
 from lit_llm.models.chunked_loss import (
+    IGNORED,
     CrossEntropyRows,
     RowNLL,
     VocabularyShards,
@@ -82,7 +83,7 @@ class LossSums(NamedTuple):
     nll: Tensor
     """Detached sum of the negative log-likelihood alone, in nats, same dtype: what perplexity is made of."""
     count: Tensor  # type: ignore[assignment]  # hides tuple.count
-    """Detached int64 number of targets ≠ ignore_index."""
+    """Detached int64 number of targets ≠ -100."""
     row_nll: Tensor | None = None
     """Only ``by_row``: `nll` of each sequence, shape (B,), same dtype."""
     row_count: Tensor | None = None
@@ -146,7 +147,6 @@ def cross_entropy(
     targets: Tensor,
     *,
     vocab_size: int,
-    ignore_index: int = -100,
     softcap: float | None = None,
     z_loss: float = 0.0,
     by_row: bool = False,
@@ -159,13 +159,13 @@ def cross_entropy(
     Args:
         hidden: (..., d) final hidden states.
         weight: (V, d) output matrix; rows ≥ ``vocab_size`` are padding: not in the logsumexp, gradient exactly zero.
-        targets: (...) int64, leading shape of ``hidden``; ``ignore_index`` is left out of the sums and the count.
+        targets: (...) int64, leading shape of ``hidden``; -100 is left out of the sums and the count.
         vocab_size: rows without padding of the whole output matrix, even if ``weight`` is a shard.
         by_row: also sum over each sequence: ``targets`` are (B, T). The gradients stay the same bits.
         shards: describes the shard if ``weight`` is this rank's part of the output matrix; None: ``weight`` is the whole.
 
     Raises:
-        IndexError: if a target is neither ``ignore_index`` nor in [0, vocab_size) (a device-side assert on CUDA). With
+        IndexError: if a target is neither -100 nor in [0, vocab_size) (a device-side assert on CUDA). With
             ``shards`` every rank raises it before any communication.
     """
     if shards is not None:
@@ -174,7 +174,6 @@ def cross_entropy(
             weight,
             targets,
             vocab_size=vocab_size,
-            ignore_index=ignore_index,
             softcap=softcap,
             z_loss=z_loss,
             by_row=by_row,
@@ -183,12 +182,10 @@ def cross_entropy(
         )
     check(hidden, weight, targets, vocab_size, shards)
     z = logits(hidden.reshape(-1, hidden.shape[-1]), weight, vocab_size=vocab_size, softcap=softcap)  # (N, vocab_size)
-    return cross_entropy_of_logits(z, targets, ignore_index=ignore_index, z_loss=z_loss, by_row=by_row)
+    return cross_entropy_of_logits(z, targets, z_loss=z_loss, by_row=by_row)
 
 
-def cross_entropy_of_logits(
-    z: Tensor, targets: Tensor, *, ignore_index: int = -100, z_loss: float = 0.0, by_row: bool = False
-) -> LossSums:
+def cross_entropy_of_logits(z: Tensor, targets: Tensor, *, z_loss: float = 0.0, by_row: bool = False) -> LossSums:
     """The loss sums of given logits, in their dtype.
 
     Args:
@@ -201,14 +198,14 @@ def cross_entropy_of_logits(
     """
     shape = targets.shape
     z, targets = z.reshape(-1, z.shape[-1]), targets.reshape(-1)  # (N, V), (N,)
-    counted = targets != ignore_index
+    counted = targets != IGNORED
     rows: tuple[Tensor, Tensor] | tuple[()] = ()
     if by_row:
-        each = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="none")  # (N,), 0 where ignored
+        each = F.cross_entropy(z, targets, reduction="none")  # (N,), 0 where ignored
         loss = each.sum()
         rows = _by_row(each.detach(), counted, shape)
     else:
-        loss = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="sum")
+        loss = F.cross_entropy(z, targets, reduction="sum")
     nll = loss.detach()
     if z_loss:
         loss = loss + z_loss * (torch.logsumexp(z, dim=-1).square() * counted).sum()
@@ -227,7 +224,6 @@ def chunked_cross_entropy(
     targets: Tensor,
     *,
     vocab_size: int,
-    ignore_index: int = -100,
     softcap: float | None = None,
     z_loss: float = 0.0,
     by_row: bool = False,
@@ -247,7 +243,7 @@ def chunked_cross_entropy(
     """
     if chunk_size < 1:
         raise UserError(f"chunk_size is {chunk_size}, but must be at least 1 (--loss.chunk_size).")
-    rows = checked_rows(hidden, weight, targets, vocab_size, ignore_index, shards)
+    rows = checked_rows(hidden, weight, targets, vocab_size, shards)
     columns, counted, given = real_columns(weight, vocab_size, shards), rows[-1], None
     if teacher is not None:
         given = DistillationRows(teacher, vocab_size, columns, softcap, shards)
@@ -262,7 +258,6 @@ def token_nll(
     targets: Tensor,
     *,
     vocab_size: int,
-    ignore_index: int = -100,
     softcap: float | None = None,
     chunk_size: int | None = None,
     shards: VocabularyShards | None = None,
@@ -273,7 +268,7 @@ def token_nll(
     them again, ``chunk_size`` rows at a time (None: all): it costs one product more than `chunked_cross_entropy`, and as much
     memory. Arguments and errors are those of `cross_entropy`.
     """
-    rows = checked_rows(hidden, weight, targets, vocab_size, ignore_index, shards)
+    rows = checked_rows(hidden, weight, targets, vocab_size, shards)
     row_loss = CrossEntropyRows(real_columns(weight, vocab_size, shards), softcap, shards=shards)
     each: Tensor = RowNLL.apply(*rows, row_loss, max(1, targets.numel()) if chunk_size is None else chunk_size)
     return each.view(targets.shape)

@@ -6,11 +6,12 @@ Shape letters: B sequences, T and S positions, h ``head_dim``, r rotated dimensi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from lit_llm.models.small_layers import KeepsPrecision
 
 
 class PositionsInDocuments(NamedTuple):
@@ -58,8 +59,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((*parts, kept) if kept.size(-1) else parts, dim=-1).to(x.dtype)
 
 
-class RotaryTable(nn.Module):
-    """Cosines and sines of all positions of one kind of layer.
+class RotaryTable(KeepsPrecision):
+    """Cosines and sines of all positions of one kind of layer. In bf16, position 4,001 would get the angle of 4,000.
 
     Args:
         positions: number of positions, T.
@@ -106,15 +107,6 @@ class RotaryTable(nn.Module):
             angle = torch.outer(position, frequency)  # (T, r/2)
             self.cos[table] = angle.cos().mul_(amplitude)
             self.sin[table] = angle.sin().mul_(amplitude)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryTable:
-        # `model.to(torch.bfloat16)` must not round the tables: position 4,001 would get the angle of 4,000.
-        super()._apply(fn, recurse)
-        if self.cos.dtype != torch.float32:
-            self.cos, self.sin = self.cos.float(), self.sin.float()
-            if not self.cos.is_meta:
-                self.fill()
-        return self
 
 
 def scale_frequencies(

@@ -5,7 +5,6 @@ Shape letters: B sequences, T positions, N = B · T tokens, d ``n_embd``, E expe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from lit_llm.core._torch import sum_over_ranks
 from lit_llm.core.dtensor import differentiable_part
 from lit_llm.models.experts_config import MoEConfig
+from lit_llm.models.small_layers import KeepsPrecision
 
 
 class RouterSums(NamedTuple):
@@ -43,13 +43,14 @@ class Routing(NamedTuple):
     """(N, E) fp32, with sums of 1."""
 
 
-class Router(nn.Module):
+class Router(KeepsPrecision):
     """Scores all experts, and chooses k of them for each token. Always in fp32, whatever the precision.
 
         s = softmax(W x + b), or sigmoid(W x + b);   choice = the k largest of s + c;   weights = scale · s / Σ s
 
     c is `choice_bias`, which `ExpertBalance` moves (Wang et al. 2024, arXiv 2408.15664): it is not trained, and not part of the
-    weights. Equal scores go to the lower number, so that all processors and layouts choose alike.
+    weights. In bf16, its steps of 0.001 would be lost. Equal scores go to the lower number, so that all processors and layouts
+    choose alike.
 
     Losses, each a sum over the counted tokens of a block:
 
@@ -77,17 +78,6 @@ class Router(nn.Module):
         """No bias, equal shares."""
         self.choice_bias.zero_()
         self.shares.fill_(1 / self.config.experts)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
-        # `model.to(torch.bfloat16)` must not round the bias: steps of 0.001 would be lost.
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            now = self._buffers[name]
-            assert old is not None and now is not None
-            if now.dtype.itemsize < torch.float32.itemsize:
-                self._buffers[name] = old.to(now.device, torch.float32)
-        return self
 
     def forward(self, x: Tensor) -> Routing:
         """Route N tokens: (N, d)."""

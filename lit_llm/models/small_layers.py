@@ -1,11 +1,30 @@
-"""Norms of a block."""
+"""Norms of a block, and what keeps its precision in a model that is narrowed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_llm.models.config import GPTConfig
+
+
+class KeepsPrecision(nn.Module):
+    """A module of which `model.to(torch.bfloat16)` narrows only weight and bias: all else stays in fp32 at least."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        parameters = [p for name, p in self.named_parameters(recurse=False) if name in ("weight", "bias")]
+        narrowed = [*parameters, *(p.grad for p in parameters)]
+
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            is_kept = moved.dtype.itemsize < torch.float32.itemsize and not any(tensor is each for each in narrowed)
+            return tensor.to(moved.device, torch.float32) if is_kept else moved
+
+        return super()._apply(keep_precision, recurse)
 
 
 class UnitOffsetRMSNorm(nn.RMSNorm):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -35,20 +36,16 @@ class Matrix:
     shape: tuple[int, ...]
     placements: tuple[Placement, ...]
 
+    @lru_cache(maxsize=65536)  # noqa: B019  # by value: matrices of one shape share an entry
     def box(self, mesh_shape: tuple[int, ...], at: Coordinate) -> tuple[slice, ...]:
         """Rows and columns of the rank at a coordinate."""
-        return _box(self, mesh_shape, at)
+        size, offset = box_at(self.shape, mesh_shape, at, self.placements)
+        return tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
 
     def numel(self, mesh_shape: tuple[int, ...], at: Coordinate) -> int:
         """Elements of the part of the rank at a coordinate."""
         rows, columns = self.box(mesh_shape, at)
         return (rows.stop - rows.start) * (columns.stop - columns.start)
-
-
-@lru_cache(maxsize=65536)
-def _box(matrix: Matrix, mesh_shape: tuple[int, ...], at: Coordinate) -> tuple[slice, ...]:
-    size, offset = box_at(matrix.shape, mesh_shape, at, matrix.placements)
-    return tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class MatrixExchange:
         self._replicated = [
             d for d, placement in enumerate(matrices[0].placements) if isinstance(placement, Replicate) and mesh.size(d) > 1
         ]
-        self._owner = {i: _coordinate(owners[i], tuple(mesh.shape)) for i in numbers}
+        self._owner = {i: tuple(map(int, np.unravel_index(owners[i], tuple(mesh.shape)))) for i in numbers}
         by_row: dict[Coordinate, list[int]] = defaultdict(list)
         for i in numbers:
             by_row[self._row(self._owner[i])].append(i)
@@ -212,11 +209,3 @@ def exchanges_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[MatrixExc
     chosen = owners([matrix.shape for matrix in matrices], mesh.size())
     sizes = [rows * columns for rows, columns in (matrix.shape for matrix in matrices)]
     return [MatrixExchange(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]
-
-
-def _coordinate(rank: int, shape: tuple[int, ...]) -> Coordinate:
-    found = []
-    for size in reversed(shape):
-        rank, at = divmod(rank, size)
-        found.append(at)
-    return tuple(reversed(found))

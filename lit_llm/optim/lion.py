@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import torch
@@ -13,6 +13,7 @@ from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.core.number_domain import at_least, below, check_ranges
 from lit_llm.optim.group_optimizer import GroupOptimizer, undone_if
+from lit_llm.optim.owners import turns
 
 
 class Lion(GroupOptimizer):
@@ -42,8 +43,13 @@ class Lion(GroupOptimizer):
                 self.state[p]["exp_avg"] = torch.zeros_like(p)
         # A step copies tensors that it may undo, and narrow parameters. Update in parts, so that the copies are small.
         copies = self.found_inf is not None or any(p.dtype.itemsize < 4 for p in params)
-        for part in _parts(params) if copies else [params]:
-            self._update(group, part)
+        if not copies:
+            self._update(group, params)
+            return
+        # On a CPU one parameter at a time, whose copies fit the cache.
+        most = 0 if params[0].device.type == "cpu" else MUON_BATCH_NUMEL
+        for numbers in turns([p.numel() for p in params], [0] * len(params), most):
+            self._update(group, [params[i] for i in numbers])
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Narrow parameters are decayed and moved in fp32, and rounded once.
@@ -63,14 +69,3 @@ class Lion(GroupOptimizer):
                 if w is not part:
                     part.copy_(w)
             lerp_(averages, grads, 1 - beta2)
-
-
-def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """On a CPU one parameter at a time, whose copies fit the cache; otherwise up to MUON_BATCH_NUMEL elements at a time."""
-    part: list[Tensor] = []
-    for p in params:
-        if part and (p.device.type == "cpu" or sum(q.numel() for q in part) + p.numel() > MUON_BATCH_NUMEL):
-            yield part
-            part = []
-        part.append(p)
-    yield part

@@ -16,12 +16,11 @@ from torch.optim.adamw import adamw
 
 from lit_llm.core._torch import foreach_lerp, lerp_
 from lit_llm.core.dtensor import local_box, local_gradients, local_part, whole_experts, zeros_by_row
-from lit_llm.core.errors import UserError
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.core.number_domain import at_least, below, check_ranges, whole
 from lit_llm.optim.exchange import Matrix, MatrixExchange, exchanges_of
 from lit_llm.optim.group_optimizer import GroupOptimizer, to_device, undone_if
-from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype
+from lit_llm.optim.newton_schulz import newton_schulz, newton_schulz_dtype
 from lit_llm.optim.owners import turns
 
 
@@ -65,6 +64,7 @@ class MuonAdamW(GroupOptimizer):
         UserError: if an option is out of range.
     """
 
+    _SHARED = frozenset({"lr", "weight_decay"})
     _MUON_ONLY = frozenset({"momentum", "nesterov", "ns_steps", "ns_dtype", "ns_method", "normuon_beta2", "adjust_lr"})
     _ADAMW_ONLY = frozenset({"betas", "eps", "adamw_lr"})
 
@@ -84,31 +84,10 @@ class MuonAdamW(GroupOptimizer):
         ns_method: Literal["jordan", "polar_express"] = "jordan",
         normuon_beta2: Annotated[float | None, below(0, 1)] = None,
     ) -> None:
-        check_ranges(MuonAdamW, "optimizer", locals())
-        if adjust_lr not in _LR_SCALE:
-            known = " or ".join(_LR_SCALE)
-            raise UserError(f"adjust_lr is {adjust_lr!r}, but must be {known} (--optimizer.adjust_lr).")
-        if ns_dtype not in NS_DTYPES:
-            raise UserError(f"ns_dtype is {ns_dtype!r}, but must be {' or '.join(NS_DTYPES)} (--optimizer.ns_dtype).")
-        if ns_method not in NS_METHODS:
-            known = " or ".join(NS_METHODS)
-            raise UserError(f"ns_method is {ns_method!r}, but must be {known} (--optimizer.ns_method).")
-        defaults = {
-            "lr": lr,
-            "adamw_lr": adamw_lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "ns_steps": ns_steps,
-            "ns_dtype": ns_dtype,
-            "ns_method": ns_method,
-            "normuon_beta2": normuon_beta2,
-            "adjust_lr": adjust_lr,
-            "betas": tuple(betas),
-            "eps": eps,
-        }
+        options = {name: value for name, value in locals().items() if name in self._SHARED | self._MUON_ONLY | self._ADAMW_ONLY}
+        check_ranges(MuonAdamW, "optimizer", options)
         self._planned: dict[Any, list[MatrixExchange]] = {}  # by mesh and matrices
-        super().__init__(params, defaults)
+        super().__init__(params, options | {"betas": tuple(betas)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, split by algorithm. Each part keeps only the options that its algorithm reads."""
@@ -161,7 +140,7 @@ class MuonAdamW(GroupOptimizer):
                     if is_divided := isinstance(p, DTensor) and whole_experts(p) != list(p.placements):
                         parts = DTensor.from_local(whole, p.device_mesh, p.placements)
                         whole = parts.redistribute(placements=whole_experts(p)).to_local()
-                    updates[i] = whole = self._orthogonal_experts(group, whole) if len(whole) else whole
+                    updates[i] = whole = self._orthogonal_experts(group, whole)
                     if is_divided:
                         own_rows, own_columns = local_box(p)[1:]  # type: ignore[arg-type]
                         rows[i], updates[i] = (slice(None), own_rows), whole[:, own_rows, own_columns].clone()  # frees the rest
@@ -219,13 +198,10 @@ class MuonAdamW(GroupOptimizer):
 
     def _orthogonal_experts(self, group: dict[str, Any], update: Tensor) -> Tensor:
         """(E, r, c): each expert's matrix alone."""
-        made: Tensor | None = None
-        for i in range(len(update)):
-            one = self._orthogonal(group, update[i])
-            if made is None:
-                made = update if one.dtype == update.dtype else torch.empty_like(update, dtype=one.dtype)
-            made[i] = one
-        assert made is not None
+        dtype = newton_schulz_dtype(group["ns_dtype"], update.device.type)
+        made = update if dtype == update.dtype else torch.empty_like(update, dtype=dtype)
+        for i, matrix in enumerate(update):
+            made[i] = self._orthogonal(group, matrix)
         return made
 
     def _apply(
@@ -233,8 +209,8 @@ class MuonAdamW(GroupOptimizer):
         group: dict[str, Any],
         params: Sequence[Tensor],
         updates: list[Tensor],
-        squares: list[Tensor] | None = None,
-        rows: Sequence[Any] | None = None,
+        squares: list[Tensor] | None,
+        rows: Sequence[Any],
     ) -> None:
         """Decay this rank's parts and move them by their parts of the orthogonal updates, which may be flat.
 
@@ -242,7 +218,7 @@ class MuonAdamW(GroupOptimizer):
 
         Args:
             squares: of each whole update, `mean_squares`. None: without NorMuon.
-            rows: of each parameter, this rank's, as an index of its numbers of rows. None: all.
+            rows: of each parameter, this rank's, as an index of its numbers of rows.
         """
         local, lr = [local_part(p) for p in params], group["lr"]
         factors = None if squares is None else self._row_factors(group, params, squares)
@@ -252,7 +228,7 @@ class MuonAdamW(GroupOptimizer):
                 wide.mul_(1 - lr * group["weight_decay"])
                 update = update.reshape(part.shape).to(wide)
                 if factors is not None:
-                    update.mul_(factors[i][slice(None) if rows is None else rows[i]].to(update).unsqueeze(-1))
+                    update.mul_(factors[i][rows[i]].to(update).unsqueeze(-1))
                 wide.add_(update, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape[-2:]))
                 if wide is not part:
                     part.copy_(wide)

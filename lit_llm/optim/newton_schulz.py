@@ -9,8 +9,6 @@ from torch import Tensor
 
 from lit_llm.optim.owners import steps_together
 
-NS_DTYPES = ("auto", "float32", "bfloat16")
-
 Polynomial = tuple[float, float, float]
 
 _JORDAN: Polynomial = (3.4445, -4.7750, 2.0315)
@@ -28,14 +26,12 @@ _POLAR_EXPRESS: tuple[Polynomial, ...] = (
 )
 _SAFETY = 1.01  # rounding makes singular values greater than the interval's upper end, beyond which the quintics explode
 
-NS_METHODS = ("jordan", "polar_express")
-
 
 def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
     """The dtype of the iteration for the option `ns_dtype` of `MuonAdamW`. bf16 is precise enough for a direction."""
     if ns_dtype == "auto":
         ns_dtype = "float32" if device_type == "cpu" else "bfloat16"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[ns_dtype]
+    return torch.float32 if ns_dtype == "float32" else torch.bfloat16
 
 
 def polynomials(ns_method: str, steps: int) -> list[Polynomial]:

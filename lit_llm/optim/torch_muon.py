@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from torch import Tensor
 
 from lit_llm.core._torch import torch_newton_schulz
-from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import at_least, below, check_ranges, whole
 from lit_llm.optim.muon import MuonAdamW
 
@@ -47,10 +46,6 @@ class TorchMuon(MuonAdamW):
         adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
     ) -> None:
         check_ranges(TorchMuon, "optimizer", locals())
-        if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
-            raise UserError(
-                f"adjust_lr_fn is {adjust_lr_fn!r}, but must be original, match_rms_adamw or null (--optimizer.adjust_lr_fn)."
-            )
         self._iteration: dict[str, Any] = {"ns_coefficients": tuple(ns_coefficients), "ns_eps": eps}
         super().__init__(
             params,

@@ -299,7 +299,7 @@ def test_fast_dev_run_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "flag"),
     [
-        ({"mode": "least"}, "mode is 'least' .*--checkpoint.mode"),
+        ({"mode": "least"}, "mode is 'least', but must be min or max .*--checkpoint.mode"),
         ({"dirpath": "s3://bucket/x"}, "local folder .*--checkpoint.dirpath"),
     ],
 )

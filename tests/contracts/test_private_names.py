@@ -4,7 +4,7 @@ from private_names import found
 
 INTERNALS = {"callbacks/_lightning.py", "callbacks/_torch.py", "lit_llm/core/_lightning.py", "lit_llm/core/_torch.py"}
 # Methods that a subclass overrides can only be named in the subclass; test_torch.py holds them, too.
-OVERRIDDEN = {(f"lit_llm/{path}.py", "_apply") for path in ("models/rotary", "models/lora", "models/router")}
+OVERRIDDEN = {("lit_llm/models/small_layers.py", "_apply")}
 
 
 def test_no_other_module_uses_a_private_name():

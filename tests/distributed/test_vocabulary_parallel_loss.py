@@ -29,7 +29,7 @@ def exact(case: Case, ranks: int) -> dict[str, Tensor]:
     """The formulas for the whole matrix without padding, with autograd in float64."""
     hidden, weight, targets = inputs(case, ranks)
     hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
-    kept = targets != case.ignore_index
+    kept = targets != -100
     z = hidden[kept] @ weight[: case.vocab_size(ranks)].T
     if case.softcap is not None:
         z = case.softcap * torch.tanh(z / case.softcap)

@@ -30,7 +30,6 @@ class Case(NamedTuple):
     softcap: float | None = None
     z_loss: float = 0.0
     ignored: float = 0.25
-    ignore_index: int = -100
     chunk_size: int | None = 4
     """None: `cross_entropy`."""
     softmax_rows: int = 3
@@ -44,7 +43,7 @@ class Case(NamedTuple):
         return self.shard * ranks - self.missing
 
     def options(self, ranks: int) -> dict[str, Any]:
-        names = ("softcap", "z_loss", "ignore_index")
+        names = ("softcap", "z_loss")
         return {"vocab_size": self.vocab_size(ranks), **{name: getattr(self, name) for name in names}}
 
 
@@ -55,7 +54,7 @@ CASES = {
     "softcap": Case(softcap=2.5),
     "z-loss": Case(z_loss=0.3),
     "softcap-z-loss": Case(**BOTH_TERMS),
-    "full": Case(chunk_size=None, ignore_index=0, **BOTH_TERMS),
+    "full": Case(chunk_size=None, **BOTH_TERMS),
     "one-chunk-of-one-block": Case(chunk_size=100, softmax_rows=100, **BOTH_TERMS),
     "chunks-of-one-row": Case(chunk_size=1, **BOTH_TERMS),
     "one-row": Case(rows=1, ignored=0.0, **BOTH_TERMS),
@@ -65,7 +64,6 @@ CASES = {
     "two-shards-less-a-row-are-padding": Case(missing=2 * SHARD - 1, **BOTH_TERMS),
     "all-ignored": Case(ignored=1.0, **BOTH_TERMS),
     "all-ignored-full": Case(ignored=1.0, chunk_size=None, z_loss=0.3),
-    "ignore-index-0": Case(ignore_index=0, **BOTH_TERMS),
     "frozen-weight": Case(frozen="weight", **BOTH_TERMS),
     "frozen-hidden": Case(frozen="hidden", **BOTH_TERMS),
     "no-grad": Case(frozen="no_grad", **BOTH_TERMS),
@@ -95,7 +93,7 @@ def inputs(case: Case, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
     weight = torch.randn(case.shard * ranks, case.width, generator=generator, dtype=torch.float64)
     weight[case.vocab_size(ranks) :] = 1e3
     targets = torch.randint(case.vocab_size(ranks), (case.rows,), generator=generator)
-    targets[torch.rand(case.rows, generator=generator) < case.ignored] = case.ignore_index
+    targets[torch.rand(case.rows, generator=generator) < case.ignored] = -100
     return hidden.to(case.dtype), weight.to(case.dtype), targets
 
 

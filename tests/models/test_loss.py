@@ -146,16 +146,6 @@ def test_ignored_rows_do_not_affect_the_result(loss_function: Any) -> None:
 
 
 @BOTH
-def test_another_ignore_index_is_honoured(loss_function: Any) -> None:
-    hidden, weight, _ = inputs(3, 4, 10, 10)
-    targets = torch.tensor([0, 7, 0])
-    sums = loss_function(hidden, weight, targets, vocab_size=10, ignore_index=0)
-    expected = F.cross_entropy(hidden[1:2] @ weight.T, targets[1:2])
-    torch.testing.assert_close(sums.loss, expected)
-    assert sums.count == 1
-
-
-@BOTH
 def test_padded_rows_get_exactly_zero_gradient_even_when_their_logits_are_huge(loss_function: Any) -> None:
     hidden, weight, targets = inputs(8, 4, 10, 16, torch.float32)
     with torch.no_grad():

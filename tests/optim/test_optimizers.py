@@ -567,7 +567,7 @@ def test_a_copy_is_the_same_optimizer() -> None:
             r"optimizer.betas is 1.5, but must be at least 0 and below 1 \(--optimizer.betas\)",
         ),
         (lambda p: MuonAdamW(p, ns_steps=0), r"optimizer.ns_steps is 0, but must be at least 1"),
-        (lambda p: MuonAdamW(p, ns_dtype="half"), r"ns_dtype is 'half', but must be auto or float32 or bfloat16 \(--opt"),
+        (lambda p: MuonAdamW(p, ns_dtype="half"), r"ns_dtype is 'half', but must be auto, float32 or bfloat16 \(--opt"),
         (lambda p: MuonAdamW(p, ns_method="best"), r"ns_method is 'best', but must be jordan or polar_express \(--opt"),
         (
             lambda p: MuonAdamW(p, normuon_beta2=1.0),
