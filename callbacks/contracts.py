@@ -151,11 +151,13 @@ class HasVocabulary(Protocol):
     vocab_size: int
 
 
-class HasUnknownToken(Protocol):
+class HasSpecialTokens(Protocol):
     """For `HealthSignals`."""
 
     unknown_id: int | None
-    """Stands for characters that the tokenizer does not have. None: it has all."""
+    """Stands for characters that the tokenizer does not have, and for nothing else. None: it has all."""
+    bos_id: int | None
+    """Opens every document. None: nothing does."""
 
 
 class CountsTokens(Protocol):

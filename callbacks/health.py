@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ._lightning import is_logged, write_row
 from ._torch import gathered, process_count
 from .contracts import (
-    HasUnknownToken,
+    HasSpecialTokens,
     HasVocabulary,
     MeanOfMicroBatches,
     SaysWhetherTargetsCount,
@@ -49,8 +49,9 @@ DESCRIPTIONS = {
     "health/validation_unigram_loss": "the same of a validation batch",
     "health/validation_bigram_loss": "the same of a validation batch",
     "health/counted_pairs": "targets counted in this launch before, on one rank",
-    "health/unlearned_inputs": "share of the inputs at counted targets whose token never was such a target, on one rank",
-    "health/unknown_tokens": "share of the tokenizer's unknown token among the inputs of this launch, on one rank",
+    "health/unlearned_inputs": "share of the inputs at counted targets whose token never was such a target in this launch, on "
+    "one rank; without what opens documents",
+    "health/unknown_tokens": "share of the tokenizer's unknown token among the inputs at counted targets, on one rank",
     "health/commonest_target": "share of the commonest target in this launch, on one rank",
     "health/output_entropy": "mean entropy of the predicted distribution, in nats; ln(vocabulary) = uniform",
     "health/loss_by_position/1..4": "loss on each quarter of the probed sequence",
@@ -85,7 +86,7 @@ DESCRIPTIONS = {
     "health/leftover_gradient": "norm of the gradients before a step's first backward pass; 0 if they were cleared",
     "health/validation_noise": "largest relative difference between the logits of two evaluations of a validation batch; 0 or "
     "rounding",
-    "health/validation_batch_loss": "loss of these sequences; val/loss is of all validation batches",
+    "health/validation_batch_loss": "loss of these sequences, if they are whole; val/loss is of all validation batches",
     "health/validation_length": "tokens of a validation sequence / tokens of a training sequence",
     "health/rank_difference": "DDP: largest relative difference of a layer's weight norm between ranks; 0 if they agree",
     **SETUP_DESCRIPTIONS,
@@ -212,7 +213,7 @@ class HealthSignals(Callback):
         for name in ("unigram", "bigram") if self._counted is not None else ():
             readings.mean(f"health/validation_{name}_loss", 0.0, 0.0)
         if self._counted is not None:
-            self._counted.add_to(readings, _unknown_id(trainer))
+            self._counted.add_to(readings, *_special(trainer))
             if ids is not None and targets is not None:
                 self._counted.judge(ids, targets, readings, "validation_")
         if self._probe is not None:
@@ -322,7 +323,7 @@ class HealthSignals(Callback):
             data = offered_by_data(trainer, HasVocabulary)
             self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
         if self._counted is not None:
-            self._counted.add_to(readings, _unknown_id(trainer))
+            self._counted.add_to(readings, *_special(trainer))
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
         if (loss := self._losses.take(trainer)) is not None:
@@ -342,9 +343,10 @@ def _weights_alike(pl_module: LightningModule) -> bool:
     return says is None or says.every_target_counts
 
 
-def _unknown_id(trainer: Trainer) -> int | None:
-    data = offered_by_data(trainer, HasUnknownToken)
-    return None if data is None else data.unknown_id
+def _special(trainer: Trainer) -> tuple[int | None, int | None]:
+    """Ids of unknown characters, and of what opens documents."""
+    data = offered_by_data(trainer, HasSpecialTokens)
+    return (None, None) if data is None else (data.unknown_id, data.bos_id)
 
 
 def _row(values: dict[str, float]) -> dict[str, float]:

@@ -49,13 +49,20 @@ class CountedText:
         for name, probability in (("unigram", unigram), ("bigram", bigram)):
             readings.mean(f"health/{of}{name}_loss", -(probability.log() * counted).sum(), counted.sum())
 
-    def add_to(self, readings: Readings, unknown: int | None) -> None:
-        """Add how many targets were counted so far, the share of the commonest one, and that of the id `unknown` of inputs."""
+    def add_to(self, readings: Readings, unknown: int | None, opening: int | None) -> None:
+        """Add how many targets were counted so far, and shares of tokens.
+
+        Args:
+            unknown: the id of unknown characters.
+            opening: the id that opens documents, which is no target.
+        """
         readings.mean("health/counted_pairs", self._targets.sum(), 1.0)
         readings.mean("health/commonest_target", self._targets.max(), self._targets.sum())
-        unlearned = ((self._targets == 0) * self._inputs).sum()
-        readings.mean("health/unlearned_inputs", unlearned, self._inputs.sum())
-        if unknown is not None:
+        unlearned = (self._targets == 0) * self._inputs
+        if opening is not None and 0 <= opening < unlearned.numel():
+            unlearned[opening] = 0
+        readings.mean("health/unlearned_inputs", unlearned.sum(), self._inputs.sum())
+        if unknown is not None and 0 <= unknown < self._inputs.numel():
             readings.mean("health/unknown_tokens", self._inputs[unknown], self._inputs.sum())
 
     def _flat(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -118,32 +118,38 @@ class UpdateSample:
             ranks: as in `share_of_square`.
             state: of the optimizer.
         """
+        sampled: dict[str, list[Tensor]] = {"weights": [], "averages": [], "gradients": []}
         for parameter, stride, before, gradient in self._before.get(layer, ()):
             if before.numel() == 0:  # a shard may be empty
                 continue
-            change = _every(parameter, stride).to(torch.promote_types(before.dtype, torch.float32)) - before
+            now = _every(parameter, stride)
+            change = now.to(torch.promote_types(before.dtype, torch.float32)) - before
             share = local_part(parameter).numel() / before.numel() / copies(parameter, ranks)
             readings.root_mean(f"health/update_norm/{layer}", torch.linalg.vector_norm(change).square() * share, 0.0)
-            if parameter.dim() > 1 and parameter.dtype == torch.float32:
-                now = _every(parameter, stride)
-                add_rounded(readings, "weights", now, now != before)
-                for each in state.get(parameter, {}).values():
-                    if isinstance(each, Tensor) and each.shape == parameter.shape:
-                        add_rounded(readings, "averages", _every(each, stride))
-                if gradient is not None:
-                    add_rounded(readings, "gradients", gradient)
+            if parameter.dim() > 1:
+                sampled["weights"].append(now.where(now != before, 0))
+                held = (local_part(each) for each in state.get(parameter, {}).values() if isinstance(each, Tensor))
+                same = local_part(parameter).shape
+                # Not subclasses, which hold narrow numbers that claim to be float32.
+                sampled["averages"] += [_every(each, stride) for each in held if type(each) is Tensor and each.shape == same]
             if gradient is None:
                 continue
             readings.mean(f"descent/{layer}", -(change * gradient).sum() * share, 0.0)
+            if parameter.dim() > 1:
+                sampled["gradients"].append(gradient)
             if parameter.dim() > 1 and "." in layer:  # of embeddings, most rows have no gradient
                 readings.mean("health/zero_gradients", (gradient == 0).sum() * share, before.numel() * share)
+        for what, tensors in sampled.items():
+            add_rounded(readings, what, tensors)
 
 
-def add_rounded(readings: Readings, what: str, x: Tensor, which: Tensor | bool = True) -> None:
-    """Add the share of numbers other than 0 whose last 13 of 23 bits of fraction are 0, as those of fp16, bf16 and fp8 are."""
-    counted = (x != 0) & which
-    zero = torch.ones_like(counted) if x.dtype != torch.float32 else (x.contiguous().view(torch.int32) & 0x1FFF) == 0
-    readings.mean(f"health/rounded/{what}", (zero & counted).sum(), counted.sum())
+def add_rounded(readings: Readings, what: str, tensors: Sequence[Tensor]) -> None:
+    """Add how many float32 numbers other than 0 end with 13 bits of 0, as those do that were fp16, bf16 or fp8."""
+    exact = [each.flatten() for each in tensors if each.dtype == torch.float32]
+    if exact:
+        x = torch.cat(exact)
+        counted = x.isfinite() & (x != 0)
+        readings.mean(f"health/rounded/{what}", (((x.view(torch.int32) & 0x1FFF) == 0) & counted).sum(), counted.sum())
 
 
 class FirstGradient:

@@ -104,8 +104,12 @@ class Probe:
         first, again = logits.float().chunk(2)
         size = _largest(first).clamp(min=torch.finfo(torch.float32).tiny)
         readings.largest("health/validation_noise", _largest(again - first).amax() / size)
-        if targets is not None:
-            _measure_losses(first, targets[: kept.size(0), : kept.size(1)], None, readings)
+        if (
+            targets is not None and ids is not None and kept.shape[1] == ids.shape[1]
+        ):  # first positions are harder than a whole sequence
+            kept_targets, counted = targets[: len(kept)].flatten(), (targets[: len(kept)] != IGNORED).sum()
+            nll = nn.functional.cross_entropy(first.flatten(0, 1), kept_targets, ignore_index=IGNORED, reduction="sum")
+            readings.mean("health/validation_batch_loss", nll, counted)
 
     def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
         """(R, L) ids to probe; None if there are none on a rank: forward may need every rank."""
@@ -202,7 +206,7 @@ def _of_block(name: str, count: int, readings: Readings, module: nn.Module, args
         readings.mean(f"health/residual/{name}", cosine.sum(), cosine.numel())
     x = local_part(x)
     x = x[:count] if x.dim() > 1 and x.size(0) == 2 * count else x
-    add_rounded(readings, "activations", x.flatten()[:SAMPLED])
+    add_rounded(readings, "activations", [_some(x)])
     readings.root_mean(f"health/activation_rms/{name}", torch.linalg.vector_norm(x, dtype=torch.float32).square(), x.numel())
     readings.largest(f"health/activation_max/{name}", _largest(x).amax())
 
@@ -245,6 +249,11 @@ def _of_scores(
             readings.largest(f"health/attention_logit_max/{name}", scores.masked_fill_(hidden, -math.inf).amax() * scale)
 
 
+def _some(x: Tensor) -> Tensor:
+    """About `SAMPLED` numbers of (R, L, n), without a copy of the rest."""
+    return x[0, : max(1, SAMPLED // x.size(-1))] if x.dim() == 3 else x.new_empty(0)
+
+
 def _largest(x: Tensor, dim: int | None = None) -> Tensor:
     """The largest absolute value, of all or along a dimension. No copy of `x`."""
     low, high = torch.aminmax(x) if dim is None else torch.aminmax(x, dim=dim)
@@ -261,7 +270,7 @@ def _chunks(logits: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
 
 
 def _measure_logits(logits: Tensor, readings: Readings) -> None:
-    add_rounded(readings, "activations", logits.flatten()[:SAMPLED])
+    add_rounded(readings, "activations", [_some(logits)])
     for _, _, z in _chunks(logits):
         readings.root_mean("health/logit_rms", torch.linalg.vector_norm(z).square(), z.numel())
         readings.largest("health/logit_max", _largest(z))
@@ -294,17 +303,14 @@ def frequency_groups(targets: Tensor, vocabulary: int) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, before.clamp(max=2))
 
 
-def _measure_losses(logits: Tensor, targets: Tensor, groups: Tensor | None, readings: Readings) -> None:
-    """The loss of (R, L, V) logits, by quarters of the sequence and by frequency of the target. Without groups: as a whole."""
+def _measure_losses(logits: Tensor, targets: Tensor, groups: Tensor, readings: Readings) -> None:
+    """The loss of (R, L, V) logits, by quarters of the sequence and by frequency of the target."""
     length = logits.size(1)
     for row, places, z in _chunks(logits):
         target = targets[row, places]
         counted = target != IGNORED
         target = target.clamp(0, z.size(-1) - 1)
         nll = nn.functional.cross_entropy(z, target, reduction="none")  # (n,)
-        if groups is None:
-            readings.mean("health/validation_batch_loss", nll.where(counted, 0).sum(), counted.sum())
-            continue
         quarter = torch.arange(places.start, places.stop, device=z.device) * 4 // length
         group = groups[target]
         parts = {f"position/{number + 1}": quarter == number for number in range(4)}

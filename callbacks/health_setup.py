@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -64,13 +65,13 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         facts["setup/train_tokens"] = text.train_tokens
     if trainer.global_step == 0:
         named = {name: module for name, module in pl_module.named_modules() if isinstance(module, nn.Linear)}
-        named = {name: each for name, each in named.items() if isinstance(getattr(each, "weight", None), Tensor)}  # not FSDP1's
-        linears = list(named.values())
-        gains = [_root_mean_square(each) * each.in_features**0.5 for each in linears]  # how much random inputs grow
+        named = {name: each for name, each in named.items() if _has_numbers(getattr(each, "weight", None))}
+        linears, sizes = list(named.values()), {each: _root_mean_square(each) for each in named.values()}
+        gains = [size * each.in_features**0.5 for each, size in sizes.items()]  # how much random inputs grow
         if gains:
             facts["setup/initial_gain"] = max(gains)
             facts["setup/alike_units"] = sum(bool(_alike(each)) for each in linears) / len(linears)
-        if fresh := [_are_fresh(kind) for kind in _kinds(named) if len(kind) > 2]:
+        if fresh := [_are_fresh(kind, sizes) for kind in _kinds(named) if len(kind) > 2]:
             facts["setup/fresh_matrices"] = sum(fresh) / len(fresh)
     return {name: float(value) for name, value in facts.items()}
 
@@ -95,12 +96,17 @@ def _kinds(linears: Mapping[str, nn.Linear]) -> list[list[nn.Linear]]:
     return list(kinds.values())
 
 
-def _are_fresh(linears: list[nn.Linear]) -> bool:
+def _has_numbers(weight: Any) -> bool:
+    """Whether a Linear has weights as numbers: not FSDP1's, and not a quantised base."""
+    return isinstance(weight, Tensor) and weight.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _are_fresh(linears: list[nn.Linear], root_mean_squares: Mapping[nn.Linear, float]) -> bool:
     """Whether root mean squares differ as those of random draws do: of n weights, by a share of about 1 / sqrt(2 n)."""
     count = local_part(linears[0].weight).numel()
-    if not all(local_part(each.weight).numel() for each in linears):  # other ranks have them
-        return False
-    sizes = [_root_mean_square(each) for each in linears]
+    sizes = [root_mean_squares[each] for each in linears]
+    if not all(local_part(each.weight).numel() for each in linears) or not all(map(math.isfinite, sizes)):
+        return False  # other ranks have them, or they are no numbers
     return statistics.stdev(sizes) <= 2 * statistics.mean(sizes) / math.sqrt(2 * count)
 
 

@@ -94,6 +94,8 @@ class PipelineLayout(NamedTuple):
         flag = "--trainer.strategy"
         if n_layer < self.stages:
             enough, fewer = sum(chosen.values()) + others, max(1, n_layer * self.ranks // self.stages)
+            fits = not self._replace(ranks=fewer).layer_problems(n_layer)
+            smaller = f"{flag}.pipeline {fewer}" if fits else f"a smaller {flag}.pipeline"
             one_each = (
                 ""
                 if KINDS[self.schedule].stages == 1
@@ -101,7 +103,7 @@ class PipelineLayout(NamedTuple):
             )
             return [
                 f"pipeline={self.ranks} with schedule {self.schedule} has {self.stages} stages of at least one layer, but "
-                f"model.n_layer is {n_layer} (--model.n_layer {enough}, or {flag}.pipeline {fewer}{one_each})"
+                f"model.n_layer is {n_layer} (--model.n_layer {enough}, or {smaller}{one_each})"
             ]
         named = " and ".join(f"{name} {layers}" for name, layers in chosen.items())
         return [

@@ -63,6 +63,7 @@ def test_every_layout_gives_the_norms_of_one_process_and_trains_as_without_them(
                 "bigram_loss",
                 "commonest_target",
                 "counted_pairs",
+                "unlearned_inputs",
             }
             seen |= {
                 "consecutive_sequences",

@@ -91,6 +91,7 @@ REFUSED = [
     ({"pipeline": 4, "schedule": "interleaved1f1b"}, "or --trainer.strategy.schedule 1f1b"),
     ({"pipeline": 3, "layers_first": 3}, "leave 1 of 4 layers (model.n_layer) to 2 other stages"),
     ({"pipeline": 2, "layers_first": 4}, "(--trainer.strategy.layers_first null)"),
+    ({"pipeline": 8, "layers_first": 3}, "or a smaller --trainer.strategy.pipeline)"),
     ({"pipeline": 3, "layers_first": 3, "layers_last": 3}, "leave 0 of 4 layers (model.n_layer) to 1 other stage"),
     (
         {"pipeline": 2, "layers_first": 1, "layers_last": 2},

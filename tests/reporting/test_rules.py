@@ -264,10 +264,11 @@ CASES = {
     ],
     "dead-from-start": [observed(everywhere("health/dead_units/blocks.0", 1.0))],
     "unknown-tokens": [observed(everywhere("health/unknown_tokens", 0.1))],
-    "texts-begin-alike": [observed(everywhere("health/equal_columns", 0.3))],
+    "positions-alike": [observed(everywhere("health/equal_columns", 0.3))],
     "log-probabilities-averaged": [
         observed({"train/logp_chosen": dict.fromkeys(STEPS, -3.0), "train/margin": dict.fromkeys(STEPS, 0.01)})
     ],
+    "perplexity-wrong": [observed({"val/loss": {100: 3.0, 200: 2.9}, "val/perplexity": {100: 22.0, 200: 18.2}})],
     "validation-metric-wrong": [
         observed(
             {"health/validation_batch_loss": {step: 5.0 - step / 200 for step in (100, 200, 300, 400)}}
@@ -275,7 +276,7 @@ CASES = {
         )
     ],
     "numbers-rounded": [
-        observed(everywhere("health/rounded/weights", 1.0)),
+        observed(everywhere("health/rounded/weights", 1.0), {"trainer": {"precision": None}}),
         observed(everywhere("health/rounded/activations", 1.0), {"trainer": {"precision": "32-true"}}),
     ],
     "warmup-too-long": [observed({"lr": {step: 1e-5 * step for step in (1, *STEPS)}})],

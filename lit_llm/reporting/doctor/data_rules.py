@@ -102,7 +102,7 @@ def shuffled(run: Observed) -> str | None:
     "give padding the target -100",
     "health/commonest_target",
     "likely",
-    explains=(*SLOW, "loss-too-low", "texts-begin-alike", "duplicated-data"),
+    explains=(*SLOW, "loss-too-low", "positions-alike", "duplicated-data"),
 )
 def one_token(run: Observed) -> str | None:
     share = run.last("health/commonest_target")
@@ -127,22 +127,23 @@ def unknown(run: Observed) -> str | None:
     "a token of the text never is a target that counts: a mask takes it for padding, or leaves it out",
     "give padding an id of its own; look at the targets of a decoded batch",
     "health/unlearned_inputs",
-    "likely",  # each input was the target of the input before it
+    "likely",  # every input but the first was the target of the one before it
     explains=("validation-differs", "targets-ignored"),
 )
 def never_learned(run: Observed) -> str | None:
     share = run.median("health/unlearned_inputs", run.step // 2)
-    if share is None or share < 0.01 or not run.median("health/ignored_targets") or not run.from_scratch or _has_chats(run):
+    ignored = run.median("health/ignored_targets") or 0.0
+    if share is None or share < 0.01 or not 0.5 < ignored / share < 2:  # else other targets are ignored, too
         return None
     return f"{share:.1%} of the inputs are tokens that never were counted targets"
 
 
 @warning(
-    "texts-begin-alike",
+    "positions-alike",
     "sequences share a part: a header, notice or template is repeated in all of them, or rows are padded alike",
     "remove it from the text (`clean`), or give it the target -100",
     "health/equal_columns, a decoded batch of the data",
-    "certain",  # tokens are compared
+    "likely",  # tokens are compared; forms, tables and pictures are alike on purpose
     explains=("duplicated-data", "validation-other-text", "validation-differs", "loss-too-low"),
 )
 def alike(run: Observed) -> str | None:
@@ -264,8 +265,8 @@ def _repeated(run: Observed, tag: str) -> float | None:
 
 @error(
     "batch-repeated",
-    "sequences are trained on again: a part of the data recurs, as under a limit that was left in or with workers that all "
-    "read everything, its position does not advance or was not restored, or rows share a buffer",
+    "the same sequences are read again and again: only a part of the data is read, its position does not advance or was not "
+    "restored, or rows or workers share it",
     "look at the sampler: it must advance, and differ between ranks and workers",
     "health/repeated_samples",
     "certain",  # hashes of the sequences

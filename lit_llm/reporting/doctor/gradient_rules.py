@@ -65,7 +65,7 @@ def lost(run: Observed) -> str | None:
     # Later a batch that is known by heart has no gradient, although its parts have.
     share = statistics.median(shares[:5]) if len(shares) > 1 else 1.0
     several = [each for each in run.values("health/micro_batches") if each > 1]
-    if not shares and len(several) > 2:
+    if len(several) > 2 and not run.points("health/first_gradient_share"):
         return "the first micro-batch of a step had no gradient at all, in all sampled steps"
     if count < 2 or share > 0.95:
         return None

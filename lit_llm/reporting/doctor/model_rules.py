@@ -38,7 +38,10 @@ def residual(run: Observed) -> str | None:
     if len(first) < 2 or not run.from_scratch:
         return None
     if max(first[layer] for layer in sorted(first)[1:]) < 0.1:  # of post-norm blocks: 0.17
-        return f"at step 1 input and output of no block but the first had a cosine of 0.1 or more: {first[max(first)]:.2f}"
+        largest = max(first[layer] for layer in sorted(first)[1:])
+        return (
+            f"at step 1 input and output of all blocks but the first had a cosine of {largest:.2f} or less: none adds its input"
+        )
     lowest = min(sorted(first)[1:], key=lambda layer: first[layer])
     others = statistics.median(value for layer, value in first.items() if layer != lowest)
     if first[lowest] > 0.2 or others < 0.5:
@@ -109,9 +112,8 @@ def _moves_otherwise(run: Observed) -> str | None:
 
 
 def _is_limited(run: Observed) -> bool:
-    """Whether attention is to see less than the whole sequence. Without an eos_id the probe's documents see each other."""
-    documents = run.setting("model.mask_documents") and run.setting("model.eos_id") is not None
-    return bool(documents or run.setting("model.window") or run.setting("model.layers.window"))
+    """Whether attention is to see less than the whole sequence."""
+    return any(run.setting(f"model.{key}") for key in ("mask_documents", "window", "layers.window"))
 
 
 def _is_matrix(layer: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from lit_llm.reporting.doctor.finding import ROUGH, SLOW, advice, error, warning
 from lit_llm.reporting.doctor.observed import Observed
@@ -119,7 +119,7 @@ def skips(run: Observed) -> str | None:
     "numbers are rounded to a narrow type (bf16, fp16, fp8) somewhere, although the precision asks for float32",
     "keep weights and the optimizer's averages in float32 (--trainer.precision bf16-mixed); look for casts (.half(), .to(...))",
     "health/rounded/weights, averages, gradients, activations",
-    "certain",  # of one float32 number in 8,192 the last 13 bits are 0 by chance
+    "likely",  # of one float32 number in 8,192 the last 13 bits are 0 by chance
     explains=(
         *SLOW,
         *ROUGH,
@@ -131,11 +131,13 @@ def skips(run: Observed) -> str | None:
     ),
 )
 def rounded(run: Observed) -> str | None:
-    precision = str(run.setting("trainer.precision", "32"))
-    named = {"weights": "updated weights", "averages": "optimizer's averages"}
-    if precision == "bf16-true" or not run.config:
+    trainer, named = run.setting("trainer"), {"weights": "updated weights", "averages": "optimizer's averages"}
+    if not isinstance(trainer, Mapping) or "precision" not in trainer or trainer.get("plugins"):
         return None
-    if precision.startswith("32"):
+    precision = str(trainer["precision"] or "32-true")
+    if precision in ("bf16-true", "16-true"):
+        return None
+    if precision.startswith("32") and not run.setting("compute.float8"):
         named |= {"gradients": "gradients of matrices", "activations": "blocks' outputs"}
     for name, what in named.items():
         share = run.median(f"health/rounded/{name}", 1)
@@ -311,18 +313,13 @@ def endless_warmup(run: Observed) -> str | None:
     "the schedule does not advance: the learning rate never changes",
     "step the schedule after each optimizer step",
     "lr",
-    "certain",  # a schedule with a warm-up or a decay changes the rate
+    "likely",  # these schedules change the rate
     explains=(*SLOW, "learning-rate-too-high", "no-warmup", "warmup-too-long"),
 )
 def stands_still(run: Observed) -> str | None:
     rates, kind = run.values("lr"), str(run.setting("schedule.class_path", ""))
-    if (
-        not kind
-        or kind.endswith(("Constant", "WSD"))
-        or len(rates) < 8
-        or max(rates) > 1.001 * min(rates)
-        or not run.is_complete
-    ):
+    moves = kind.startswith("lit_llm.") and kind.endswith((".Cosine", ".Linear", ".InverseSquareRoot", ".Decay"))
+    if not moves or run.planned_steps is None or len(rates) < 8 or max(rates) > 1.001 * min(rates) or not run.is_complete:
         return None
     return f"the learning rate is {rates[0]:.3g} in all {len(rates)} rows, although the schedule is {kind.rpartition('.')[2]}"
 

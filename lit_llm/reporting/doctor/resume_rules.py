@@ -86,11 +86,11 @@ def _jump(what: str, norms: Sequence[tuple[int, float]], updates: dict[int, floa
 
 @error(
     "text-changed-at-resume",
-    "since the resume ids mean other tokens, or the text is another one: another tokenizer, vocabulary or data. The weights "
-    "are those that were saved",
+    "since the resume ids mean other tokens, or the text is another one: another tokenizer, vocabulary or data; else a setting "
+    "of the model, as the norms of its weights go on",
     "resume with the tokenizer and the shards of the first launch",
     "train/loss and health/weight_norm at the step of the resume; decoded batches",
-    "likely",  # norms by layer go on
+    "possible",  # norms by layer go on
     explains=("loss-jumps-at-resume", *ROUGH, *JUDGED, "validation-other-text", "learning-rate-too-low"),
 )
 def other_tokens(run: Observed) -> str | None:

@@ -14,14 +14,14 @@ USUAL: dict[str, tuple[float, float]] = {
     "model.moe.balance": (0.0, 0.2),  # 0.01 in Fedus et al. 2021, 0.001 in DeepSeek-V2
     "model.moe.sequence_balance": (0.0, 0.1),  # 1e-4 in DeepSeek-V3
     "model.moe.z_loss": (0.0, 0.1),  # 0.001 in Zoph et al. 2022
-    "model.moe.scale": (0.2, 5.0),  # DeepSeek-V3: 2.5
+    "model.moe.scale": (0.2, 20.0),  # DeepSeek-V3: 2.5
     "model.logit_scale": (0.05, 8.0),  # MiniCPM: 0.11
     "model.attention_scale": (0.001, 1.0),  # 1 / width of a head to 1 of normed queries and keys
     "model.embedding_scale": (0.1, 200.0),  # Gemma: the root of the width
     "model.residual_scale": (0.05, 4.0),  # MiniCPM: 1.4 / sqrt(layers)
     "model.norm_eps": (1e-8, 1e-3),
     "model.window": (16, math.inf),  # Beltagy et al. 2020: 32 and more; gpt-oss: 128
-    "model.rope_theta": (1e3, 1e9),  # Su et al. 2021: 10^4; LLaMA 3: 5 * 10^5
+    "model.rope_theta": (1e3, 1e11),  # Su et al. 2021: 10^4; LLaMA 3: 5 * 10^5
     "model.logit_softcap": (10.0, math.inf),  # Gemma 2: 30 and 50
     "model.attention_softcap": (10.0, math.inf),
     "loss.z_loss": (0.0, 0.01),  # 1e-4 in Chowdhery et al. 2022
@@ -71,7 +71,7 @@ def unusual(run: Observed) -> str | None:
     if run.setting("checkpoint.init_args.mode") == "max" and str(run.setting("checkpoint.init_args.monitor")).endswith("loss"):
         found.append("checkpoint.mode is max, which keeps the checkpoint with the highest loss (--checkpoint.mode min)")
     sizes = [run.number(key) for key in ("trainer.limit_val_batches", "data.init_args.global_batch_size", "model.block_size")]
-    if sizes[0] in (1, 2) and (tokens := math.prod(size or math.inf for size in sizes)) < 2000:
+    if type(sizes[0]) is int and sizes[0] in (1, 2) and (tokens := math.prod(size or math.inf for size in sizes)) < 2000:
         found.append(f"a validation has {tokens:,.0f} tokens (trainer.limit_val_batches {sizes[0]}): its loss is mostly chance")
     width, hidden = run.number("model.n_embd"), run.number("model.mlp_width")
     if width and hidden and hidden < width / 2 and not run.setting("model.moe"):

@@ -35,7 +35,9 @@ def ranks_differ(run: Observed) -> str | None:
 def dead_at_first(run: Observed) -> str | None:
     first = {layer: points[0] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}
     found = [layer for layer, (step, share) in first.items() if step <= 1 and share > 0.95]
-    return f"the hidden units of {', '.join(found[:4])} were zero on every probed token of step 1" if found else None
+    if not found or not run.from_scratch:
+        return None
+    return f"the hidden units of {', '.join(found[:4])} were zero on every probed token of step 1"
 
 
 @warning(

@@ -102,28 +102,48 @@ def noisy(run: Observed) -> str | None:
     "val/loss is not the loss of the validation batches: sums are not reset, other weights are evaluated, or it is divided by "
     "another number",
     "compute the loss of one validation batch, and compare; reset the metric before each validation",
-    "val/loss against health/validation_batch_loss, val/perplexity",
+    "val/loss against health/validation_batch_loss",
     "likely",  # the same sequences are evaluated again
     explains=("validation-unlike-training", "validation-differs", "over-fitting"),
 )
 def metric(run: Observed) -> str | None:
     """The distance of a batch from all batches changes from validation to validation, or is large in all of them."""
-    for tag in ("val", "train"):
-        found = dict(run.finite(f"{tag}/perplexity"))
-        for step, value in run.finite(f"{tag}/loss"):
-            if step in found and value < 20 and abs(math.log(max(found[step], 1e-9)) - value) > 0.01 * value + 1e-3:
-                return f"{tag}/perplexity is {found[step]:.4g} at step {step:,}, but e^loss is {math.exp(value):.4g}"
-    again = dict(run.finite("health/validation_batch_loss"))
-    pairs = [(step, value, again[step]) for step, value in run.finite("val/loss") if step in again and step > 0]
-    if len(pairs) < 3 or run.setting("ema") or run.setting("use_ema") or run.points("train/margin"):
+    pairs = _evaluated_again(run)
+    if len(pairs) < 3 or run.setting("ema") or "Averaging" in str(run.setting("trainer.callbacks")):
         return None
     gaps = [value - other for _, value, other in pairs]
-    wide = min(abs(gap) / other for gap, (_, _, other) in zip(gaps, pairs, strict=True) if other > 0)
-    if wide < 0.3 and max(gaps) - min(gaps) < 0.3 + 0.1 * abs(pairs[0][1] - pairs[-1][1]) + 0.05 * pairs[-1][2]:
+    is_far = all(abs(gap) > max(1.0, 0.3 * other) for gap, (_, _, other) in zip(gaps, pairs, strict=True))
+    if not is_far and max(gaps) - min(gaps) < 0.3 + 0.1 * abs(pairs[0][1] - pairs[-1][1]) + 0.05 * pairs[-1][2]:
         return None
     step, value, other = pairs[gaps.index(max(gaps, key=abs))]
     least = min(gaps, key=abs)
-    return f"val/loss is {value:.3f} at step {step:,}, its first batch has {other:.3f}; elsewhere they differ by {least:+.3f}"
+    return (
+        f"val/loss is {value:.3f} at step {step:,}, some of its sequences have {other:.3f}; elsewhere they differ by "
+        f"{least:+.3f}"
+    )
+
+
+def _evaluated_again(run: Observed) -> list[tuple[int, float, float]]:
+    """(step, val/loss, loss of some sequences of the first batch), where the two can be compared."""
+    again = dict(run.finite("health/validation_batch_loss"))
+    if run.points("train/margin") or run.setting("model.mask_documents"):  # another loss; other documents are seen
+        return []
+    return [(step, value, again[step]) for step, value in run.finite("val/loss") if step in again and step > 0]
+
+
+@warning(
+    "perplexity-wrong",
+    "val/perplexity is not e to the power of val/loss, such as a mean of the batches' perplexities",
+    "take the exponential of the mean loss over all targets, once",
+    "val/perplexity against val/loss",
+    "certain",  # its definition
+)
+def perplexity(run: Observed) -> str | None:
+    found = dict(run.finite("val/perplexity"))
+    for step, loss in run.finite("val/loss"):
+        if step in found and loss < 20 and abs(math.log(max(found[step], 1e-9)) - loss) > 0.01 * loss + 1e-3:
+            return f"val/perplexity is {found[step]:.4g} at step {step:,}, but e^loss is {math.exp(loss):.4g}"
+    return None
 
 
 @warning(
@@ -184,11 +204,9 @@ def per_token(run: Observed) -> str | None:
 )
 def average(run: Observed) -> str | None:
     decay, steps = run.setting("ema.init_args.decay"), run.planned_steps
-    again, averaged = run.finite("health/validation_batch_loss"), run.finite("val/loss")
-    if run.setting("ema") and again and averaged and run.is_complete and averaged[-1][1] > again[-1][1] + 0.3:
-        return (
-            f"val/loss of the average is {averaged[-1][1]:.3f} at last; the weights have {again[-1][1]:.3f} on its first batch"
-        )
+    pairs = _evaluated_again(run)
+    if run.setting("ema") and pairs and run.is_complete and pairs[-1][1] - pairs[-1][2] > max(0.5, 0.25 * pairs[-1][2]):
+        return f"val/loss of the average is {pairs[-1][1]:.3f} at last; sequences of its first batch have {pairs[-1][2]:.3f}"
     if not isinstance(decay, float) or steps is None or run.setting("ema.init_args.warmup", True) or decay**steps < 0.05:
         return None
     return f"after {steps:,} steps an average with decay {decay:g} still is {decay**steps:.0%} the initial weights"
