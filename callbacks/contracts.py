@@ -151,13 +151,18 @@ class HasVocabulary(Protocol):
     vocab_size: int
 
 
-class HasSpecialTokens(Protocol):
+class HasUnknownToken(Protocol):
     """For `HealthSignals`."""
 
-    unknown_id: int | None
-    """Stands for characters that the tokenizer does not have, and for nothing else. None: it has all."""
-    bos_id: int | None
-    """Opens every document. None: nothing does."""
+    unknown_id: int
+    """Stands for characters that the tokenizer does not have, and for nothing else."""
+
+
+class HasOpeningToken(Protocol):
+    """For `HealthSignals`."""
+
+    bos_id: int
+    """Opens every document."""
 
 
 class CountsTokens(Protocol):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ._lightning import is_logged, write_row
 from ._torch import gathered, process_count
 from .contracts import (
-    HasSpecialTokens,
+    HasOpeningToken,
+    HasUnknownToken,
     HasVocabulary,
     MeanOfMicroBatches,
     SaysWhetherTargetsCount,
@@ -345,8 +346,8 @@ def _weights_alike(pl_module: LightningModule) -> bool:
 
 def _special(trainer: Trainer) -> tuple[int | None, int | None]:
     """Ids of unknown characters, and of what opens documents."""
-    data = offered_by_data(trainer, HasSpecialTokens)
-    return (None, None) if data is None else (data.unknown_id, data.bos_id)
+    unknown, opening = offered_by_data(trainer, HasUnknownToken), offered_by_data(trainer, HasOpeningToken)
+    return (None if unknown is None else unknown.unknown_id), (None if opening is None else opening.bos_id)
 
 
 def _row(values: dict[str, float]) -> dict[str, float]:
