@@ -26,7 +26,9 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import blind_fifth_a
+import blind_fifth_a_sealed
 import blind_fifth_b
+import blind_fifth_b_sealed
 import blind_fourth
 import blind_healthy
 import blind_sealed  # noqa: F401
@@ -90,6 +92,7 @@ HALVES = {
     "third": blind_third.THIRD,
     "fourth": blind_fourth.FOURTH,
     "fifth": blind_fifth_a.NAMES | blind_fifth_b.NAMES,
+    "fifth-sealed": blind_fifth_a_sealed.NAMES | blind_fifth_b_sealed.NAMES,
 }
 HALVES["sealed"] = frozenset(FAULTS).difference(*HALVES.values())  # importing `blind_sealed` has entered them
 """Names of the faults of each exam and half but the development half of this file."""

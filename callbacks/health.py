@@ -49,6 +49,8 @@ DESCRIPTIONS = {
     "health/bigram_loss": "loss of a model that only knows how often each target has followed each input",
     "health/validation_unigram_loss": "the same of a validation batch",
     "health/validation_bigram_loss": "the same of a validation batch",
+    "health/validation_unseen": "share of the counted targets of a validation batch that were none in this launch's training",
+    "health/rank_text_difference": "DDP: largest distance of the shares of targets on a rank from those on all, 0 to 1",
     "health/counted_pairs": "targets counted in this launch before, on one rank",
     "health/unlearned_inputs": "share of the inputs at counted targets whose token never was such a target in this launch, on "
     "one rank; without what opens documents",
@@ -74,6 +76,8 @@ DESCRIPTIONS = {
     "health/future_leak": "largest relative change of earlier logits if later inputs change; 0 or rounding in a causal model",
     "health/context_use": "largest relative change of the last logits if inputs a quarter of the sequence before change",
     "health/context_lost": "share of these last positions whose logits did not change at all",
+    "health/alike/weights|averages|gradients": "of about 4,096 of these numbers of a layer, the share that occurs twice, near "
+    "0 in fp32",
     "health/zero_gradients": "share of the gradients of matrices in blocks that are exactly 0",
     "health/rounded/weights|averages|gradients|activations": "share of the numbers whose last 13 bits are 0, as those of "
     "narrower types are, near 0 in float32: of changed weights, the optimizer's averages, gradients of matrices, outputs of "
@@ -211,8 +215,8 @@ class HealthSignals(Callback):
         readings.mean(
             "health/validation_length", 0 if ids is None else ids.size(1), 0.0 if ids is None else float(self._length)
         )
-        for name in ("unigram", "bigram") if self._counted is not None else ():
-            readings.mean(f"health/validation_{name}_loss", 0.0, 0.0)
+        for name in ("unigram_loss", "bigram_loss", "unseen") if self._counted is not None else ():
+            readings.mean(f"health/validation_{name}", 0.0, 0.0)
         if self._counted is not None:
             self._counted.add_to(readings, *_special(trainer))
             if ids is not None and targets is not None:
@@ -311,7 +315,8 @@ class HealthSignals(Callback):
             return
         readings, update, self._readings, self._update = self._readings, self._update, None, None
         if update is not None:
-            for name in ("zero_gradients", "rounded/weights", "rounded/averages", "rounded/gradients"):
+            of_matrices = (f"{kind}/{what}" for kind in ("rounded", "alike") for what in ("weights", "averages", "gradients"))
+            for name in ("zero_gradients", *of_matrices):
                 readings.mean(f"health/{name}", 0.0, 0.0)  # stages have different layers
             for name in self._names:
                 readings.root_mean(f"health/update_norm/{name}", 0.0, 1 / process_count())
@@ -325,6 +330,8 @@ class HealthSignals(Callback):
             self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
         if self._counted is not None:
             self._counted.add_to(readings, *_special(trainer))
+            if self._compares_ranks:
+                self._counted.add_rank_difference_to(readings)
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
         if (loss := self._losses.take(trainer)) is not None:

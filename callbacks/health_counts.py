@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .health_batch import IGNORED
@@ -48,6 +49,15 @@ class CountedText:
         bigram = (self._pairs[pair] + PRIOR * unigram) / (self._inputs[a] + PRIOR)  # Dirichlet: MacKay and Peto 1995
         for name, probability in (("unigram", unigram), ("bigram", bigram)):
             readings.mean(f"health/{of}{name}_loss", -(probability.log() * counted).sum(), counted.sum())
+        if of:
+            readings.mean(f"health/{of}unseen", ((self._targets[b] == 0) * counted).sum(), counted.sum())
+
+    def add_rank_difference_to(self, readings: Readings) -> None:
+        """Add how far the shares of targets on this rank are from those on all: half of the summed differences. A collective."""
+        totals = self._targets.clone()
+        dist.all_reduce(totals)
+        mine, all_ranks = (each / each.sum().clamp(min=1) for each in (self._targets, totals))
+        readings.largest("health/rank_text_difference", (mine - all_ranks).abs().sum() / 2)
 
     def add_to(self, readings: Readings, unknown: int | None, opening: int | None) -> None:
         """Add how many targets were counted so far, and shares of tokens.

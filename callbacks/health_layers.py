@@ -141,6 +141,7 @@ class UpdateSample:
                 readings.mean("health/zero_gradients", (gradient == 0).sum() * share, before.numel() * share)
         for what, tensors in sampled.items():
             add_rounded(readings, what, tensors)
+            add_alike(readings, what, tensors)
 
 
 def add_rounded(readings: Readings, what: str, tensors: Sequence[Tensor]) -> None:
@@ -150,6 +151,15 @@ def add_rounded(readings: Readings, what: str, tensors: Sequence[Tensor]) -> Non
         x = torch.cat(exact)
         counted = x.isfinite() & (x != 0)
         readings.mean(f"health/rounded/{what}", (((x.view(torch.int32) & 0x1FFF) == 0) & counted).sum(), counted.sum())
+
+
+def add_alike(readings: Readings, what: str, tensors: Sequence[Tensor]) -> None:
+    """Add how many of some float32 numbers other than 0 occur twice, as those do that have 8 bits and a scale."""
+    exact = [each.flatten() for each in tensors if each.dtype == torch.float32]
+    if exact and (x := torch.cat(exact)).numel() > 1:
+        x = x[:: -(-x.numel() // 4096)].sort().values
+        counted = x.isfinite() & (x != 0)
+        readings.mean(f"health/alike/{what}", ((x[1:] == x[:-1]) & counted[1:]).sum(), counted.sum())
 
 
 class FirstGradient:

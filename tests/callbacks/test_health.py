@@ -201,7 +201,7 @@ def test_training_is_the_same_to_the_last_bit(tmp_path):
 def test_what_a_model_does_not_offer_is_left_out(tmp_path):
     """Batches are tensors, and `forward` is Lightning's."""
     _, _, rows = fit([HealthSignals()], tmp_path, module=Foreign(steps=1), steps=1)
-    signals = [tag.split("/")[1:] for tag in rows[1] if tag.count("/") == 2 and "rounded" not in tag]
+    signals = [tag.split("/")[1:] for tag in rows[1] if tag.count("/") == 2 and not re.search("rounded|alike", tag)]
     assert {kind for kind, _ in signals} == {"weight_norm", "gradient_norm", "update_norm", "update_ratio", "descent"}
     assert {layer for _, layer in signals} == {"embed", "head"}
     others = {tag for tag in rows[1] if tag.startswith("health/") and tag.count("/") == 1}
@@ -230,9 +230,11 @@ def test_every_tag_is_described_in_code_and_on_the_page(healthy):
         tag = re.sub(r"/h\.\d$", "/BLOCK", tag)
         tag = re.sub(r"position/\d", "position/1..4", tag)
         tag = re.sub(r"rounded/\w+", "rounded/weights|averages|gradients|activations", tag)
+        tag = re.sub(r"alike/\w+", "alike/weights|averages|gradients", tag)
         logged.add(re.sub(r"frequency/\w+", "frequency/common|middle|rare", tag))
     elsewhere = {  # longer sequences, ranks, norms, validation, answers
-        "rank_difference", "shared_samples", "backward_loss_ratio", "repeated_spans", "norm_epsilon", "answer_ends",
+        "rank_difference", "rank_text_difference",
+        "shared_samples", "backward_loss_ratio", "repeated_spans", "norm_epsilon", "answer_ends",
         "unknown_tokens",
         *(tag.removeprefix("health/") for tag in DESCRIPTIONS if tag.startswith("health/validation_")),
     }  # fmt: skip

@@ -70,6 +70,9 @@ def test_every_layout_gives_the_norms_of_one_process_and_trains_as_without_them(
                 "rounded/weights",
                 "rounded/averages",
                 "rounded/gradients",
+                "alike/weights",
+                "alike/averages",
+                "alike/gradients",
                 "zero_gradients",
                 "stateless",
             }

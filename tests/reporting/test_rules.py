@@ -51,6 +51,7 @@ def healthy() -> dict[str, dict[int, float]]:
         "zero_gradients": 0.01,
         "rounded/weights": 0.0, "rounded/activations": 0.0, "equal_columns": 0.02, "unknown_tokens": 0.0,
         "unlearned_inputs": 0.0,
+        "rank_text_difference": 0.02, "validation_unseen": 0.0, "alike/averages": 0.0,
         "leftover_gradient": 0.0, "first_gradient_share": 2.5,
         "opening_targets": 1.0, "context_lost": 0.0,
         "micro_batches": 4.0, "validation_bigram_loss": 2.5, "validation_noise": 1e-7, "validation_length": 1.0,
@@ -254,6 +255,9 @@ CASES = {
         observed(everywhere("health/first_gradient_share", -1.0) | everywhere("health/micro_batches", 1.0)),
     ],
     "guard-too-strict": [observed(everywhere("spike/skipped", 4.0))],
+    "ranks-differ-in-text": [observed(everywhere("health/rank_text_difference", 0.4))],
+    "validation-has-other-tokens": [observed(everywhere("health/validation_unseen", 0.03))],
+    "experts-mix-tokens": [observed(everywhere("health/future_leak", 0.3) | everywhere("health/validation_noise", 0.4), MOE)],
     "token-never-learned": [observed(everywhere("health/ignored_targets", 0.05) | everywhere("health/unlearned_inputs", 0.05))],
     "base-is-trained": [observed(config={"lora": {"rank": 8, "alpha": 16}})],
     "schedule-stands-still": [
@@ -277,6 +281,7 @@ CASES = {
     ],
     "numbers-rounded": [
         observed(everywhere("health/rounded/weights", 1.0), {"trainer": {"precision": None}}),
+        observed(everywhere("health/alike/averages", 0.9), {"trainer": {"precision": "bf16-mixed"}}),
         observed(everywhere("health/rounded/activations", 1.0), {"trainer": {"precision": "32-true"}}),
     ],
     "warmup-too-long": [observed({"lr": {step: 1e-5 * step for step in (1, *STEPS)}})],

@@ -167,6 +167,22 @@ def shared(run: Observed) -> str | None:
 
 
 @error(
+    "ranks-differ-in-text",
+    "a rank reads another text than the others, or ids of another tokenizer: its copy of the data is damaged, old, or of "
+    "another kind",
+    "compare the shards of all machines (hashes in meta.json)",
+    "health/rank_text_difference",
+    "likely",  # shares of tokens in samples of one text agree
+    explains=(*SLOW, *ROUGH, *JUDGED, "tokens-shuffled", "noise-in-training", "validation-other-text", "targets-unrelated"),
+)
+def ranks_text(run: Observed) -> str | None:
+    distances = [value for _, value in run.counted("health/rank_text_difference")]
+    if len(distances) < 2 or statistics.median(distances[-3:]) < 0.2:
+        return None
+    return f"the shares of tokens on a rank are {statistics.median(distances[-3:]):.0%} away from those on all ranks"
+
+
+@error(
     "future-leak",
     "a position sees later positions: a mask is missing or wrong, or a transpose, a sort or a convolution mixes positions",
     "is_causal=True, or a mask that is lower triangular; look at what reorders tokens",

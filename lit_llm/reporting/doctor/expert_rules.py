@@ -53,6 +53,22 @@ def bias_too_large(run: Observed) -> str | None:
     )
 
 
+@error(
+    "experts-mix-tokens",
+    "what experts give a token depends on other tokens of the batch: tokens beyond a capacity are dropped, or outputs go back "
+    "to other tokens",
+    "a larger capacity, or none, as here; outputs in the order of the tokens",
+    "health/future_leak, health/validation_noise",
+    "likely",  # neither a mask nor dropout makes both differ
+    explains=("future-leak", "validation-is-random", *SLOW, "loss-too-low", "validation-differs"),
+)
+def mixes(run: Observed) -> str | None:
+    leak, noise = run.median("health/future_leak"), run.median("health/validation_noise")
+    if not run.setting("model.moe") or leak is None or noise is None or leak < 0.02 or noise < 0.01:
+        return None
+    return f"later inputs changed the logits of earlier ones by {leak:.1%}, and a copy of the same sequences by {noise:.1%}"
+
+
 @warning(
     "experts-unbalanced",
     "nothing balances the experts, or too weakly",

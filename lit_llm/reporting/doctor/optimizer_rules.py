@@ -118,7 +118,7 @@ def skips(run: Observed) -> str | None:
     "numbers-rounded",
     "numbers are rounded to a narrow type (bf16, fp16, fp8) somewhere, although the precision asks for float32",
     "keep weights and the optimizer's averages in float32 (--trainer.precision bf16-mixed); look for casts (.half(), .to(...))",
-    "health/rounded/weights, averages, gradients, activations",
+    "health/rounded and health/alike: weights, averages, gradients, activations",
     "likely",  # of one float32 number in 8,192 the last 13 bits are 0 by chance
     explains=(
         *SLOW,
@@ -143,6 +143,10 @@ def rounded(run: Observed) -> str | None:
         share = run.median(f"health/rounded/{name}", 1)
         if share is not None and share > 0.05:
             return f"{share:.0%} of the {what} have no more digits than fp16 or a narrower type"
+        alike = run.median(f"health/alike/{name}", 1)
+        # Weights that begin at zero have few values under Lion, whose updates have one size.
+        if alike is not None and alike > (0.6 if name == "weights" else 0.1):
+            return f"{alike:.0%} of the {what} have the value of another one, as numbers of 8 bits with a scale do"
     return None
 
 

@@ -76,6 +76,21 @@ def other_text(run: Observed) -> str | None:
 
 
 @warning(
+    "validation-has-other-tokens",
+    "the validation text has tokens that training never shows: one of them was cleaned, cased or encoded otherwise",
+    "clean and prepare both splits in one way (`clean`, `prepare --data.val_fraction 0.1`)",
+    "health/validation_unseen, decoded batches of both",
+    "likely",  # by the time that pairs can be counted, a text of one kind has shown its tokens
+    explains=("validation-other-text", "validation-differs", "over-fitting"),
+)
+def other_tokens(run: Observed) -> str | None:
+    share = run.recent("health/validation_unseen")
+    if share is None or share < 0.01 or not run.from_scratch:
+        return None
+    return f"{share:.1%} of the targets of validation never were targets of training"
+
+
+@warning(
     "noise-in-training",
     "the training text has random tokens, all along or for a while, or is much harder to predict than the validation text",
     "look at decoded batches of the training data",
