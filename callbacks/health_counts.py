@@ -53,7 +53,7 @@ class CountedText:
             readings.mean(f"health/{of}unseen", ((self._targets[b] == 0) * counted).sum(), counted.sum())
 
     def add_rank_difference_to(self, readings: Readings) -> None:
-        """Add how far the shares of targets on this rank are from those on all: half of the summed differences. A collective."""
+        """Add how far the shares of targets here are from those on all ranks: half of the summed differences. A collective."""
         totals = self._targets.clone()
         dist.all_reduce(totals)
         mine, all_ranks = (each / each.sum().clamp(min=1) for each in (self._targets, totals))
