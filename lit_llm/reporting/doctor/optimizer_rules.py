@@ -145,7 +145,7 @@ def rounded(run: Observed) -> str | None:
             return f"{share:.0%} of the {what} have no more digits than fp16 or a narrower type"
         alike = run.median(f"health/alike/{name}", 1)
         # Weights that begin at zero have few values under Lion, whose updates have one size.
-        if alike is not None and alike > (0.6 if name == "weights" else 0.1):
+        if alike is not None and alike > (0.6 if name == "weights" else 0.05):
             return f"{alike:.0%} of the {what} have the value of another one, as numbers of 8 bits with a scale do"
     return None
 
