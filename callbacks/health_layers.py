@@ -140,26 +140,28 @@ class UpdateSample:
             if parameter.dim() > 1 and "." in layer:  # of embeddings, most rows have no gradient
                 readings.mean("health/zero_gradients", (gradient == 0).sum() * share, before.numel() * share)
         for what, tensors in sampled.items():
-            add_rounded(readings, what, tensors)
-            add_alike(readings, what, tensors)
+            if (x := float32_of(tensors)) is not None:
+                add_rounded(readings, what, x)
+                _add_alike(readings, what, x)
 
 
-def add_rounded(readings: Readings, what: str, tensors: Sequence[Tensor]) -> None:
+def float32_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """(n,): the numbers of those tensors that are float32; None without any."""
+    exact = [each.flatten() for each in tensors if each.dtype == torch.float32]
+    return torch.cat(exact) if exact else None
+
+
+def add_rounded(readings: Readings, what: str, x: Tensor) -> None:
     """Add how many float32 numbers other than 0 end with 13 bits of 0, as those do that were fp16, bf16 or fp8."""
-    exact = [each.flatten() for each in tensors if each.dtype == torch.float32]
-    if exact:
-        x = torch.cat(exact)
-        counted = x.isfinite() & (x != 0)
-        readings.mean(f"health/rounded/{what}", (((x.view(torch.int32) & 0x1FFF) == 0) & counted).sum(), counted.sum())
+    counted = x.isfinite() & (x != 0)
+    readings.mean(f"health/rounded/{what}", (((x.view(torch.int32) & 0x1FFF) == 0) & counted).sum(), counted.sum())
 
 
-def add_alike(readings: Readings, what: str, tensors: Sequence[Tensor]) -> None:
-    """Add how many of some float32 numbers other than 0 occur twice, as those do that have 8 bits and a scale."""
-    exact = [each.flatten() for each in tensors if each.dtype == torch.float32]
-    if exact and (x := torch.cat(exact)).numel() > 1:
-        x = x[:: -(-x.numel() // 4096)].sort().values
-        counted = x.isfinite() & (x != 0)
-        readings.mean(f"health/alike/{what}", ((x[1:] == x[:-1]) & counted[1:]).sum(), counted.sum())
+def _add_alike(readings: Readings, what: str, x: Tensor) -> None:
+    """Add how many of some of (n,) numbers other than 0 occur twice, as those do that have 8 bits and a scale."""
+    x = x[:: max(1, -(-x.numel() // 4096))].sort().values
+    counted = x.isfinite() & (x != 0)
+    readings.mean(f"health/alike/{what}", ((x[1:] == x[:-1]) & counted[1:]).sum(), counted.sum())
 
 
 class FirstGradient:

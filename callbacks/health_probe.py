@@ -104,12 +104,11 @@ class Probe:
         first, again = logits.float().chunk(2)
         size = _largest(first).clamp(min=torch.finfo(torch.float32).tiny)
         readings.largest("health/validation_noise", _largest(again - first).amax() / size)
-        if (
-            targets is not None and ids is not None and kept.shape[1] == ids.shape[1]
-        ):  # first positions are harder than a whole sequence
-            kept_targets, counted = targets[: len(kept)].flatten(), (targets[: len(kept)] != IGNORED).sum()
-            nll = nn.functional.cross_entropy(first.flatten(0, 1), kept_targets, ignore_index=IGNORED, reduction="sum")
-            readings.mean("health/validation_batch_loss", nll, counted)
+        if ids is None or targets is None or kept.size(1) < ids.size(1):  # first positions are harder than a whole sequence
+            return
+        answers = targets[: kept.size(0)].flatten()
+        nll = nn.functional.cross_entropy(first.flatten(0, 1), answers, ignore_index=IGNORED, reduction="sum")
+        readings.mean("health/validation_batch_loss", nll, (answers != IGNORED).sum())
 
     def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
         """(R, L) ids to probe; None if there are none on a rank: forward may need every rank."""
@@ -206,7 +205,7 @@ def _of_block(name: str, count: int, readings: Readings, module: nn.Module, args
         readings.mean(f"health/residual/{name}", cosine.sum(), cosine.numel())
     x = local_part(x)
     x = x[:count] if x.dim() > 1 and x.size(0) == 2 * count else x
-    add_rounded(readings, "activations", [_some(x)])
+    add_rounded(readings, "activations", _some(x))
     readings.root_mean(f"health/activation_rms/{name}", torch.linalg.vector_norm(x, dtype=torch.float32).square(), x.numel())
     readings.largest(f"health/activation_max/{name}", _largest(x).amax())
 
@@ -250,8 +249,9 @@ def _of_scores(
 
 
 def _some(x: Tensor) -> Tensor:
-    """About `SAMPLED` numbers of (R, L, n), without a copy of the rest."""
-    return x[0, : max(1, SAMPLED // x.size(-1))] if x.dim() == 3 else x.new_empty(0)
+    """About `SAMPLED` numbers of (R, L, n) in float32, without a copy of the rest; none of other shapes and dtypes."""
+    fits = x.dim() == 3 and x.dtype == torch.float32
+    return x[0, : max(1, SAMPLED // x.size(-1))] if fits else x.new_empty(0, dtype=torch.float32)
 
 
 def _largest(x: Tensor, dim: int | None = None) -> Tensor:
@@ -270,7 +270,7 @@ def _chunks(logits: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
 
 
 def _measure_logits(logits: Tensor, readings: Readings) -> None:
-    add_rounded(readings, "activations", [_some(logits)])
+    add_rounded(readings, "activations", _some(logits))
     for _, _, z in _chunks(logits):
         readings.root_mean("health/logit_rms", torch.linalg.vector_norm(z).square(), z.numel())
         readings.largest("health/logit_max", _largest(z))

@@ -162,6 +162,17 @@ def ranges_of(cls: type) -> dict[str, Domain]:
     }
 
 
+@cache
+def _choices_of(cls: type) -> dict[str, list[Any]]:
+    """The values of the arguments that have a Literal, which may be optional."""
+    kinds = {name: get_args(hint) if NoneType in get_args(hint) else (hint,) for name, hint in _hints_of(cls)}
+    return {
+        name: [*get_args(kind), *([None] if others else [])]
+        for name, (kind, *others) in kinds.items()
+        if get_origin(kind) is Literal
+    }
+
+
 def _hints_of(cls: type) -> Iterator[tuple[str, Any]]:
     """The types of the arguments of a class and its bases, the class's own last."""
     for each in reversed(inspect.getmro(cls)):
@@ -192,12 +203,8 @@ def check_ranges(cls: type, group: str, values: Mapping[str, Any]) -> None:
         UserError: `range_problems`, if there are any, and a sentence for each other argument.
     """
     problems = range_problems(cls, group, values)
-    for name, hint in dict(_hints_of(cls)).items():
-        kinds = get_args(hint) if NoneType in get_args(hint) else (hint,)
-        if get_origin(kinds[0]) is not Literal or name not in values:
-            continue
-        choices = [*get_args(kinds[0]), *[None] * (NoneType in kinds)]
-        if values[name] not in choices:
+    for name, choices in _choices_of(cls).items():
+        if name in values and values[name] not in choices:
             *most, last = ("null" if each is None else str(each) for each in choices)
             rule = f"{', '.join(most)} or {last}"
             problems.append(f"{group}.{name} is {shown(values[name])}, but must be {rule} (--{group}.{name})")

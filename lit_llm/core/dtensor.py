@@ -77,4 +77,9 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
 
 def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:
     """`local_gradient` of parameters that all have one."""
-    return [grad for p in params if (grad := local_gradient(p)) is not None]
+    grads = []
+    for p in params:
+        grad = local_gradient(p)
+        assert grad is not None
+        grads.append(grad)
+    return grads

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lit_llm.callbacks import HealthSignals
 from lit_llm.callbacks.health_batch import check_targets
 from lit_llm.callbacks.health_counts import PRIOR, CountedText
-from lit_llm.callbacks.health_layers import add_rounded
+from lit_llm.callbacks.health_layers import add_rounded, float32_of
 from lit_llm.callbacks.health_readings import Readings
 from lit_llm.callbacks.health_setup import _are_fresh, _kinds, _root_mean_square
 
@@ -159,7 +159,8 @@ def test_columns_that_all_sequences_share_are_counted():
 def test_numbers_of_narrow_types_are_seen_in_float32(dtype, rounded):
     drawn = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(dtype).float()
     readings = Readings(torch.device("cpu"))
-    add_rounded(readings, "weights", [drawn, torch.tensor([0.0, math.nan, math.inf] * 999), drawn.half()])
+    numbers = float32_of([drawn, torch.tensor([0.0, math.nan, math.inf] * 999), drawn.half()])
+    add_rounded(readings, "weights", numbers)
     assert (readings.read()["health/rounded/weights"] > 0.99) == rounded
 
 

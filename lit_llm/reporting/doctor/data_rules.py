@@ -177,9 +177,8 @@ def shared(run: Observed) -> str | None:
 )
 def ranks_text(run: Observed) -> str | None:
     distances = [value for _, value in run.counted("health/rank_text_difference")]
-    if len(distances) < 2 or statistics.median(distances[-3:]) < 0.2:
-        return None
-    return f"the shares of tokens on a rank are {statistics.median(distances[-3:]):.0%} away from those on all ranks"
+    distance = statistics.median(distances[-3:]) if len(distances) > 1 else 0.0
+    return None if distance < 0.2 else f"the shares of tokens on a rank are {distance:.0%} away from those on all ranks"
 
 
 @error(

@@ -37,8 +37,8 @@ def residual(run: Observed) -> str | None:
     first = {layer: points[0][1] for layer, points in run.by_layer("residual").items() if points and points[0][0] <= 1}
     if len(first) < 2 or not run.from_scratch:
         return None
-    if max(first[layer] for layer in sorted(first)[1:]) < 0.1:  # of post-norm blocks: 0.17
-        largest = max(first[layer] for layer in sorted(first)[1:])
+    largest = max(first[layer] for layer in sorted(first)[1:])
+    if largest < 0.1:  # of post-norm blocks: 0.17
         return (
             f"at step 1 input and output of all blocks but the first had a cosine of {largest:.2f} or less: none adds its input"
         )

@@ -62,10 +62,8 @@ def replaced(run: Observed) -> str | None:
     updates = run.by_layer("update_norm")
     for layer, norms in run.by_layer("weight_norm").items():  # which vary more than all weights: at resumes only
         for first in run.first_steps:
-            around = [pair for pair in itertools.pairwise(norms) if pair[0][0] <= first < pair[1][0]]
-            if found := next(
-                (said for pair in around if (said := _jump(layer, pair, dict(updates.get(layer, [])), 1.2))), None
-            ):
+            around = [point for point in norms if point[0] <= first][-1:] + [point for point in norms if point[0] > first][:1]
+            if found := _jump(layer, around, dict(updates.get(layer, [])), 1.2):
                 return found
     return None
 
@@ -94,10 +92,8 @@ def _jump(what: str, norms: Sequence[tuple[int, float]], updates: dict[int, floa
     explains=("loss-jumps-at-resume", *ROUGH, *JUDGED, "validation-other-text", "learning-rate-too-low"),
 )
 def other_tokens(run: Observed) -> str | None:
-    others = (replaced, state_lost, restarted_schedule, optimizer_rules.not_trained)
-    if not run.total("weight_norm") or any(rule.seen(run) for rule in others):
-        return None
-    return jumps.seen(run)
+    said, others = jumps.seen(run), (replaced, state_lost, restarted_schedule, optimizer_rules.not_trained)
+    return None if said is None or not run.total("weight_norm") or any(rule.seen(run) for rule in others) else said
 
 
 @error(

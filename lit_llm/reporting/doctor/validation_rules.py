@@ -219,8 +219,8 @@ def per_token(run: Observed) -> str | None:
 )
 def average(run: Observed) -> str | None:
     decay, steps = run.setting("ema.init_args.decay"), run.planned_steps
-    pairs = _evaluated_again(run)
-    if run.setting("ema") and pairs and run.is_complete and pairs[-1][1] - pairs[-1][2] > max(0.5, 0.25 * pairs[-1][2]):
+    pairs = _evaluated_again(run) if run.setting("ema") else []
+    if pairs and run.is_complete and pairs[-1][1] - pairs[-1][2] > max(0.5, 0.25 * pairs[-1][2]):
         return f"val/loss of the average is {pairs[-1][1]:.3f} at last; sequences of its first batch have {pairs[-1][2]:.3f}"
     if not isinstance(decay, float) or steps is None or run.setting("ema.init_args.warmup", True) or decay**steps < 0.05:
         return None
