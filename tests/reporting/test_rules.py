@@ -55,6 +55,7 @@ def healthy() -> dict[str, dict[int, float]]:
         "leftover_gradient": 0.0, "first_gradient_share": 2.5,
         "opening_targets": 1.0, "context_lost": 0.0,
         "micro_batches": 4.0, "validation_bigram_loss": 2.5, "validation_noise": 1e-7, "validation_length": 1.0,
+        "validation_ignored": 0.0,
         "backward_loss_ratio": 1.0, "logit_max": 12.0, "dead_units/blocks.0": 0.02, "rank_difference": 0.0,
     }  # fmt: skip
     for name, value in constant.items():
@@ -212,9 +213,17 @@ CASES = {
             {"train/margin": {step: 0.4 + step / 400 for step in (1, *STEPS)}} | TUNED,
             {"objective": {"init_args": {"loss": "dpo", "beta": 0.1}}},
         ),
+        observed(
+            loss(lambda step: 0.71 - step / 4000) | {"train/margin": {1: 0.04} | {step: step / 400 for step in STEPS}} | TUNED,
+            {"objective": {"init_args": {"loss": "dpo", "beta": 0.1}}},
+        ),
     ],
     "reference-moves": [observed(everywhere_logged("train/margin", 0.0) | everywhere_logged("train/logp_chosen", -9.0))],
-    "initial-weights-small": [observed(everywhere("setup/initial_gain", 1e-3)), observed({"setup/alike_units": {1: 0.2}})],
+    "initial-weights-small": [
+        observed(everywhere("setup/initial_gain", 1e-3)),
+        observed({"setup/alike_units": {1: 0.2}}),
+        observed({"health/weight_norm/embedding": {1: 0.0, 50: 10.0}}),
+    ],
     "rate-rises-again": [observed({"lr": {step: 0.01 * (1 - step % 200 / 210) for step in (1, *STEPS)}})],
     "preference-leak": [observed(everywhere_logged("train/accuracy", 1.0))],
     "likelihoods-fall": [
@@ -302,6 +311,19 @@ CASES = {
     ],
     "validation-is-random": [observed(everywhere("health/validation_noise", 0.3))],
     "validation-sequences-shorter": [observed(everywhere("health/validation_length", 0.1))],
+    "validation-counts-others": [
+        observed(everywhere("health/validation_ignored", 0.2)),
+        observed(everywhere("health/ignored_targets", 0.4) | everywhere("health/validation_ignored", 0.0)),
+    ],
+    "training-loss-differs": [
+        observed(
+            {
+                f"health/loss_by_position/{i}": {step: 0.75 * healthy()["train/loss"][step] for step in range(50, 410, 50)}
+                for i in range(1, 5)
+            },
+            {"model": {"dropout": 0.0}},
+        ),
+    ],
     "validation-does-not-move": [observed({"val/loss": dict.fromkeys((100, 200, 300), 3.0)})],
     "validation-other-text": [observed(everywhere("health/validation_bigram_loss", 5.0))],
     "loss-jumps-at-resume": [
@@ -578,7 +600,8 @@ def test_the_validation_text_in_training_is_counted_from_the_last_start():
 
 
 def test_a_fine_tuning_may_ignore_most_targets():
-    curves = everywhere("health/ignored_targets", 0.8) | loss(lambda step: 2.5 - step / 1000)
+    curves = everywhere("health/ignored_targets", 0.8) | everywhere("health/validation_ignored", 0.8)
+    curves |= loss(lambda step: 2.5 - step / 1000)
     assert diagnose(observed(curves, {"init_from": "runs/base"})) == []
 
 

@@ -102,7 +102,7 @@ def shuffled(run: Observed) -> str | None:
     "give padding the target -100",
     "health/commonest_target",
     "likely",
-    explains=(*SLOW, "loss-too-low", "positions-alike", "duplicated-data"),
+    explains=(*SLOW, "loss-too-low", "positions-alike", "duplicated-data", "validation-counts-others"),
 )
 def one_token(run: Observed) -> str | None:
     share = run.last("health/commonest_target")
@@ -128,7 +128,7 @@ def unknown(run: Observed) -> str | None:
     "give padding an id of its own; look at the targets of a decoded batch",
     "health/unlearned_inputs",
     "likely",  # every input but the first was the target of the one before it
-    explains=("validation-differs", "targets-ignored"),
+    explains=(*JUDGED, "targets-ignored", "validation-counts-others"),
 )
 def never_learned(run: Observed) -> str | None:
     share = run.median("health/unlearned_inputs", run.step // 2)
@@ -202,7 +202,7 @@ def leak(run: Observed) -> str | None:
     "look at the masks of the data; --data.packing best_fit if it is padding",
     "health/ignored_targets, a batch of the data",
     "likely",
-    explains=(*SLOW, "loss-not-finite", "gradients-vanish", "parameters-not-trained"),
+    explains=(*SLOW, "loss-not-finite", "gradients-vanish", "parameters-not-trained", "validation-counts-others"),
 )
 def ignored(run: Observed) -> str | None:
     share = run.median("health/ignored_targets")
@@ -240,7 +240,7 @@ def questions_learned(run: Observed) -> str | None:
     "targets of -100 on the user's turns, and only there",
     "health/opening_targets, a batch of the data",
     "likely",  # a conversation does not begin with an answer, and under best_fit each sequence begins with a conversation
-    explains=(*JUDGED, "targets-ignored"),
+    explains=(*JUDGED, "targets-ignored", "validation-counts-others"),
 )
 def questions_count(run: Observed) -> str | None:
     opens, ignored = run.median("health/opening_targets"), run.median("health/ignored_targets")
@@ -285,7 +285,7 @@ def _repeated(run: Observed, tag: str) -> float | None:
     "look at the sampler: it must advance, and differ between ranks and workers",
     "health/repeated_samples",
     "certain",  # hashes of the sequences
-    explains=(*JUDGED, "loss-too-low", "duplicated-data", "validation-other-text"),
+    explains=(*JUDGED, "loss-too-low", "duplicated-data", "validation-other-text", "training-loss-differs"),
 )
 def one_batch(run: Observed) -> str | None:
     share = _repeated(run, "health/repeated_samples")

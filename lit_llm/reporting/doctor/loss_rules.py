@@ -106,12 +106,14 @@ def unfit(run: Observed) -> str | None:
     "--model.init_std 0.02, or remove the setting; draw weights at random",
     "setup/initial_gain, setup/alike_units",
     "likely",  # equal units get equal gradients; Glorot and Bengio 2010
-    explains=(*SLOW, "learning-rate-too-high", "no-context", "context-cut"),
+    explains=(*SLOW, "learning-rate-too-high", "no-context", "context-cut", "residual-lost", "dead-from-start"),
 )
 def small_start(run: Observed) -> str | None:
     gain, alike = run.last("setup/initial_gain"), run.last("setup/alike_units")
     if not run.from_scratch:
         return None
+    if dict(run.finite("health/weight_norm/embedding")).get(1) == 0:
+        return "the embedding began at zero, so that the blocks saw nothing"
     if alike:
         return f"in {alike:.0%} of the matrices all units began with the same weights"
     if gain is not None and gain < 0.02:

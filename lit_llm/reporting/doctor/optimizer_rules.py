@@ -172,7 +172,8 @@ def rounded_away(run: Observed) -> str | None:
 
 @error(
     "loss-scale",
-    "the gradient is not that of the mean loss: micro-batches are added instead of averaged, or the loss is a sum",
+    "the gradient is not that of the mean loss: micro-batches are added instead of averaged, the loss is a sum, or a part of "
+    "it, such as a rank's, is lost",
     "divide the loss by the number of counted tokens of the global batch",
     "health/backward_loss_ratio, grad/norm",
     "certain",  # both are the same number in a step; Unsloth 2024, Bugs in gradient accumulation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from lit_llm.reporting.doctor.finding import SLOW, error, warning
@@ -59,8 +60,8 @@ def averaged(run: Observed) -> str | None:
 
 @error(
     "reference-differs",
-    "the reference is another model than the one that training started from",
-    "take the reference from the weights that training starts from",
+    "the reference is another model than the one that training started from, or its log-probabilities are of other answers",
+    "take the reference from the weights that training starts from; compute it again for the same pairs in the same order",
     "train/margin and train/loss of step 1",
     "likely",  # at step 1 the model is its reference, so that every margin is 0, besides rounding
     explains=("preference-leak", "clipped-at-every-step"),
@@ -69,9 +70,14 @@ def reference_differs(run: Observed) -> str | None:
     first = next(((step, margin) for step, margin in run.finite("train/margin")), (0, 0.0))
     beta, with_reference = run.number("objective.init_args.beta"), run.setting("objective.init_args.loss") in ("dpo", "ipo")
     drops = run.setting("model.dropout") or run.setting("lora.dropout")
-    if first[0] != 1 or not beta or abs(first[1]) / beta < 1 or not with_reference or drops:  # of nats per document
+    if first[0] != 1 or not beta or not with_reference or drops:
         return None
-    return f"the margin was {first[1]:.3g} at step 1"
+    if abs(first[1]) / beta >= 1:  # of nats per document
+        return f"the margin was {first[1]:.3g} at step 1"
+    loss = dict(run.finite("train/loss")).get(1)
+    if run.setting("objective.init_args.loss") != "dpo" or loss is None or abs(loss - math.log(2)) < 0.004:
+        return None
+    return f"the loss was {loss:.4f} at step 1; margins of 0 have ln 2 = 0.6931"
 
 
 def _without_margin(run: Observed) -> int:

@@ -11,11 +11,11 @@ from lit_llm.reporting.doctor.observed import Observed
 
 @error(
     "validation-is-random",
-    "dropout is on in validation: the model is not in eval mode",
+    "dropout or other noise is on in validation: the model is not in eval mode",
     "module.eval() before validation; remove module.train() from validation_step",
     "health/validation_noise",
     "certain",  # two evaluations of the same batch
-    explains=JUDGED,
+    explains=(*JUDGED, "future-leak"),
 )
 def noise(run: Observed) -> str | None:
     largest = max(run.values("health/validation_noise"), default=0.0)
@@ -28,13 +28,32 @@ def noise(run: Observed) -> str | None:
     "the same block_size in training and validation",
     "health/validation_length",
     "certain",  # the shapes of the batches
-    explains=JUDGED,
+    explains=(*JUDGED, "validation-counts-others"),
 )
 def shorter(run: Observed) -> str | None:
     ratios = run.values("health/validation_length")
     if len(ratios) < 2 or max(ratios) > 0.7:  # a batch may be padded to less
         return None
     return f"a sequence of validation has {max(ratios):.2f} times the tokens of training's, or less"
+
+
+@warning(
+    "validation-counts-others",
+    "the masks of training and validation differ: targets that one ignores, such as questions or padding, count in the other",
+    "ignore the same tokens in both (targets of -100)",
+    "health/validation_ignored against health/ignored_targets",
+    "likely",  # both are counted; texts of other lengths have other padding
+    explains=JUDGED,
+)
+def other_mask(run: Observed) -> str | None:
+    """The shares of targets that are ignored are far apart, or one of them is 0."""
+    training, validation = run.median("health/ignored_targets"), run.median("health/validation_ignored")
+    if training is None or validation is None:
+        return None
+    low, high = sorted((training, validation))
+    if high - low < (0.1 if low == 0 else 0.3):
+        return None
+    return f"{training:.0%} of the targets of training are ignored, and {validation:.0%} of those of validation"
 
 
 @error(
@@ -144,6 +163,38 @@ def _evaluated_again(run: Observed) -> list[tuple[int, float, float]]:
     if run.points("train/margin") or run.setting("model.mask_documents"):  # another loss; other documents are seen
         return []
     return [(step, value, again[step]) for step, value in run.finite("val/loss") if step in again and step > 0]
+
+
+@error(
+    "training-loss-differs",
+    "train/loss is not the mean cross-entropy of the model's logits at the targets: label smoothing, a further loss, noise, "
+    "another function of the logits, or another divisor",
+    "compute the cross-entropy of one training batch, and compare",
+    "train/loss against health/loss_by_position",
+    "likely",  # sequences of the same batch are evaluated again
+    explains=(*SLOW, "validation-metric-wrong", "validation-differs", "loss-too-low"),
+)
+def training_metric(run: Observed) -> str | None:
+    """The loss of the step's sequences that were evaluated again is far from that of the step, always in one direction."""
+    drops = [run.number(key) for key in ("model.dropout", "lora.dropout")]  # dropout is off when they are evaluated again
+    other_loss = run.points("train/margin") or run.setting("objective.init_args.weight")
+    if drops[0] is None or any(drops) or other_loss or run.setting("model.mask_documents"):
+        return None
+    if (run.median("health/ignored_targets") or 0.0) > 0.05:  # quarters with few targets weigh as much as others
+        return None
+    quarters = [dict(run.finite(f"health/loss_by_position/{i}")) for i in range(1, 5)]
+    pairs = [
+        (value, statistics.mean(each[step] for each in quarters))
+        for step, value in run.finite("train/loss")
+        if step > 1 and all(step in each for each in quarters)
+    ]
+    gaps = sorted((value - again) / max(again, 0.2) for value, again in pairs)
+    if len(gaps) < 8 or not (gaps[len(gaps) // 5] > 0.05 or gaps[-1 - len(gaps) // 5] < -0.05):
+        return None
+    value, again = (statistics.median(each) for each in zip(*pairs, strict=True))
+    if abs(statistics.median(gaps)) < 0.15:
+        return None
+    return f"train/loss is {value:.3f} in the median step, and {again:.3f} where some of its sequences are evaluated again"
 
 
 @warning(
