@@ -82,6 +82,7 @@ DESCRIPTIONS = {
     "health/rounded/weights|averages|gradients|activations": "share of the numbers whose last 13 bits are 0, as those of "
     "narrower types are, near 0 in float32: of changed weights, the optimizer's averages, gradients of matrices, outputs of "
     "blocks and logits",
+    "health/changed_after_step": "share of the weights that something else changed behind the optimizer's step",
     "health/stateless": "share of the trained parameters that the optimizer has no state of",
     "health/backward_loss_ratio": "loss of a step's backward passes / logged train/loss; 1 if gradients are those of that loss "
     "alone",
@@ -172,6 +173,7 @@ class HealthSignals(Callback):
         self._step = 0  # under way: on_train_batch_start runs once per micro-batch
         self._readings: Readings | None = None  # of the step under way, if it is sampled
         self._update: UpdateSample | None = None
+        self._hook: Any = None
         self._compares_ranks = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -300,7 +302,9 @@ class HealthSignals(Callback):
                 self._readings.largest(f"highest/{name}", weight)
                 self._readings.largest(f"lowest/{name}", -weight)
         self._readings.mean("health/stateless", *stateless([optimizer]))
-        self._update = UpdateSample(self._layers)
+        self._update = update = UpdateSample(self._layers)
+        if isinstance(optimizer, torch.optim.Optimizer):  # DeepSpeed's is none
+            self._hook = optimizer.register_step_post_hook(lambda *_: update.keep_stepped())
         if self._first is not None:
             self._first.add_to(self._readings)
             self._readings.largest("health/micro_batches", self._micro_batches)
@@ -317,9 +321,12 @@ class HealthSignals(Callback):
         if self._readings is None or trainer.global_step < self._step:
             return
         readings, update, self._readings, self._update = self._readings, self._update, None, None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
         if update is not None:
             of_matrices = (f"{kind}/{what}" for kind in ("rounded", "alike") for what in ("weights", "averages", "gradients"))
-            for name in ("zero_gradients", *of_matrices):
+            for name in ("zero_gradients", "changed_after_step", *of_matrices):
                 readings.mean(f"health/{name}", 0.0, 0.0)  # stages have different layers
             for name in self._names:
                 readings.root_mean(f"health/update_norm/{name}", 0.0, 1 / process_count())

@@ -110,6 +110,11 @@ class UpdateSample:
         for layer, parameters in layers.items():
             weights = [(p, s, _every(p, s).clone()) for p, s in strides(parameters)]
             self._before[layer] = [(p, s, w, None if p.grad is None else _whole(p, s)) for p, s, w in weights]
+        self._stepped: dict[Tensor, Tensor] = {}
+
+    def keep_stepped(self) -> None:
+        """Copy the weights again, right behind the optimizer's step."""
+        self._stepped = {p: _every(p, s).clone() for found in self._before.values() for p, s, *_ in found}
 
     def add_to(self, readings: Readings, layer: str, ranks: int, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
         """Add the norm of a layer's update, its product with the negative gradient, and what is rounded.
@@ -126,6 +131,10 @@ class UpdateSample:
             change = now.to(torch.promote_types(before.dtype, torch.float32)) - before
             share = local_part(parameter).numel() / before.numel() / copies(parameter, ranks)
             readings.root_mean(f"health/update_norm/{layer}", torch.linalg.vector_norm(change).square() * share, 0.0)
+            if (stepped := self._stepped.get(parameter)) is not None:
+                readings.mean(
+                    "health/changed_after_step", ((now != stepped) & ~now.isnan()).sum() * share, before.numel() * share
+                )
             if parameter.dim() > 1:
                 sampled["weights"].append(now.where(now != before, 0))
                 held = (local_part(each) for each in state.get(parameter, {}).values() if isinstance(each, Tensor))

@@ -206,7 +206,7 @@ def test_what_a_model_does_not_offer_is_left_out(tmp_path):
     assert {layer for _, layer in signals} == {"embed", "head"}
     others = {tag for tag in rows[1] if tag.startswith("health/") and tag.count("/") == 1}
     assert {tag.removeprefix("health/") for tag in others} == {
-        "stateless", "leftover_gradient", "first_gradient_share", "micro_batches",
+        "stateless", "changed_after_step", "leftover_gradient", "first_gradient_share", "micro_batches",
     }  # fmt: skip
 
 

@@ -61,6 +61,20 @@ class Plain(Small):
             layer.drop.p = 0.0
 
 
+def test_weights_that_change_behind_the_step_are_counted(tmp_path):
+    class Pruned(Plain):
+        def optimizer_step(self, *args, **kwargs):
+            super().optimizer_step(*args, **kwargs)
+            with torch.no_grad():
+                self.net["h"][0].mlp[0].weight.mul_(0.5)
+
+    module = Pruned()
+    row = rows_of(module, tmp_path)[2]
+    changed = module.net["h"][0].mlp[0].weight.numel() / sum(p.numel() for p in module.parameters())
+    assert row["health/changed_after_step"] == pytest.approx(changed, rel=0.01)
+    assert rows_of(Plain(), tmp_path / "plain")[2]["health/changed_after_step"] == 0
+
+
 @pytest.mark.parametrize("maximize", [False, True])
 def test_an_update_by_the_gradient_has_a_cosine_of_one(tmp_path, maximize):
     module = Plain()

@@ -75,6 +75,7 @@ def test_every_layout_gives_the_norms_of_one_process_and_trains_as_without_them(
                 "alike/gradients",
                 "zero_gradients",
                 "stateless",
+                "changed_after_step",
             }
             assert missing == own - {f"health/{each}" for each in seen}
         else:

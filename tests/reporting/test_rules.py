@@ -311,6 +311,7 @@ CASES = {
     ],
     "validation-is-random": [observed(everywhere("health/validation_noise", 0.3))],
     "validation-sequences-shorter": [observed(everywhere("health/validation_length", 0.1))],
+    "weights-changed-elsewhere": [observed({"health/changed_after_step": {50: 0.0, 100: 0.02}})],
     "validation-counts-others": [
         observed(everywhere("health/validation_ignored", 0.2)),
         observed(everywhere("health/ignored_targets", 0.4) | everywhere("health/validation_ignored", 0.0)),

@@ -128,6 +128,7 @@ def skips(run: Observed) -> str | None:
         "epsilon-too-large",
         "validation-metric-wrong",
         "gradients-vanish",
+        "weights-changed-elsewhere",
     ),
 )
 def rounded(run: Observed) -> str | None:
@@ -148,6 +149,23 @@ def rounded(run: Observed) -> str | None:
         if alike is not None and alike > (0.6 if name == "weights" else 0.05):
             return f"{alike:.0%} of the {what} have the value of another one, as numbers of 8 bits with a scale do"
     return None
+
+
+@error(
+    "weights-changed-elsewhere",
+    "something besides the optimizer changes the weights after its step: they are clipped, averaged, decayed, reset or "
+    "overwritten",
+    "look at what writes to parameters (copy_, clamp_, load_state_dict, .data) in training",
+    "health/changed_after_step",
+    "certain",  # copies of weights are compared
+    explains=(*SLOW, *ROUGH, "weight-decay-too-high", "update-increases-loss", "ranks-differ", "over-fitting"),
+)
+def changed_elsewhere(run: Observed) -> str | None:
+    changed = [(step, share) for step, share in run.finite("health/changed_after_step") if share > 0]
+    if not changed:
+        return None
+    step, share = max(changed, key=lambda row: row[1])
+    return f"{share:.2%} of the weights changed after the optimizer's step {step:,}, and some in {len(changed)} sampled steps"
 
 
 @error(

@@ -52,7 +52,7 @@ def _interpolated(rates: Points, step: int) -> float | None:
     "load the checkpoint after the model is built, and do not initialise it again",
     "setup/weight_norm, health/weight_norm, train/loss",
     "likely",  # the triangle inequality: norms cannot change by more than the updates between
-    explains=("loss-jumps-at-resume", *ROUGH, *JUDGED),
+    explains=("loss-jumps-at-resume", "weights-changed-elsewhere", *ROUGH, *JUDGED),
 )
 def replaced(run: Observed) -> str | None:
     started = run.finite("setup/weight_norm") if run.first_steps else []
