@@ -22,7 +22,7 @@ from .contracts import (
     offered,
     offered_by_data,
 )
-from .health_batch import IGNORED, SeenSequences, SeenTokens, check_targets, ids_of, targets_of
+from .health_batch import SeenSequences, SeenTokens, check_targets, compare_targets, ids_of, targets_of
 from .health_counts import CountedText
 from .health_layers import FirstGradient, UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
 from .health_probe import Probe
@@ -94,7 +94,8 @@ DESCRIPTIONS = {
     "rounding",
     "health/validation_batch_loss": "loss of these sequences, if they are whole; val/loss is of all validation batches",
     "health/validation_length": "tokens of a validation sequence / tokens of a training sequence",
-    "health/validation_ignored": "share of the targets of a validation batch that are ignored",
+    "health/validation_ignored_targets": "share of the targets of a validation batch that are ignored",
+    "health/validation_shifted_targets": "share of its counted targets that are the next input",
     "health/rank_difference": "DDP: largest relative difference of a layer's weight norm between ranks; 0 if they agree",
     **SETUP_DESCRIPTIONS,
 }
@@ -218,8 +219,10 @@ class HealthSignals(Callback):
         readings.mean(
             "health/validation_length", 0 if ids is None else ids.size(1), 0.0 if ids is None else float(self._length)
         )
-        ignored, places = (0, 0) if targets is None else ((targets == IGNORED).sum(), targets.numel())
-        readings.mean("health/validation_ignored", ignored, places)
+        for name in ("ignored_targets", "shifted_targets"):
+            readings.mean(f"health/validation_{name}", 0.0, 0.0)
+        if ids is not None and targets is not None:
+            compare_targets(ids, targets, readings, "validation_")
         for name in ("unigram_loss", "bigram_loss", "unseen") if self._counted is not None else ():
             readings.mean(f"health/validation_{name}", 0.0, 0.0)
         if self._counted is not None:

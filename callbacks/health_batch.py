@@ -28,12 +28,22 @@ def targets_of(batch: object) -> Tensor | None:
     return targets if ids is not None and isinstance(targets, Tensor) and targets.shape == ids.shape else None
 
 
-def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
-    """Add the shares of ignored targets, and of counted targets that equal the next input, or the input at their place."""
+def compare_targets(ids: Tensor, targets: Tensor, readings: Readings, split: str = "") -> tuple[Tensor, Tensor]:
+    """Add the shares of ignored targets, and of counted targets that equal the next input. Returns both masks.
+
+    Args:
+        split: "validation_" for a batch of it.
+    """
     counted = targets != IGNORED  # (B, T)
     followed = counted[:, :-1] & counted[:, 1:]  # behind the last counted target of an answer comes another conversation
-    readings.mean("health/ignored_targets", counted.numel() - counted.sum(), counted.numel())
-    readings.mean("health/shifted_targets", ((targets[:, :-1] == ids[:, 1:]) & followed).sum(), followed.sum())
+    readings.mean(f"health/{split}ignored_targets", counted.numel() - counted.sum(), counted.numel())
+    readings.mean(f"health/{split}shifted_targets", ((targets[:, :-1] == ids[:, 1:]) & followed).sum(), followed.sum())
+    return counted, followed
+
+
+def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
+    """Add what `compare_targets` does, and shares of counted targets that equal other inputs."""
+    counted, followed = compare_targets(ids, targets, readings)
     twice = followed[:, :-1] & followed[:, 1:]
     readings.mean("health/twice_shifted_targets", ((targets[:, :-2] == ids[:, 2:]) & twice).sum(), twice.sum())
     readings.mean("health/copied_targets", ((targets == ids) & counted).sum(), counted.sum())

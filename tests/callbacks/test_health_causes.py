@@ -138,7 +138,7 @@ def test_two_evaluations_of_a_validation_batch_differ_if_dropout_is_on(tmp_path,
 
     row = rows_of(Validated(batches()), tmp_path, num_sanity_val_steps=0, limit_val_batches=1, val_check_interval=1)[2]
     assert (row["health/validation_noise"] > 0.01) == trains and row["health/validation_length"] == 0.5
-    assert row["health/validation_ignored"] == 4 / 32  # the first four of the first sequence
+    assert row["health/validation_ignored_targets"] == 4 / 32  # the first four of the first sequence
     assert trains or row["health/validation_noise"] < 1e-5
     assert trains or row["health/validation_batch_loss"] == pytest.approx(losses[1], rel=1e-5)
 

@@ -55,7 +55,7 @@ def healthy() -> dict[str, dict[int, float]]:
         "leftover_gradient": 0.0, "first_gradient_share": 2.5,
         "opening_targets": 1.0, "context_lost": 0.0,
         "micro_batches": 4.0, "validation_bigram_loss": 2.5, "validation_noise": 1e-7, "validation_length": 1.0,
-        "validation_ignored": 0.0,
+        "validation_ignored_targets": 0.0, "validation_shifted_targets": 1.0,
         "backward_loss_ratio": 1.0, "logit_max": 12.0, "dead_units/blocks.0": 0.02, "rank_difference": 0.0,
     }  # fmt: skip
     for name, value in constant.items():
@@ -312,9 +312,10 @@ CASES = {
     "validation-is-random": [observed(everywhere("health/validation_noise", 0.3))],
     "validation-sequences-shorter": [observed(everywhere("health/validation_length", 0.1))],
     "weights-changed-elsewhere": [observed({"health/changed_after_step": {50: 0.0, 100: 0.02}})],
+    "validation-targets-unrelated": [observed(everywhere("health/validation_shifted_targets", 0.05))],
     "validation-counts-others": [
-        observed(everywhere("health/validation_ignored", 0.2)),
-        observed(everywhere("health/ignored_targets", 0.4) | everywhere("health/validation_ignored", 0.0)),
+        observed(everywhere("health/validation_ignored_targets", 0.2)),
+        observed(everywhere("health/ignored_targets", 0.4) | everywhere("health/validation_ignored_targets", 0.0)),
     ],
     "training-loss-differs": [
         observed(
@@ -601,7 +602,7 @@ def test_the_validation_text_in_training_is_counted_from_the_last_start():
 
 
 def test_a_fine_tuning_may_ignore_most_targets():
-    curves = everywhere("health/ignored_targets", 0.8) | everywhere("health/validation_ignored", 0.8)
+    curves = everywhere("health/ignored_targets", 0.8) | everywhere("health/validation_ignored_targets", 0.8)
     curves |= loss(lambda step: 2.5 - step / 1000)
     assert diagnose(observed(curves, {"init_from": "runs/base"})) == []
 

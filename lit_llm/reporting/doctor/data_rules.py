@@ -8,7 +8,7 @@ import statistics
 from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
-_TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled")
+_TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled", "validation-targets-unrelated")
 """What follows from wrong targets."""
 
 

@@ -145,6 +145,8 @@ def rounded(run: Observed) -> str | None:
         if share is not None and share > 0.05:
             return f"{share:.0%} of the {what} have no more digits than fp16 or a narrower type"
         alike = run.median(f"health/alike/{name}", 1)
+        if name == "averages" and str(run.setting("optimizer.class_path", "")).endswith("Adamax"):  # keeps largest gradients
+            continue
         # Weights that begin at zero have few values under Lion, whose updates have one size.
         if alike is not None and alike > (0.6 if name == "weights" else 0.05):
             return f"{alike:.0%} of the {what} have the value of another one, as numbers of 8 bits with a scale do"

@@ -41,19 +41,32 @@ def shorter(run: Observed) -> str | None:
     "validation-counts-others",
     "the masks of training and validation differ: targets that one ignores, such as questions or padding, count in the other",
     "ignore the same tokens in both (targets of -100)",
-    "health/validation_ignored against health/ignored_targets",
+    "health/validation_ignored_targets against health/ignored_targets",
     "likely",  # both are counted; texts of other lengths have other padding
     explains=JUDGED,
 )
 def other_mask(run: Observed) -> str | None:
-    """The shares of targets that are ignored are far apart, or one of them is 0."""
-    training, validation = run.median("health/ignored_targets"), run.median("health/validation_ignored")
+    """The shares of targets that count are far apart."""
+    training, validation = run.median("health/ignored_targets"), run.median("health/validation_ignored_targets")
     if training is None or validation is None:
         return None
-    low, high = sorted((training, validation))
-    if high - low < (0.1 if low == 0 else 0.3):
+    least, most = sorted((1 - training, 1 - validation))
+    if most < 1.6 * least + 0.02 and not (most == 1 and least < 0.9):
         return None
     return f"{training:.0%} of the targets of training are ignored, and {validation:.0%} of those of validation"
+
+
+@error(
+    "validation-targets-unrelated",
+    "inputs and targets of validation do not belong together: shifted once too often or not at all, or some of either replaced",
+    "look at a batch of the validation data",
+    "health/validation_shifted_targets",
+    "certain",  # the definition of next-token prediction
+    explains=JUDGED,
+)
+def unrelated(run: Observed) -> str | None:
+    share = run.median("health/validation_shifted_targets")
+    return None if share is None or share > 0.9 else f"only {share:.1%} of the counted targets of validation are the next input"
 
 
 @error(
