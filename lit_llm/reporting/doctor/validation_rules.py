@@ -39,7 +39,8 @@ def shorter(run: Observed) -> str | None:
 
 @warning(
     "validation-counts-others",
-    "the masks of training and validation differ: targets that one ignores, such as questions or padding, count in the other",
+    "the masks of training and validation differ: targets that one ignores, such as questions, padding or what a length limit "
+    "cuts off, count in the other",
     "ignore the same tokens in both (targets of -100)",
     "health/validation_ignored_targets against health/ignored_targets",
     "likely",  # both are counted; texts of other lengths have other padding
