@@ -83,7 +83,9 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     weights = settings.weights
     (in_head, head_narrowness), (_, narrowness) = (_matrices(weights, head=head) for head in (True, False))
     heads = 1 if isinstance(model, OwnModel) else 1 + model.predict_ahead  # logits of a token
-    head_flops = min(6.0 * tokens * in_head * heads, made.matmul_flops)
+    matmul, attention = made.counts[:2]
+    head_flops = min(6.0 * tokens * in_head * heads, matmul)
+    by_chunks = layout.context > 1 and layout.context_attention == "gather"  # then a mask hides little of what is computed
     iterations = 0.0
     if settings.optimizer.is_muon:
         work = MuonWork.of(weights_of(model, settings.lora), layout)
@@ -91,12 +93,12 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     blocks = 0 if isinstance(model, OwnModel) else model.n_blocks
     kernels = made.kernels or blocks * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
     return Work(
-        (made.matmul_flops - head_flops) * micro_batches,
+        (matmul - head_flops) * micro_batches,
         narrowness,
         head_flops * micro_batches,
         head_narrowness,
-        made.attention_flops * micro_batches,
-        flops.attention_causal / flops.attention if flops.attention else 1.0,
+        attention * micro_batches,
+        flops.attention_causal / flops.attention if flops.attention and not by_chunks else 1.0,
         made.written * micro_batches,
         tokens * heads * model.padded_vocab_size * micro_batches,
         update_bytes(settings),
