@@ -318,7 +318,7 @@ def _problems_of_own(run: RunSettings, model: OwnModel) -> list[str]:
     path = model.architecture.class_path
     found = custom.architecture_layout_problems(path, run.layout.tensor_parallel, run.layout.context)
     found += model.architecture.problems(GPTConfig(), run.chunk_size, run.compute)
-    if run.compute.activation_checkpointing != "none" and not any(weight.times for weight in weights_of(model)):
+    if run.compute.activation_checkpointing != "none" and all(weight.block is None for weight in weights_of(model)):
         found.append(custom.blocks_problem(path, ["compute.activation_checkpointing"]))
     return found
 
