@@ -41,11 +41,10 @@ def all_reduce_seconds(size: float, ranks: int, hardware: Hardware, *, stride: i
     return sum(2 * (n - 1) * (part / n / bandwidth + calls * LATENCY_SECONDS) for n, part, bandwidth in levels)
 
 
-def exchange_seconds(size: float, ranks: int, hardware: Hardware, *, stride: int = 1, calls: int = 1) -> float:
+def exchange_seconds(size: float, ranks: int, hardware: Hardware, *, stride: int = 1) -> float:
     """All-to-all in which each rank has `size` bytes, of which it keeps 1/n. What goes to other nodes crosses the network."""
     inside, within, between = _inside(ranks, hardware, stride)
-    moved = ((inside - 1) / within + (ranks - inside) / between) * size / ranks
-    return moved + calls * (ranks - 1) * LATENCY_SECONDS
+    return ((inside - 1) / within + (ranks - inside) / between) * size / ranks + (ranks - 1) * LATENCY_SECONDS
 
 
 class Collective(NamedTuple):
@@ -58,7 +57,7 @@ class Collective(NamedTuple):
         stride: distance between neighbouring ranks of the group.
         each: in each micro-batch, not once in a step.
         overlap: the share of a micro-batch's computation behind which it runs: 0 after it. None: computation waits for it.
-        calls: into which `size` is divided.
+        calls: into which `size` is divided. Their latencies add up in a ring; the messages of all-to-alls overlap.
     """
 
     purpose: str
@@ -79,7 +78,7 @@ class Collective(NamedTuple):
     def seconds(self, hardware: Hardware) -> float:
         """Of one time."""
         if self.kind == "all_to_all":
-            return exchange_seconds(self.size, self.ranks, hardware, stride=self.stride, calls=self.calls)
+            return exchange_seconds(self.size, self.ranks, hardware, stride=self.stride)
         if self.kind in ("all_gather", "all_reduce"):
             whole = all_reduce_seconds(self.size, self.ranks, hardware, stride=self.stride, calls=self.calls)
             return whole if self.kind == "all_reduce" else whole / 2

@@ -19,6 +19,7 @@ from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.weights import OwnModel, PlannedModel, Weight, Weights, weights_of
 
 if TYPE_CHECKING:
+    from lit_llm.data.mixture_order import PhaseDraws
     from lit_llm.models.lora import LoRAConfig
 
 BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matrix product
@@ -38,36 +39,6 @@ Stages = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class PlannedSource:
-    """A source in a phase; `epochs_by_its_end`: passes over it from the start of the run to the end of the phase."""
-
-    name: str
-    sequences: int
-    tokens: int
-    epochs_by_its_end: float
-    max_epochs: float | None
-
-
-@dataclass(frozen=True)
-class PlannedPhase:
-    """A phase with constant weights.
-
-    Attributes:
-        end_sequence: sequences of the run at its end.
-        period: sequences after which the shares are exact, again and again.
-        largest_deviation: sequences that a source can be away from its share in between.
-    """
-
-    end_sequence: int
-    period: int
-    largest_deviation: float
-    sources: tuple[PlannedSource, ...]
-
-
-Phases = tuple[PlannedPhase, ...]
-
-
-@dataclass(frozen=True)
 class DataFacts:
     """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
 
@@ -79,7 +50,7 @@ class DataFacts:
     val_tokens: int | None = None
     origin: str = "unknown"
     bytes_per_token: int = 2
-    phases: Phases = ()
+    phases: tuple[PhaseDraws, ...] = ()
     sequences: int | None = None
     packing: str = ""
 
