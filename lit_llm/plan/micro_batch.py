@@ -64,7 +64,7 @@ def micro_batch(step: Step) -> MicroBatch:
         from lit_llm.plan.own_trace import micro_batch_of_own  # imports torch
 
         return micro_batch_of_own(step)
-    return _of_whole_model(step) if step.pipeline is None else _of_pipeline(step, step.pipeline)
+    return _of_stages(step) if step.pipeline is None else _of_pipeline(step, step.pipeline)
 
 
 def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
@@ -75,23 +75,20 @@ def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
 
 
 def stages_work(settings: RunSettings, rank: int, *, cuda: bool) -> MicroBatch:
-    """What a rank of the pipeline does in a micro-batch: the passes of all its stages, whose memory does not count."""
-    step, made = Step(settings, settings.sequences, rank=rank, cuda=cuda), MicroBatch()
-    passes = Passes(step)
-    for stage in step.stages:
-        passes.forward_pass(made, stage)
-        passes.backward_pass(made, stage)
-    return made
+    """What a rank of the pipeline does in a micro-batch. Its memory is that of a step only without a pipeline."""
+    return _of_stages(Step(settings, settings.sequences, rank=rank, cuda=cuda))
 
 
-def _of_whole_model(step: Step) -> MicroBatch:
-    passes, made, (stage,) = Passes(step), MicroBatch(), step.stages
+def _of_stages(step: Step) -> MicroBatch:
+    passes, made = Passes(step), MicroBatch()
     kind, held = step.gradients(passes.weights)
     made.live[ACTIVATIONS], made.live[kind] = step.ids_bytes, held
-    passes.forward_pass(made, stage)
+    for stage in step.stages:
+        passes.forward_pass(made, stage)
     if not step.gradients_exist:  # zero_grad, between forward and backward
         made.live[GRADIENTS] -= held
-    passes.backward_pass(made, stage)
+    for stage in step.stages:
+        passes.backward_pass(made, stage)
     return made
 
 
