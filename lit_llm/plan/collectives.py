@@ -193,7 +193,7 @@ def _of_blocks(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collecti
     Its tensors have no values, so all experts get equally many rows. The loss of a split vocabulary is added: it gathers three
     fp32 numbers a token from each rank, once more for each token ahead.
     """
-    layout, counts, found = settings.layout, stages_work(settings, rank, cuda=cuda).counts[2:], list[Collective]()
+    layout, counts, found = settings.layout, stages_work(settings, rank, cuda=cuda).counts[4:], list[Collective]()
     groups = {
         "tensor": ("tensor parallel", layout.tensor_parallel, 1),
         "context": ("between ranks of a sequence", layout.context, layout.tensor_parallel),

@@ -28,7 +28,6 @@ from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import (
     ACTIVATIONS,
     GRADIENTS,
-    KINDS,
     LOSS_HEAD,
     Bytes,
     Change,
@@ -124,7 +123,6 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
             made.live[GRADIENTS] -= held
         change = Change.of(segment, lambda gradient: (0 if exist else gradient // step.shard_gradients, 0))
         made.play(phase, change, beside[phase])
-        made.kernels += sum(kind < len(KINDS) and kind != GRADIENTS and amount > 0 for kind, amount in segment)
     return made
 
 
@@ -251,7 +249,5 @@ def _at(length: int, lengths: Sequence[int], known: Sequence[MicroBatch]) -> Mic
             Operation(of[0].phase, of_kinds([each.live for each in of]), figure([each.flops for each in of]))
             for of in zip(*(made.timeline for made in known), strict=True)
         ],
-        written=figure([made.written for made in known]),
         counts=[figure(of) for of in zip(*(made.counts for made in known), strict=True)],
-        kernels=figure([made.kernels for made in known]),
     )

@@ -36,7 +36,7 @@ from lit_llm.core._torch import (
     written_arguments,
 )
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
-from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, MATMUL, TRAFFIC, WEIGHT_COPIES, Change, Event
+from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, KERNELS, MATMUL, TRAFFIC, WEIGHT_COPIES, Change, Event
 
 aten = torch.ops.aten
 
@@ -301,7 +301,7 @@ class Recorder(DispatchMode):
         if known.flops:
             self.add(ATTENTION if "attention" in packet.__name__ else MATMUL, known.flops)
         if packet in _COLLECTIVES:  # the group's name is the last argument
-            kind = ATTENTION + 1 + 2 * TRAFFIC.index((args[-1], _COLLECTIVES[packet]))
+            kind = KERNELS + 1 + 2 * TRAFFIC.index((args[-1], _COLLECTIVES[packet]))
             self.add(kind, max(on_meta[0].nbytes, result.nbytes))
             self.add(kind + 1, 1)
         kind = self.kind
