@@ -74,8 +74,9 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
     model, tp, shards = settings.model, layout.tensor_parallel, layout.divisor("parameters")
     weights, in_pipeline = weights_of_rank(settings, rank), layout.pipeline.ranks > 1
     total = sum(weight.total for weight in weights)
-    block = sum(weight.total // weight.times for weight in weights if weight.times)
-    root = sum(weight.total for weight in weights if not weight.times)
+    blocks = {weight.block for weight in weights if weight.block is not None}
+    root = sum(weight.total for weight in weights if weight.block is None)
+    block = (total - root) // len(blocks)
 
     selective = program.every_second and settings.compute.activation_checkpointing == 2
     recomputed = "cheap" if selective else settings.compute.activation_checkpointing

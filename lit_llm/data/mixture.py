@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from lit_llm.core.errors import UserError, refuse
 from lit_llm.data.blocks import Blocks, HeldOutMixtureBlocks, MixtureBlocks
 from lit_llm.data.corpus import combined_hash
 from lit_llm.data.datamodule import chat_forms
-from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of, smallest_quotas
+from lit_llm.data.mixture_order import MixtureOrder, Phase, PhaseDraws, SourceDraws, continued, phases_of, smallest_quotas
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
 from lit_llm.data.pack_plan import planned
 from lit_llm.data.shard_splits import ShardSplits, no_split_text, splits_of
@@ -23,29 +23,6 @@ from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.paths import MissingFiles, same_files
 
 _NEEDS_LENGTH = "A mixture needs the length of the run, of which its phases are fractions: set --trainer.max_steps."
-
-
-class SourceDraws(NamedTuple):
-    """What a phase reads of a source."""
-
-    samples: int
-    tokens: int
-    epochs: float
-    """From the start of the run to the end of the phase."""
-
-
-class PhaseDraws(NamedTuple):
-    """What a phase reads."""
-
-    start: int
-    """Samples of the run before it."""
-    end: int
-    sources: dict[str, SourceDraws]
-    """Of every source, also of those without weight."""
-    period: int
-    """Samples after which the shares are exact, again and again."""
-    largest_deviation: float
-    """Samples that a source can be away from its share in between."""
 
 
 class Mixture(ShardDataModule):
@@ -261,8 +238,8 @@ class Mixture(ShardDataModule):
             for name in self.sources:
                 samples = after.get(name, 0) - before.get(name, 0)
                 epochs = after.get(name, 0) / sizes[name] if sizes[name] else 0.0
-                sources[name] = SourceDraws(samples, samples * self._block_size, epochs)
-            found.append(PhaseDraws(start, phase.end, sources, phase.period, phase.largest_deviation))
+                sources[name] = SourceDraws(samples, samples * self._block_size, epochs, self.sources[name].max_epochs)
+            found.append(PhaseDraws(phase.end, phase.period, phase.largest_deviation, sources))
             start = phase.end
         return found
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -23,6 +24,33 @@ from lit_llm.data.order import permute
 MAX_PERIOD = 10_000
 """Largest sum of quotas. Weights in percent with two decimals never need more."""
 _AT_ONCE = 2**20  # places of periods that are computed at once: about 50 MB
+
+
+@dataclass(frozen=True)
+class SourceDraws:
+    """What a phase reads of a source. `epochs`: passes over it from the start of the run to the end of the phase."""
+
+    samples: int
+    tokens: int
+    epochs: float
+    max_epochs: float | None
+
+
+@dataclass(frozen=True)
+class PhaseDraws:
+    """What a phase reads.
+
+    Attributes:
+        end: samples of the run at its end.
+        period: samples after which the shares are exact, again and again.
+        largest_deviation: samples that a source can be away from its share in between.
+        sources: every one, also those without weight.
+    """
+
+    end: int
+    period: int
+    largest_deviation: float
+    sources: dict[str, SourceDraws]
 
 
 class Phase(NamedTuple):

@@ -9,12 +9,10 @@ from lit_llm.core.batch_sizes import micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.context_parallel import context_problems
-from lit_llm.distributed.layout_problems import compile_problem, expert_problems, pipeline_problems
+from lit_llm.distributed.layout_problems import model_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
-from lit_llm.models.custom import Architecture, architecture_layout_problems
+from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 
@@ -42,31 +40,19 @@ def layout(
         sizes = strategy.sizes(world_size)
     except UserError as error:
         return None, [str(error)]
-    found, tensor_parallel = _unused_settings(strategy), sizes.tensor_parallel
-    valid = model if model is not None and not model.problems() else None
-    gpt = valid if architecture is None else None
-    if architecture is not None:
-        found += architecture_layout_problems(architecture.class_path, tensor_parallel, sizes.context)
-    if gpt is not None and tensor_parallel > 1 and (problem := tensor_parallel_problem(gpt, tensor_parallel)):
-        found.append(problem)
-    if valid is not None:
-        found += expert_problems(gpt, sizes, strategy.expert, compiled=compute is not None and compute.compile)
-    if compute is not None and (problem := compile_problem(tensor_parallel, compute)):
-        found.append(problem)
-    found += pipeline_problems(
-        strategy.pipeline_layout,
-        sizes,
-        valid,
+    found = model_problems(
+        model if model is not None and not model.problems() else None,
         architecture,
+        sizes,
+        strategy.pipeline_layout,
+        strategy.context_attention,
+        strategy.expert,
         compute,
         precision,
         loss.chunk_size if loss else None,
         reshards=strategy.reshard_after_forward is True,
-        expert=strategy.expert,
     )
-    if gpt is not None and sizes.context > 1:
-        found += context_problems(gpt, sizes, strategy.context_attention)
-    return sizes.data_parallel, found
+    return sizes.data_parallel, _unused_settings(strategy) + found
 
 
 def _unused_settings(strategy: MeshStrategy) -> list[str]:

@@ -1,6 +1,6 @@
 """Why a model cannot be trained by a layout, one sentence each, before any process starts.
 
-Those of tensor and context parallelism are beside the code that applies them.
+`model_problems` has them all. Those of tensor and context parallelism are beside the code that applies them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,47 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 from lit_llm.models.config import GPTConfig
 
-if TYPE_CHECKING:  # imports torch
+if TYPE_CHECKING:  # these import torch
     from lit_llm.models.custom import Architecture
+    from lit_llm.models.sequence_shard import ContextAttention
 
 _ONE_PASS = "--trainer.strategy.schedule 1f1b or interleaved1f1b"
+
+
+def model_problems(
+    model: GPTConfig | None,
+    architecture: Architecture | None,
+    sizes: MeshSizes,
+    pipeline: PipelineLayout,
+    context_attention: ContextAttention,
+    expert: int,
+    compute: ComputeConfig | None,
+    precision: str,
+    chunk_size: int | None,
+    reshards: bool,
+) -> list[str]:
+    """Every reason why a model cannot be trained by a mesh. Arguments as in `pipeline_problems`.
+
+    Args:
+        context_attention: what ranks that share a sequence exchange.
+    """
+    from lit_llm.distributed.context_parallel import context_problems  # these import torch
+    from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
+    from lit_llm.models.custom import architecture_layout_problems
+
+    gpt, ranks, found = model if architecture is None else None, sizes.tensor_parallel, list[str]()
+    if architecture is not None:
+        found += architecture_layout_problems(architecture.class_path, ranks, sizes.context)
+    if gpt is not None and ranks > 1:
+        found += filter(None, [tensor_parallel_problem(gpt, ranks)])
+    if model is not None:
+        found += expert_problems(gpt, sizes, expert, compiled=compute is not None and compute.compile)
+    if compute is not None:
+        found += filter(None, [compile_problem(ranks, compute)])
+    found += pipeline_problems(pipeline, sizes, model, architecture, compute, precision, chunk_size, reshards, expert)
+    if gpt is not None and sizes.context > 1:
+        found += context_problems(gpt, sizes, context_attention)
+    return found
 
 
 def pipeline_problems(

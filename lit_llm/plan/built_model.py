@@ -28,6 +28,7 @@ from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.expert_shard import ExpertShard
 from lit_llm.models.experts import Experts
 from lit_llm.models.gpt import GPT
+from lit_llm.models.latent_attention import LatentAttention
 from lit_llm.models.loss import VocabularyShards
 from lit_llm.models.sequence_shard import SequenceShard
 from lit_llm.models.short_convolution import ShortConvolution
@@ -113,7 +114,7 @@ def share_experts(model: GPT, expert: int, tensor_parallel: int) -> None:
         return
     for block in model.blocks:
         if isinstance(block.mlp, Experts):
-            block.mlp.shard = ExpertShard("", expert, tensor_parallel / expert)
+            block.mlp.shard = ExpertShard("expert", expert, tensor_parallel / expert)
             for stack in block.mlp.stacks:
                 for name, whole in list(stack.named_parameters()):
                     setattr(stack, name, nn.Parameter(whole.detach()[: len(whole) // expert].clone()))
@@ -128,41 +129,59 @@ def split_positions(model: GPT, ranks: int) -> None:
     model.vocabulary_shards = VocabularyShards(group, 0)
 
     def scatter(module: Any, inputs: Any, output: Tensor) -> Tensor:
-        return _Moved.apply(output, ranks, False)
+        return _Moved.apply(output, ranks, False, module is model.positions)
 
     def gather(module: Any, inputs: Any) -> Any:
-        return _Moved.apply(inputs[0], ranks, True), *inputs[1:]
+        return _Moved.apply(inputs[0], ranks, True, False), *inputs[1:]
 
     model.embedding.register_forward_hook(scatter)
     if model.positions is not None:
         model.positions.register_forward_hook(scatter)
     for block in model.blocks:
+        if isinstance(block.attention, LatentAttention):
+            for layer in (block.attention.key, block.attention.value):
+                layer.register_forward_pre_hook(lambda module, inputs: _Summed.apply(inputs[0]))
         for module in (block.attention, block.mlp.shared if isinstance(block.mlp, Experts) else block.mlp):
             if module is not None:
                 module.register_forward_pre_hook(gather)  # type: ignore[union-attr]
                 module.register_forward_hook(scatter)  # type: ignore[union-attr]
         for module in block.children():
             if isinstance(module, ShortConvolution):
-                module.stream = SequenceShard("", ranks, 0, "heads")
-    model.norm.register_forward_hook(lambda module, inputs, output: _Moved.apply(output, ranks, True))
+                module.stream = SequenceShard("tensor", ranks, 0, "heads")
+    model.norm.register_forward_hook(lambda module, inputs, output: _Moved.apply(output, ranks, True, False))
+
+
+class _Summed(Function):
+    """An input that all ranks have: the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return COLLECTIVES.all_reduce(gradient, "sum", "tensor")
 
 
 class _Moved(Function):
-    """Positions of all ranks gathered, (B, T / ranks, d) → (B, T, d), or those of a rank; the gradient goes the other way."""
+    """Positions of all ranks gathered, (B, T / ranks, d) → (B, T, d), or those of a rank; the gradient goes the other way.
+
+    `is_whole`: each rank has computed the whole, of which it takes its part.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: int, gathers: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, ranks: int, gathers: bool, is_whole: bool) -> Tensor:
         ctx.back = ranks, not gathers
-        return _moved(x, ranks, gathers=gathers)
+        return x.chunk(ranks, dim=1)[0].clone() if is_whole else _moved(x, ranks, gathers=gathers)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         ranks, gathers = ctx.back
-        return _moved(gradient, ranks, gathers=gathers), None, None
+        return _moved(gradient, ranks, gathers=gathers), None, None, None
 
 
 def _moved(x: Tensor, ranks: int, *, gathers: bool) -> Tensor:
     """As DTensor does it: what comes from the ranks is joined by a copy."""
     if gathers:
-        return torch.cat(COLLECTIVES.all_gather_into_tensor(x, ranks, "").chunk(ranks), dim=1)
-    return COLLECTIVES.reduce_scatter_tensor(torch.cat(x.chunk(ranks, dim=1)), "sum", ranks, "")
+        return torch.cat(COLLECTIVES.all_gather_into_tensor(x, ranks, "tensor").chunk(ranks), dim=1)
+    return COLLECTIVES.reduce_scatter_tensor(torch.cat(x.chunk(ranks, dim=1)), "sum", ranks, "tensor")

@@ -4,73 +4,70 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.micro_batch import stages_work
 from lit_llm.plan.optimizer import MuonWork
 from lit_llm.plan.pipeline_order import stages_of_rank, weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.segments import TRAFFIC
 from lit_llm.plan.weights import Weights, average_bytes, gathered_bytes, reduced_bytes, stored_bytes
 
 LATENCY_SECONDS = 10e-6
 """Latency of one message. An assumption: NCCL takes 5 to 10 microseconds over NVLink, 10 to 20 over InfiniBand."""
 
 
-@dataclass(frozen=True)
-class Links:
-    """Bandwidth within a node and between nodes, in GB/s per device and direction, and the number of devices per node."""
+def _inside(ranks: int, hardware: Hardware, stride: int) -> tuple[int, float, float]:
+    """Ranks of a group within a node, and bytes per second within and between nodes, which must be known.
 
-    node_gbps: float
-    network_gbps: float
-    devices_per_node: int
-
-
-def _inside(ranks: int, links: Links, stride: int) -> int:
-    """Ranks of a group within a node. If the distance between neighbours is a whole node, all traffic crosses the network."""
-    return max(1, min(ranks, links.devices_per_node // stride))
+    If the distance between neighbours is a whole node, all traffic crosses the network.
+    """
+    assert hardware.node_gbps is not None and hardware.network_gbps is not None
+    inside = max(1, min(ranks, hardware.devices_per_node // stride))
+    return inside, hardware.node_gbps * 1e9, hardware.network_gbps * 1e9
 
 
-def all_reduce_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
+def all_reduce_seconds(size: float, ranks: int, hardware: Hardware, *, stride: int = 1, calls: int = 1) -> float:
     """Two-level all-reduce: reduce-scatter within each node, all-reduce between nodes, all-gather within each node.
 
     Each level is a ring of n ranks: 2(n − 1)/n · size / bandwidth + 2(n − 1) · latency. For the arguments see `Collective`.
     """
-    inside = _inside(ranks, links, stride)
-    levels = ((inside, size, links.node_gbps), (-(-ranks // inside), size / inside, links.network_gbps))
-    return sum(2 * (n - 1) / n * part / (gbps * 1e9) + 2 * (n - 1) * LATENCY_SECONDS for n, part, gbps in levels)
+    inside, within, between = _inside(ranks, hardware, stride)
+    levels = ((inside, size, within), (-(-ranks // inside), size / inside, between))
+    return sum(2 * (n - 1) * (part / n / bandwidth + calls * LATENCY_SECONDS) for n, part, bandwidth in levels)
 
 
-def exchange_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
+def exchange_seconds(size: float, ranks: int, hardware: Hardware, *, stride: int = 1) -> float:
     """All-to-all in which each rank has `size` bytes, of which it keeps 1/n. What goes to other nodes crosses the network."""
-    inside = _inside(ranks, links, stride)
-    within = (inside - 1) / ranks * size / (links.node_gbps * 1e9)
-    between = (ranks - inside) / ranks * size / (links.network_gbps * 1e9)
-    return within + between + (ranks - 1) * LATENCY_SECONDS
+    inside, within, between = _inside(ranks, hardware, stride)
+    return ((inside - 1) / within + (ranks - inside) / between) * size / ranks + (ranks - 1) * LATENCY_SECONDS
 
 
 class Collective(NamedTuple):
-    """A collective of a group of ranks.
+    """Collectives of a group of ranks.
 
     Attributes:
-        kind: all_gather stands for reduce_scatter too, which sends as much; exchange: messages within a node; pass_on: messages
-            to another node.
-        size: bytes of the whole tensor; in an all_to_all, of what a rank has; of other messages, what a rank sends.
+        kind: all_gather (or reduce_scatter, which sends as much), all_reduce, all_to_all, broadcast, or pass_on: messages to
+            another node.
+        size: bytes of the whole tensors; in an all_to_all, of what a rank has; of other messages, what a rank sends.
         stride: distance between neighbouring ranks of the group.
         each: in each micro-batch, not once in a step.
         overlap: the share of a micro-batch's computation behind which it runs: 0 after it. None: computation waits for it.
+        calls: into which `size` is divided. Their latencies add up in a ring; the messages of all-to-alls overlap.
     """
 
     purpose: str
-    kind: Literal["all_gather", "all_reduce", "all_to_all", "broadcast", "exchange", "pass_on"]
+    kind: str
     size: float
     ranks: int = 2
     stride: int = 1
     each: bool = False
     overlap: float | None = None
+    calls: int = 1
 
     def sent(self, micro_batches: int) -> float:
         """Bytes that a rank sends in a step of so many micro-batches, over rings."""
@@ -78,15 +75,15 @@ class Collective(NamedTuple):
         size = self.size if parts is None else parts * (self.ranks - 1) / self.ranks * self.size
         return size * (micro_batches if self.each else 1)
 
-    def seconds(self, links: Links) -> float:
+    def seconds(self, hardware: Hardware) -> float:
         """Of one time."""
         if self.kind == "all_to_all":
-            return exchange_seconds(self.size, self.ranks, links, stride=self.stride)
+            return exchange_seconds(self.size, self.ranks, hardware, stride=self.stride)
         if self.kind in ("all_gather", "all_reduce"):
-            whole = all_reduce_seconds(self.size, self.ranks, links, stride=self.stride)
+            whole = all_reduce_seconds(self.size, self.ranks, hardware, stride=self.stride, calls=self.calls)
             return whole if self.kind == "all_reduce" else whole / 2
-        within = self.kind == "exchange" or (self.kind == "broadcast" and links.devices_per_node >= self.stride * self.ranks)
-        return self.size / ((links.node_gbps if within else links.network_gbps) * 1e9)
+        inside, within, between = _inside(self.ranks, hardware, self.stride)
+        return self.size / (within if self.kind == "broadcast" and inside == self.ranks else between)
 
 
 # -- collectives of a rank --------------------------------------------------------------------------------------------
@@ -108,13 +105,11 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
     apart = tuple(weight for weight in weights if weight.experts and settings.experts_apart)
     local = tuple(weight for weight in weights if weight not in apart)
     found: list[Collective] = []
-    if layout.expert > 1:
-        found += _of_experts(settings, rank)
+    if layout.expert > 1 or layout.context > 1 or tp > 1:
+        found += _of_blocks(settings, rank, cuda=cuda)
     if apart and (holders := settings.holders(sharing)) > 1:
         sizes = (*gathered_bytes(apart, *settings.sizes), reduced_bytes(apart))
         found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
-    if tp > 1 or layout.context > 1:
-        found += _of_split_blocks(settings, rank) + _of_convolutions(settings, rank)
     if tp > 1:  # FSDP2 sums the gradients of replicated weights when it scatters them; else their norm and the update both do
         replicated = (
             *(".ahead.weight", ".query_latent.weight", ".rotary_key.weight"),
@@ -192,111 +187,25 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
     return found
 
 
-def _layers(settings: RunSettings, rank: int) -> list[int]:
-    """The blocks of a rank of the pipeline, also those that predict ahead."""
-    return [i for stage in stages_of_rank(settings, rank) for i in stage.layers]
+def _of_blocks(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collective]:
+    """What ranks that share matrices, positions or experts send in each micro-batch, as the trace has it.
 
-
-def _forward_passes(settings: RunSettings, layers: list[int], *, attention: bool = False) -> int:
-    """How often these blocks, or only their `attention`, run forward in a micro-batch: recomputed ones send once more."""
-    from lit_llm.distributed.activation_checkpointing import recomputes  # imports torch
-
-    mode = settings.compute.activation_checkpointing
-    if mode in ("cheap", "attention"):
-        return len(layers) * (2 if attention and mode == "attention" else 1)
-    return len(layers) + sum(recomputes(mode, i) for i in layers)
-
-
-def _of_experts(settings: RunSettings, rank: int) -> list[Collective]:
-    """The rows that ranks send to each other's experts and get back, if all experts have equally many.
-
-    Each layer sends inputs and results, and backward their gradients: that of the inputs in the dtype of the residual stream. A
-    recomputed block sends once more forward. A rank keeps 1 / ranks of its rows.
+    Its tensors have no values, so all experts get equally many rows. The loss of a split vocabulary is added: it gathers three
+    fp32 numbers a token from each rank, once more for each token ahead.
     """
-    model, layout, (wide, narrow) = settings.gpt, settings.layout, settings.sizes
-    assert model.moe is not None
-    layers = [i for i in _layers(settings, rank) if model.layer(i).experts]
-    forward = _forward_passes(settings, layers)
-    rows = settings.sequences * settings.local_length // layout.tensor_parallel * model.moe.top_k
-    moved = rows * model.n_embd * (forward * 2 * narrow + len(layers) * (narrow + wide))
-    numbers = 4 * model.moe.experts * forward
-    return [Collective("rows to experts and back", "all_to_all", size, layout.expert, each=True) for size in (moved, numbers)]
-
-
-def _of_split_blocks(settings: RunSettings, rank: int) -> list[Collective]:
-    """What the blocks of a rank send in each micro-batch, because ranks share their matrices or positions.
-
-    Tensor parallelism: each layer gathers the outputs of two norms, in the parameters' dtype, and scatters two results of
-    matrix products; the backward pass does the reverse. The embedding scatters, the last norm gathers, and the loss gathers
-    three fp32 numbers a token from each rank, once more for each token ahead. Every rank has the latents of keys and values,
-    and sums their gradients, once from each of the two projections.
-
-    Positions: attention exchanges keys and values, forward and backward as much.
-
-    A recomputed block sends forward once more; with tensor parallelism up to the last product.
-    """
-    model, layout = settings.gpt, settings.layout
-    layers, (wide, narrow), found = _layers(settings, rank), settings.sizes, list[Collective]()
-    tokens, tp, context = settings.sequences * settings.local_length, layout.tensor_parallel, layout.context
-    gathers_keys = layout.context_attention == "gather"
-    if tp > 1:
-        stages = stages_of_rank(settings, rank)
-        first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-        stream, product = (float(tokens * model.n_embd * size) for size in (wide, narrow))
-        ahead = sum(stage.ahead for stage in stages)
-        sizes = [stream] * 2 * (first + last + 2 * ahead)
-        for i in layers:
-            # Experts compute the rank's own positions. Shared ones are split as an MLP is.
-            has_mlp = not model.layer(i).experts or (model.moe is not None and model.moe.shared_experts > 0)
-            sizes += [stream, product] * (4 if has_mlp else 2)
-            if _forward_passes(settings, [i]) > 1:
-                sizes += [stream, product, stream] if has_mlp else [stream, product]
-        if first and model.position == "learned":  # gradients of the positions that a batch uses
-            sizes.append(settings.local_length * model.n_embd * wide)
-        sizes += [12 * tokens * tp] * (last + ahead)
-        found += [Collective("tensor parallel", "all_gather", size, tp, each=True) for size in sizes]
-        if model.latent is not None:
-            size = 2 * tokens * (context if gathers_keys else 1) * model.latent.kv_rank * narrow * len(layers)
-            found.append(Collective("tensor parallel", "all_reduce", size, tp, each=True))
-    if context > 1:
-        head = model.widest_head / tp
-        if not gathers_keys:
-            values = tokens * 2 * (model.n_head + model.kv_heads) * head  # queries, keys and values there, the result back
-        elif model.latent is not None:
-            values = tokens * context * (model.latent.kv_rank + model.latent.rope_head_dim)
-        else:
-            values = 2 * tokens * context * model.kv_heads * head  # keys and values of the whole sequence
-        passes = len(layers) + _forward_passes(settings, layers, attention=True)
-        sent = passes * (context - 1) / context * (values * narrow)
-        found.append(Collective("keys and values between ranks of a sequence", "exchange", sent, each=True))
-    return found
-
-
-def _of_convolutions(settings: RunSettings, rank: int) -> list[Collective]:
-    """The positions before a rank's, which convolutions need: forward, backward as much, and forward again if recomputed.
-
-    Each rank sends the last n - 1 positions of its pieces (`lit_llm.models.short_convolution`): all channels of the inputs of
-    attention and MLP, which tensor-parallel ranks share by positions, and this rank's channels of queries, keys and values.
-    """
-    model, layout = settings.gpt, settings.layout
-    tp, (wide, narrow) = layout.tensor_parallel, settings.sizes
-    layers = _layers(settings, rank)
-    heads = (model.n_head + 2 * model.kv_heads) * model.resolved_head_dim // tp
-    chunks = 2 if layout.context_attention == "gather" and layout.context > 1 else 1
-    found = list[Collective]()
-    for positions, bytes_each, ranks, forward in (
-        (model.input_convolution, 2 * model.n_embd * wide, tp, _forward_passes(settings, layers)),
-        (model.qkv_convolution, heads * narrow, 1, _forward_passes(settings, layers, attention=True)),
-    ):
-        if positions is None:
-            continue
-        before = min(positions - 1, settings.local_length // chunks // ranks)
-        of_chunk = min(positions - 1, ranks * before)
-        for sharing, stride, rows in ((ranks, 1, ranks * before), (layout.context, tp, layout.context * of_chunk)):
-            size = float(settings.sequences * chunks * rows * bytes_each * (len(layers) + forward))
-            if sharing > 1:
-                found.append(Collective("earlier positions for convolutions", "all_gather", size, sharing, stride, each=True))
-    return found
+    layout, counts, found = settings.layout, stages_work(settings, rank, cuda=cuda).counts[4:], list[Collective]()
+    groups = {
+        "tensor": ("tensor parallel", layout.tensor_parallel, 1),
+        "context": ("between ranks of a sequence", layout.context, layout.tensor_parallel),
+        "expert": ("rows to experts and back", layout.expert, 1),
+    }
+    for (group, kind), size, calls in zip(TRAFFIC, counts[::2], counts[1::2], strict=True):
+        purpose, ranks, stride = groups[group]
+        if calls:
+            found.append(Collective(purpose, kind, size, ranks, stride, each=True, calls=calls))
+    tokens, tp = settings.sequences * settings.local_length, layout.tensor_parallel
+    losses = sum(stage.last + stage.ahead for stage in stages_of_rank(settings, rank)) if tp > 1 else 0
+    return [*found, *[Collective("tensor parallel", "all_gather", 12 * tokens * tp, tp, each=True)] * losses]
 
 
 def _of_stages(settings: RunSettings, rank: int, local: Weights) -> list[Collective]:
@@ -367,12 +276,11 @@ def exchange_of(settings: RunSettings, hardware: Hardware) -> Exchange | None:
         return Exchange()
     if hardware.node_gbps is None or hardware.network_gbps is None:
         return None
-    links = Links(hardware.node_gbps, hardware.network_gbps, hardware.devices_per_node)
     waiting, behind = 0.0, defaultdict[tuple[bool, float], float](float)
     times = {True: settings.accumulation, False: 1}
     for each in collectives_of_rank(settings, busiest_rank(settings, cuda=hardware.is_gpu), cuda=hardware.is_gpu):
         if each.overlap is None:
-            waiting += each.seconds(links) * times[each.each]
+            waiting += each.seconds(hardware) * times[each.each]
         else:
-            behind[each.each, each.overlap] += each.seconds(links)
+            behind[each.each, each.overlap] += each.seconds(hardware)
     return Exchange(waiting, tuple((seconds, times[every], share) for (every, share), seconds in behind.items()))

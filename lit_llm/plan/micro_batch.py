@@ -64,7 +64,7 @@ def micro_batch(step: Step) -> MicroBatch:
         from lit_llm.plan.own_trace import micro_batch_of_own  # imports torch
 
         return micro_batch_of_own(step)
-    return _of_whole_model(step) if step.pipeline is None else _of_pipeline(step, step.pipeline)
+    return _of_stages(step) if step.pipeline is None else _of_pipeline(step, step.pipeline)
 
 
 def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
@@ -74,14 +74,21 @@ def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
     return micro_batch(Step(alone, settings.sequences, cuda=cuda))
 
 
-def _of_whole_model(step: Step) -> MicroBatch:
-    passes, made, (stage,) = Passes(step), MicroBatch(), step.stages
+def stages_work(settings: RunSettings, rank: int, *, cuda: bool) -> MicroBatch:
+    """What a rank of the pipeline does in a micro-batch. Its memory is that of a step only without a pipeline."""
+    return _of_stages(Step(settings, settings.sequences, rank=rank, cuda=cuda))
+
+
+def _of_stages(step: Step) -> MicroBatch:
+    passes, made = Passes(step), MicroBatch()
     kind, held = step.gradients(passes.weights)
     made.live[ACTIVATIONS], made.live[kind] = step.ids_bytes, held
-    passes.forward_pass(made, stage)
+    for stage in step.stages:
+        passes.forward_pass(made, stage)
     if not step.gradients_exist:  # zero_grad, between forward and backward
         made.live[GRADIENTS] -= held
-    passes.backward_pass(made, stage)
+    for stage in step.stages:
+        passes.backward_pass(made, stage)
     return made
 
 
@@ -168,7 +175,7 @@ class Passes:
     """What the passes of stages do. `step.gradients_exist`: of an earlier micro-batch."""
 
     def __init__(self, step: Step) -> None:
-        self.step, settings, context = step, step.settings, step.settings.layout.context
+        self.step, settings = step, step.settings
         model, every = settings.gpt, settings.compute.activation_checkpointing
         recomputed = [isinstance(every, int) and i % every == 0 for i in range(model.n_blocks)]
         traced, kinds = representatives([(repr(model.layer(i)), recomputed[i]) for i in range(model.n_layer)])
@@ -185,22 +192,20 @@ class Passes:
         ahead = (part for i in range(model.n_layer, model.n_blocks) for part in (i, None))
         layers = [None, *traced, None, *ahead]  # of the segments, in the order of the forward pass; None: no block
 
-        def changes(segments: list[Segment], more: int) -> list[Change]:
+        def changes(segments: list[Segment]) -> list[Change]:
             found = []
             for segment, layer in zip(segments, layers, strict=True):
                 share = share_in_experts if layer is not None and model.layer(layer).experts else 1.0
-                change = Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights)
-                found.append(change if layer is None else _with_keys(change, 0 if recomputed[layer] else more, context))
+                found.append(Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights))
             blocks = found[1 : len(traced) + 1]
             return [found[0], *(blocks[i] for i in kinds), *found[len(traced) + 1 :]]
 
         forward, backward = body.passes[0], body.passes[1][::-1]
         if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
             backward[0] = [event for event in backward[0] if event[0] != LOSS_HEAD]
-        other_keys = _gathered_keys(step)
-        self.forward, self.backward, self.head = changes(forward, other_keys), changes(backward, -other_keys), _head(step, body)
+        self.forward, self.backward, self.head = changes(forward), changes(backward), _head(step, body)
         if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
-            self.inputs = changes(_body(step, traced, split=True).passes[1][::-1], 0)
+            self.inputs = changes(_body(step, traced, split=True).passes[1][::-1])
             self.head_inputs = _head(step, body, split=True)[1:]
 
     def gathered(self, stage: StageShare) -> GatheredWeights:
@@ -252,29 +257,6 @@ class Passes:
         """The blocks of a stage, also those that predict ahead, and the norms behind them that a loss follows."""
         blocks, norms = changes[1 + stage.start : 1 + stage.stop], changes[1 + stage.stop :] if stage.last else []
         return blocks + norms[1::2], [None] * (len(blocks) - stage.last) + norms[::2]
-
-
-def _gathered_keys(step: Step) -> int:
-    """Bytes of the keys and values of other ranks, and of their latents, that a block keeps for its backward pass."""
-    settings, layout = step.settings, step.settings.layout
-    recomputed = settings.compute.activation_checkpointing in ("full", "attention")
-    if layout.context == 1 or layout.context_attention != "gather" or recomputed:
-        return 0
-    model = settings.gpt
-    width = 2 * model.kv_heads // layout.tensor_parallel * model.widest_head
-    if model.latent is not None:
-        width += model.latent.kv_rank + model.latent.rope_head_dim
-    return step.sequences * settings.local_length * (layout.context - 1) * width * settings.sizes[1]
-
-
-def _with_keys(change: Change, more: int, context: int) -> Change:
-    """A block's change with gathered keys, whose attention sees `context` times the traced positions."""
-    if context == 1:
-        return change
-    (matmul, attention), end, peak = change.flops, list(change.end), list(change.peak)
-    end[ACTIVATIONS] += more
-    peak[ACTIVATIONS] += max(more, 0)
-    return replace(change, end=tuple(end), peak=tuple(peak), flops=(matmul, attention * context))
 
 
 def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:

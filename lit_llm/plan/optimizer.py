@@ -61,7 +61,7 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
     trainable = [weight for weight in weights if weight.group is not None]
     if optimizer.name == "AdamW8bit":
         return sum(w.total for w in trainable) * 2 * (1 + 4 / 256)
-    return int(sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies * w.held for w in trainable))
+    return int(sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.held for w in trainable))
 
 
 def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, layout: Layout | None = None) -> int:
@@ -74,7 +74,7 @@ def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, 
     shared, found = MuonWork.of((), layout), 0
     for weight in filter(_takes_muon, whole):
         rows = shared.experts_of_rank(weight.shape) * weight.shape[1] if weight.group == "experts" else weight.shape[0]
-        found += weight.itemsize(parameter_bytes) * rows * weight.copies
+        found += weight.itemsize(parameter_bytes) * rows
     return found
 
 
@@ -84,7 +84,7 @@ def _takes_muon(weight: Weight) -> bool:
 
 
 def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
-    """Elements of state of one copy of a weight."""
+    """Elements of state of a weight."""
     elements = math.prod(weight.shape)
     if optimizer.name == "Adafactor" and elements and len(weight.shape) > 1:
         return elements // weight.shape[-1] + elements // weight.shape[-2]
@@ -119,7 +119,7 @@ def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, 
     # One tensor at a time: its square root and quotient, while the previous tensor's quotient is still alive.
     order = ["matrix", "embedding", "vector", *groups]
     in_order = sorted(trainable, key=lambda w: order.index(str(w.group)))
-    sizes = [0, *(math.prod(w.shape) for w in in_order for _ in range(min(w.copies, 2)))]
+    sizes = [0, *(w.total for w in in_order)]
     return max((before + 2 * size for before, size in itertools.pairwise(sizes)), default=0) * parameter_bytes
 
 
@@ -153,10 +153,7 @@ class MuonWork:
         """That of weights which are not split. `layout` None: one device."""
         layout = layout or Layout()
         taken = [weight for weight in whole if _takes_muon(weight)]
-        flat = [weight for weight in taken if len(weight.shape) == 2]
-        blocks = range(max((weight.copies for weight in flat), default=0))
-        matrices = tuple(weight.shape for block in blocks for weight in flat if block < weight.copies)
-        stacks = tuple(weight.shape for weight in taken if len(weight.shape) == 3 for _ in range(weight.copies))
+        matrices, stacks = (tuple(weight.shape for weight in taken if len(weight.shape) == n) for n in (2, 3))
         return cls(matrices, stacks, *layout.owners, layout.expert, normuon)
 
     @property

@@ -28,7 +28,6 @@ from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import (
     ACTIVATIONS,
     GRADIENTS,
-    KINDS,
     LOSS_HEAD,
     Bytes,
     Change,
@@ -74,7 +73,8 @@ def flops_per_token(model: OwnModel, length: int | None) -> tuple[float, float]:
     made = micro_batch_of_own(step)
     if not made.is_known:
         return 6.0 * sum(weight.total for weight in weights_of(model)), 0.0
-    return made.matmul_flops / step.tokens, made.attention_flops / step.tokens
+    matmul, attention = made.counts[:2]
+    return matmul / step.tokens, attention / step.tokens
 
 
 def _own(step: Step) -> OwnModel:
@@ -123,7 +123,6 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
             made.live[GRADIENTS] -= held
         change = Change.of(segment, lambda gradient: (0 if exist else gradient // step.shard_gradients, 0))
         made.play(phase, change, beside[phase])
-        made.kernels += sum(kind < len(KINDS) and kind != GRADIENTS and amount > 0 for kind, amount in segment)
     return made
 
 
@@ -244,12 +243,11 @@ def _at(length: int, lengths: Sequence[int], known: Sequence[MicroBatch]) -> Mic
     def of_kinds(lives: Sequence[dict[str, int]]) -> dict[str, int]:
         return {kind: max(0, figure([live[kind] for live in lives])) for kind in lives[0]}
 
-    names = ("written", "matmul_flops", "attention_flops", "kernels")
     return MicroBatch(
         {phase: of_kinds([made.peaks[phase] for made in known]) for phase in known[0].peaks},
         timeline=[
             Operation(of[0].phase, of_kinds([each.live for each in of]), figure([each.flops for each in of]))
             for of in zip(*(made.timeline for made in known), strict=True)
         ],
-        **{name: figure([getattr(made, name) for made in known]) for name in names},  # type: ignore[arg-type]
+        counts=[figure(of) for of in zip(*(made.counts for made in known), strict=True)],
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.weights import Weights, block_count, is_tied, weights_of
+from lit_llm.plan.weights import Weights, is_tied, weights_of
 
 _OF_TORCH = {
     "FORWARD": "forward",
@@ -126,14 +125,11 @@ def weights_of_rank(settings: RunSettings, rank: int, *, whole: bool = False) ->
 
 def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights:
     """The weights of a rank's stages. An embedding that is tied, or serves to predict ahead, is also on that of the last."""
-    blocks = sum(stage.stop - stage.start for stage in stages)
+    blocks = {block for stage in stages for block in stage.layers}
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-    twice = is_tied(weights) or any(w.ahead for w in weights)
+    twice = is_tied(weights) or any(stage.ahead for stage in stages)
     held = {"token embedding": first or (last and twice), "position embedding": first}
-    of_layers = tuple(w for w in weights if w.times and not w.ahead)
-    alike = blocks != block_count(of_layers)  # of a part of the blocks, which are then of one kind
-    kept = (w for w in weights if w in of_layers or held.get(w.part, last))
-    return tuple(replace(w, times=blocks) if w in of_layers and alike else w for w in kept)
+    return tuple(w for w in weights if (held.get(w.part, last) if w.block is None else w.block in blocks))
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from lit_llm.plan.layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
 from lit_llm.plan.pipeline_order import bubble
+from lit_llm.plan.run_record import settings_values
 from lit_llm.plan.run_settings import CHECKPOINTING, Phase, RunSettings, phases
 from lit_llm.plan.speed import Options, Times, dense_peak, fitted_seconds, step_times
 from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, stored_bytes, weights_of
@@ -93,6 +94,39 @@ class Plan:
         return "assumed" if fitted_seconds(self.settings, self.hardware) is None else "fitted to published runs"
 
     @property
+    def measured(self) -> str | None:
+        """The measured speed of a run, and where it is used."""
+        return None if self.options.measured is None else self.options.measured.sentence(self.hardware)
+
+    @property
+    def flops_convention(self) -> str:
+        return compute.CUSTOM_CONVENTION if isinstance(self.settings.model, OwnModel) else compute.CONVENTION
+
+    @property
+    def flops_per_run(self) -> float:
+        return self.flops.total * self.settings.tokens
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes over the data; of a mixture see its phases."""
+        data = self.settings.data
+        return self.settings.tokens / data.train_tokens if data.train_tokens and not data.phases else None
+
+    @property
+    def chinchilla_multiple(self) -> float:
+        return compute.chinchilla_multiple(self.active_parameters, self.settings.tokens)
+
+    @property
+    def chinchilla_loss(self) -> float | None:
+        """Nats per token."""
+        return compute.chinchilla_loss(self.active_parameters, self.settings.tokens) if self.settings.tokens else None
+
+    @property
+    def pipeline_bubble(self) -> float:
+        """Fraction of a step in which a rank waits."""
+        return bubble(self.settings.layout.pipeline, self.settings.accumulation)
+
+    @property
     def efficiency(self) -> float | None:
         """Scaling efficiency: compute time over step time."""
         return self.times.compute / self.times.step if self.times.compute and self.times.step else None
@@ -144,6 +178,14 @@ class Plan:
     def best_interval_seconds(self) -> float:
         """Between two checkpoints."""
         return compute.young_interval_seconds(self.save_seconds, self.mtbf_seconds)
+
+    def lost(self, interval_seconds: float) -> float:
+        """Fraction of time lost to saving and failures, with so many seconds between two checkpoints."""
+        return compute.overhead_fraction(self.save_seconds, interval_seconds, self.mtbf_seconds)
+
+    @property
+    def lost_fraction(self) -> float:
+        return self.lost(self.best_interval_seconds)
 
     @property
     def validation_seconds(self) -> float | None:
@@ -285,111 +327,25 @@ def _meshes(layout: Layout, hardware: Hardware) -> Iterator[tuple[str, Layout]]:
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """All figures of a plan as nested dicts of numbers, strings and None."""
-    settings, times, memory = plan.settings, plan.times, plan.memory
-    data, layout, interval = settings.data, settings.layout, plan.best_interval_seconds
+    """All figures of a plan under the names that they have in `Plan` and its parts, as numbers, strings and None."""
+    settings, layout, memory = plan.settings, plan.settings.layout, plan.memory
+    counted = ("sequences", "accumulation", "sequence_length", "tokens_per_step", "tokens", "sizes")
+    figures = [name for name, value in vars(Plan).items() if isinstance(value, property) and not name.startswith("_")]
     return {
-        "parameters": {
-            "total": plan.parameters,
-            "by_part": plan.parts,
-            "trained": plan.trained_parameters,
-            "active": plan.active_parameters,
+        **{name: getattr(plan, name) for name in ("parts", "fits", "largest_micro_batch", "peak_tflops", *figures)},
+        "next_steps": [{"flag": flag, "saves_bytes": saved} for flag, saved in plan.next_steps],
+        "phases": [asdict(phase) for phase in plan.phases],
+        "settings": {
+            **settings_values(settings),
+            **{name: getattr(settings, name) for name in counted},
+            "data": asdict(settings.data),
+            "layout": asdict(layout) | {"devices": layout.devices, "pipeline": layout.pipeline._asdict()},
         },
-        "notes": list(plan.memory.notes),
-        "batch": {
-            "global_sequences": settings.global_batch,
-            "micro_sequences": settings.sequences,
-            "accumulation": settings.accumulation,
-            "block_size": settings.sequence_length,
-            "tokens_per_step": settings.tokens_per_step,
-            "steps": settings.steps,
-            "tokens": settings.tokens,
-            "ramp": [{"steps_before": first, "global_sequences": size} for first, size in settings.ramp],
+        "hardware": plan.hardware.name,
+        "memory": {
+            name: getattr(memory, name) for name in ("parts", "total", "needed", "reserved", "moment", "is_known", "notes")
         },
-        "data": {
-            "train_tokens": data.train_tokens,
-            "val_tokens": data.val_tokens,
-            "origin": data.origin,
-            "packed_sequences": data.sequences,
-            "epochs": settings.tokens / data.train_tokens if data.train_tokens and not data.phases else None,
-            "phases": [asdict(phase) for phase in data.phases],
-        },
-        "precision": {
-            "name": settings.precision,
-            "weight_bytes": settings.sizes[0],
-            "compute_bytes": settings.sizes[1],
-        },
-        "layout": {
-            "strategy": layout.strategy,
-            "devices": layout.devices,
-            **{name: getattr(layout, name) for name in ("replicate", "shard", "context", "tensor_parallel")},
-            "pipeline": layout.pipeline.ranks,
-            "expert": layout.expert,
-            "keeps_whole_weights": layout.kept.weights,
-            "keeps_whole_gradients": layout.kept.gradients,
-            "schedule": layout.pipeline.schedule if layout.pipeline.ranks > 1 else None,
-        },
-        "optimizer": {
-            "name": settings.optimizer.name,
-            "state_bytes": int(plan.state_bytes),
-        },
-        "memory_per_rank": {
-            "bytes_by_part": memory.parts,
-            "total_bytes": memory.total,
-            "reserved_bytes": memory.reserved,
-            "moment": memory.moment,
-            "activations_known": memory.is_known,
-            "capacity_bytes": plan.capacity_bytes,
-            "fits": plan.fits,
-            "largest_micro_batch": plan.largest_micro_batch,
-            "next": [{"switch": flag, "saves_bytes": saved} for flag, saved in plan.next_steps],
-        },
-        "compute": {
-            "convention": compute.CUSTOM_CONVENTION if isinstance(settings.model, OwnModel) else compute.CONVENTION,
-            "flops_per_token": plan.flops.total,
-            **{f"flops_per_token_{name}": flops for name, flops in asdict(plan.flops).items()},
-            "flops_per_step": plan.flops.total * settings.tokens_per_step,
-            "flops_per_run": plan.flops.total * settings.tokens,
-            "peak_tflops": plan.peak_tflops,
-            "mfu": plan.mfu,
-            "mfu_origin": plan.mfu_origin,
-            "from_run": None if plan.options.measured is None else plan.options.measured.sentence(plan.hardware),
-        },
-        "time": {
-            **{f"{name}_seconds": getattr(times, name) for name in ("step", "compute", "memory", "communication")},
-            "exposed_communication_seconds": times.exposed,
-            "data_seconds": times.data,
-            "limit": times.limit,
-            "tokens_per_second": plan.tokens_per_second,
-            "run_seconds": plan.run_seconds,
-            "device_hours": plan.device_hours,
-            "scaling_efficiency": plan.efficiency,
-            "pipeline_bubble": bubble(layout.pipeline, settings.accumulation),
-            "usd": plan.usd,
-        },
-        "communication": {"bytes_per_rank_and_step": communicated_bytes(settings, cuda=plan.hardware.is_gpu)},
-        "loss": {
-            "chinchilla_multiple": compute.chinchilla_multiple(plan.active_parameters, settings.tokens),
-            "chinchilla_fit_nats": compute.chinchilla_loss(plan.active_parameters, settings.tokens)
-            if settings.tokens > 0
-            else None,
-        },
-        "checkpoint": {
-            "bytes": plan.checkpoint_bytes,
-            "copy_bytes_per_machine": plan.copy_bytes,
-            "save_seconds": plan.save_seconds,
-            "mtbf_hours": plan.mtbf_seconds / 3600,
-            "young_interval_seconds": interval,
-            "overhead_fraction": compute.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds),
-            "every_n_steps": settings.save_every,
-        },
-        "validation": {
-            "every_n_steps": settings.validate_every,
-            "passes": plan.validations,
-            "seconds_each": plan.validation_seconds,
-        },
-        "schedule": {
-            "kind": settings.schedule.kind,
-            "phases": [asdict(phase) for phase in plan.phases],
-        },
+        "flops_per_token": asdict(plan.flops) | {"total": plan.flops.total},
+        "times": asdict(plan.times) | {"limit": plan.times.limit},
+        "communication": communicated_bytes(settings, cuda=plan.hardware.is_gpu),
     }

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from lit_llm.core._torch import (
     CAST,
+    COLLECTIVES,
     CPU_ATTENTION,
     CPU_ATTENTION_BACKWARD,
     CPU_LSTM,
@@ -35,7 +36,7 @@ from lit_llm.core._torch import (
     written_arguments,
 )
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
-from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, MATMUL, WEIGHT_COPIES, Change, Event
+from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, KERNELS, MATMUL, TRAFFIC, WEIGHT_COPIES, Change, Event
 
 aten = torch.ops.aten
 
@@ -77,6 +78,12 @@ FLOPS: dict[Any, Any] = {  # of operators that torch's counter does not know; fu
     aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
     CPU_LSTM: _lstm_flop,
     CPU_LSTM_BACKWARD: lambda *args, **__: 2 * _lstm_flop(*args),
+}
+_COLLECTIVES = {  # a reduce-scatter sends as much as an all-gather
+    COLLECTIVES.all_gather_into_tensor: "all_gather",
+    COLLECTIVES.reduce_scatter_tensor: "all_gather",
+    COLLECTIVES.all_reduce: "all_reduce",
+    COLLECTIVES.all_to_all_single: "all_to_all",
 }
 _OF_VALUES = (LOCAL_SCALAR, aten.item)
 """What depends on values."""
@@ -293,6 +300,10 @@ class Recorder(DispatchMode):
             result = known.again() if known.tensors else operator(*on_meta, **options)
         if known.flops:
             self.add(ATTENTION if "attention" in packet.__name__ else MATMUL, known.flops)
+        if packet in _COLLECTIVES:  # the group's name is the last argument
+            kind = KERNELS + 1 + 2 * TRAFFIC.index((args[-1], _COLLECTIVES[packet]))
+            self.add(kind, max(on_meta[0].nbytes, result.nbytes))
+            self.add(kind + 1, 1)
         kind = self.kind
         if packet is CAST and id(args[0].meta.untyped_storage()) in self.weights:
             kind = WEIGHT_COPIES

@@ -12,13 +12,14 @@ from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import sharded_dimension
-from lit_llm.distributed.layout_problems import expert_problems, pipeline_problems
+from lit_llm.distributed.layout_problems import model_problems
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.weights import OwnModel, PlannedModel, Weight, Weights, weights_of
 
 if TYPE_CHECKING:
+    from lit_llm.data.mixture_order import PhaseDraws
     from lit_llm.models.lora import LoRAConfig
 
 BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matrix product
@@ -38,36 +39,6 @@ Stages = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class PlannedSource:
-    """A source in a phase; `epochs_by_its_end`: passes over it from the start of the run to the end of the phase."""
-
-    name: str
-    sequences: int
-    tokens: int
-    epochs_by_its_end: float
-    max_epochs: float | None
-
-
-@dataclass(frozen=True)
-class PlannedPhase:
-    """A phase with constant weights.
-
-    Attributes:
-        end_sequence: sequences of the run at its end.
-        period: sequences after which the shares are exact, again and again.
-        largest_deviation: sequences that a source can be away from its share in between.
-    """
-
-    end_sequence: int
-    period: int
-    largest_deviation: float
-    sources: tuple[PlannedSource, ...]
-
-
-Phases = tuple[PlannedPhase, ...]
-
-
-@dataclass(frozen=True)
 class DataFacts:
     """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
 
@@ -79,7 +50,7 @@ class DataFacts:
     val_tokens: int | None = None
     origin: str = "unknown"
     bytes_per_token: int = 2
-    phases: Phases = ()
+    phases: tuple[PhaseDraws, ...] = ()
     sequences: int | None = None
     packing: str = ""
 
@@ -298,12 +269,22 @@ class RunSettings:
             UserError: a custom model cannot be built.
         """
         layout, pipeline, length = self.layout, self.layout.pipeline, self.sequence_length
-        found = _problems_of_own(self, self.model) if isinstance(self.model, OwnModel) else _split_problems(self.model, layout)
-        if pipeline.ranks > 1:
-            gpt, own = (None, self.model.architecture) if isinstance(self.model, OwnModel) else (self.model, None)
-            reshards = not layout.kept.weights and layout.sizes.data_parallel * layout.context > 1
-            found += pipeline.problems()
-            found += pipeline_problems(pipeline, layout.sizes, gpt, own, None, self.precision, self.chunk_size, reshards)
+        gpt, own = (None, self.model) if isinstance(self.model, OwnModel) else (self.model, None)
+        found = pipeline.problems() if pipeline.ranks > 1 else []
+        found += model_problems(
+            gpt,
+            None if own is None else own.architecture,
+            layout.sizes,
+            pipeline,
+            layout.context_attention,
+            layout.expert,
+            self.compute,
+            self.precision,
+            self.chunk_size,
+            reshards=not layout.kept.weights and layout.sizes.data_parallel * layout.context > 1,
+        )
+        if own is not None:
+            found += _problems_of_own(self, own)
         batches: dict[int, int | None] = {size * length: length for _, size in self.ramp} or {self.global_batch: None}
         shared = (
             batch_problem(size, self.micro_batch, layout.data_parallel, pipeline, length=unit) for size, unit in batches.items()
@@ -315,25 +296,9 @@ def _problems_of_own(run: RunSettings, model: OwnModel) -> list[str]:
     """Why a run cannot train a user's module."""
     from lit_llm.models import custom  # imports torch
 
-    path = model.architecture.class_path
-    found = custom.architecture_layout_problems(path, run.layout.tensor_parallel, run.layout.context)
-    found += model.architecture.problems(GPTConfig(), run.chunk_size, run.compute)
-    if run.compute.activation_checkpointing != "none" and not any(weight.times for weight in weights_of(model)):
-        found.append(custom.blocks_problem(path, ["compute.activation_checkpointing"]))
-    return found
-
-
-def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
-    """What ranks cannot split of a model."""
-    found = expert_problems(model, layout.sizes, layout.expert, compiled=False)
-    if layout.tensor_parallel > 1:
-        from lit_llm.distributed.tensor_parallel import tensor_parallel_problem  # imports torch
-
-        found += filter(None, [tensor_parallel_problem(model, layout.tensor_parallel)])
-    if layout.context > 1:
-        from lit_llm.distributed.context_parallel import context_problems  # imports torch
-
-        found += context_problems(model, layout.sizes, layout.context_attention)
+    found = model.architecture.problems(GPTConfig(), run.chunk_size, run.compute)
+    if run.compute.activation_checkpointing != "none" and all(weight.block is None for weight in weights_of(model)):
+        found.append(custom.blocks_problem(model.architecture.class_path, ["compute.activation_checkpointing"]))
     return found
 
 

@@ -22,8 +22,14 @@ from lit_llm.plan.weights import (
 )
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
-ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION = range(7)
-"""Kinds of events: bytes of `KINDS`, and FLOPs. GRADIENTS are those that a parameter receives. BUFFERS are not traced."""
+ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION, WRITTEN, KERNELS = range(9)
+"""Kinds of events: bytes of `KINDS`, and FLOPs. GRADIENTS are those that a parameter receives. BUFFERS are not traced. WRITTEN
+and KERNELS follow from allocations: their bytes and their number."""
+TRAFFIC = tuple(
+    (group, kind) for group in ("tensor", "context", "expert") for kind in ("all_gather", "all_reduce", "all_to_all")
+)
+"""Further kinds of events, two for each group of ranks and kind of collective: bytes of the whole tensor, and calls."""
+N_COUNTS = 4 + 2 * len(TRAFFIC)
 
 Event = tuple[int, int]
 """(kind, amount). Allocations are positive, releases negative."""
@@ -42,12 +48,11 @@ def extended(first: Sequence[Segment], second: Sequence[Segment], times: float) 
 
 @dataclass(frozen=True)
 class Change:
-    """What a segment does: live bytes by kind at its end and at its peak, relative to its begin; bytes written; FLOPs."""
+    """What a segment does: live bytes by kind at its end and at its peak, relative to its begin; sums of the further kinds."""
 
     end: tuple[int, ...]
     peak: tuple[int, ...]
-    written: int
-    flops: tuple[int, int]
+    counts: tuple[int, ...]
 
     @classmethod
     def of(cls, segment: Segment, split_gradient: Callable[[int], tuple[int, int]], *, narrow_weights: bool = False) -> Change:
@@ -58,11 +63,11 @@ class Change:
                 reduced.
             narrow_weights: no copies of weights are made.
         """
-        live, total, most, written, flops = [0] * len(KINDS), 0, 0, 0, [0, 0]
+        live, total, most, counts = [0] * len(KINDS), 0, 0, [0] * N_COUNTS
         peak = tuple(live)
         for kind, amount in segment:
             if kind >= len(KINDS):
-                flops[kind - len(KINDS)] += amount
+                counts[kind - len(KINDS)] += amount
                 continue
             if narrow_weights and kind == WEIGHT_COPIES:
                 continue
@@ -71,19 +76,20 @@ class Change:
                 live[BUFFERS] += passing
                 total += passing
             elif amount > 0:
-                written += amount
+                counts[WRITTEN - len(KINDS)] += amount
+                counts[KERNELS - len(KINDS)] += 1
             live[kind] += amount
             total += amount
             if total > most:
                 most, peak = total, tuple(live)
-        return cls(tuple(live), peak, written, (flops[0], flops[1]))
+        return cls(tuple(live), peak, tuple(counts))
 
 
 def combined(*terms: tuple[float, Change]) -> Change:
     """The sum of changes, each times a factor."""
-    rows = [[factor * number for number in (*c.end, *c.peak, c.written, *c.flops)] for factor, c in terms]
-    n, (*sizes, written, matmul, attention) = len(KINDS), [round(sum(column)) for column in zip(*rows, strict=True)]
-    return Change(tuple(sizes[:n]), tuple(sizes[n:]), written, (matmul, attention))
+    rows = [[factor * number for number in (*c.end, *c.peak, *c.counts)] for factor, c in terms]
+    n, sums = len(KINDS), [round(sum(column)) for column in zip(*rows, strict=True)]
+    return Change(tuple(sums[:n]), tuple(sums[n : 2 * n]), tuple(sums[2 * n :]))
 
 
 class Bytes(NamedTuple):
@@ -113,36 +119,34 @@ class MicroBatch:
             backward of the last norm; "backward".
         on_other_streams: part of each peak that a GPU allocates on streams that gather and reduce.
         live: bytes by kind, now.
-        written: all bytes that operations allocate, which is the write traffic to memory.
-        matmul_flops, attention_flops: that kernels execute, as torch's FlopCounterMode counts them.
+        counts: FLOPs of matrix products and of attention that kernels execute, as torch's FlopCounterMode counts them; bytes
+            that operations allocate, which is the write traffic to memory; kernels that do so; TRAFFIC.
         timeline: of each change.
         notes: what is unknown or assumed, one sentence each.
         is_known: False: a user's module cannot be traced, so there are only gradients.
-        kernels: that write new memory, in a user's module; 0 for a GPT.
     """
 
     peaks: dict[str, dict[str, int]] = field(default_factory=dict)
     on_other_streams: dict[str, int] = field(default_factory=dict)
     live: list[int] = field(default_factory=lambda: [0] * len(KINDS))
-    written: int = 0
-    matmul_flops: int = 0
-    attention_flops: int = 0
+    counts: list[int] = field(default_factory=lambda: [0] * N_COUNTS)
     timeline: list[Operation] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     is_known: bool = True
-    kernels: int = 0
 
     @property
     def flops(self) -> int:
-        return self.matmul_flops + self.attention_flops
+        return sum(self.counts[:2])
+
+    @property
+    def written(self) -> int:
+        return self.counts[WRITTEN - len(KINDS)]
 
     def play(self, phase: str, change: Change, held: Bytes) -> None:
         """Beside what FSDP2 has `held`."""
-        self.compare(phase, added(self.live, change.peak), held, sum(change.flops))
+        self.compare(phase, added(self.live, change.peak), held, sum(change.counts[:2]))
         self.live = added(self.live, change.end)
-        self.written += change.written
-        self.matmul_flops += change.flops[0]
-        self.attention_flops += change.flops[1]
+        self.counts = added(self.counts, change.counts)
 
     def compare(self, phase: str, live: Sequence[int], held: Bytes, flops: int = 0) -> None:
         """Note a moment, and keep it if it is the phase's peak."""
@@ -154,7 +158,7 @@ class MicroBatch:
 
 
 def added(one: Sequence[int], other: Sequence[int], sign: int = 1) -> list[int]:
-    """Live bytes by kind and others, or without them."""
+    """Numbers by kind and others, or without them."""
     return [a + sign * b for a, b in zip(one, other, strict=True)]
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 UNFITTED_MFU = 0.4
 """MFU of what no run of the file covers: processors, and GPUs of unknown memory bandwidth."""
-KERNELS_PER_BLOCK = 150
-"""Kernels of a block, forward and backward, when it is not compiled; a third of them when it is. An assumption."""
 LAUNCH_SECONDS = 5e-6
 """Time in which a processor starts a kernel. An assumption."""
 SAVE_GBPS = 0.65
@@ -57,7 +55,7 @@ class Work:
         logits: numbers that the loss reads.
         optimizer: bytes of weights, gradients and state that clipping and the update read and write.
         muon: FLOPs of Muon's products.
-        kernels: that are started.
+        kernels: that are started: by compiled blocks a third of those of eager ones, which is an assumption.
     """
 
     body: float
@@ -83,25 +81,25 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     weights = settings.weights
     (in_head, head_narrowness), (_, narrowness) = (_matrices(weights, head=head) for head in (True, False))
     heads = 1 if isinstance(model, OwnModel) else 1 + model.predict_ahead  # logits of a token
-    head_flops = min(6.0 * tokens * in_head * heads, made.matmul_flops)
+    matmul, attention, written, kernels, *_ = made.counts
+    head_flops = min(6.0 * tokens * in_head * heads, matmul)
+    by_chunks = layout.context > 1 and layout.context_attention == "gather"  # then a mask hides little of what is computed
     iterations = 0.0
     if settings.optimizer.is_muon:
         work = MuonWork.of(weights_of(model, settings.lora), layout)
         iterations = work.flops(settings.optimizer.newton_schulz_bytes(cuda=cuda)) / layout.pipeline.ranks
-    blocks = 0 if isinstance(model, OwnModel) else model.n_blocks
-    kernels = made.kernels or blocks * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
     return Work(
-        (made.matmul_flops - head_flops) * micro_batches,
+        (matmul - head_flops) * micro_batches,
         narrowness,
         head_flops * micro_batches,
         head_narrowness,
-        made.attention_flops * micro_batches,
-        flops.attention_causal / flops.attention if flops.attention else 1.0,
-        made.written * micro_batches,
+        attention * micro_batches,
+        flops.attention_causal / flops.attention if flops.attention and not by_chunks else 1.0,
+        written * micro_batches,
         tokens * heads * model.padded_vocab_size * micro_batches,
         update_bytes(settings),
         iterations,
-        kernels * micro_batches,
+        kernels * micro_batches / (3 if _is_compiled(settings) else 1),
     )
 
 

@@ -25,6 +25,7 @@ from lit_llm.core._torch import gradients_of_inputs, put_tensor
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
+from lit_llm.models.sequence_shard import SequenceShard
 from lit_llm.plan.built_model import build_gpt, local_config, share_experts, split_positions, with_layers
 from lit_llm.plan.kernels import CudaKernels, keep_as_compiled
 from lit_llm.plan.recorder import Recorder, Sized, sized
@@ -98,6 +99,8 @@ def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Bod
             keep_as_compiled(block, recorder, inputs=checkpointing != "cheap")
     if tensor_parallel > 1:
         split_positions(model, tensor_parallel)
+    if settings.layout.context > 1:
+        model.sequence_shard = SequenceShard("context", settings.layout.context, 0, settings.layout.context_attention)
     without_data(model, dtypes(step)[0], recorder)
     ids, targets = batch_without_data(step, recorder)
     received: list[Tensor] = []
@@ -174,7 +177,7 @@ def trace_head(
 
 def batch_without_data(step: Step, recorder: Recorder) -> tuple[Tensor, Tensor]:
     """Ids and targets of a micro-batch, which are not counted."""
-    ids, targets = (sized(step.sequences, step.traced_length, dtype=torch.int64) for _ in range(2))
+    ids, targets = (sized(step.sequences, step.settings.sequence_length, dtype=torch.int64) for _ in range(2))
     recorder.exclude((ids, targets))
     return ids, targets
 

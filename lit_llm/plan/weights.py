@@ -1,7 +1,4 @@
-"""The weights of a model, counted by part and by group of the optimizer, and the bytes that many of them take.
-
-They are those of the built model, of which one block of each kind, with and without experts, is built without memory.
-"""
+"""The weights of a model, built without memory: by part, by group of the optimizer, and the bytes that many of them take."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from lit_llm.models.config import GPTConfig
@@ -74,19 +71,17 @@ def planned_model(model: GPTConfig, architecture: Architecture | None) -> Planne
     return model if architecture is None else OwnModel(architecture, model.block_size, model.vocab_size, model.eos_id)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Weight:
-    """A parameter.
+    """A parameter. Hashed by identity, so that sums over many are kept.
 
     Attributes:
         part: one of PARTS; of a user's model, a child of the module.
         group: the optimizer's (`lit_llm.optim.parameter_groups`). None: frozen.
-        block: the number of the block, of those that were built, that has it. None: outside of the blocks.
-        times: number of blocks that have it; 0 outside of the blocks, where it exists once.
+        block: the number of the block that has it; those that predict ahead follow the layers. None: outside of the blocks.
         own_bytes: of an element in fp32 precision, where the model itself chooses the type.
         experts: of a stack of matrices: their number in the whole model. 0: another weight.
         held: where a rank has 1 / n of the elements of other weights, it has held / n of these (`RunSettings.weights`).
-        ahead: of a block that predicts ahead.
     """
 
     name: str
@@ -94,24 +89,18 @@ class Weight:
     part: str
     group: str | None
     block: int | None = None
-    times: int = 0
     own_bytes: int = 4
     experts: int = 0
     held: float = 1.0
-    ahead: bool = False
 
-    @property
-    def copies(self) -> int:
-        return self.times or 1
-
-    @property
+    @functools.cached_property
     def total(self) -> int:
-        """Elements of all copies."""
-        return math.prod(self.shape) * self.copies
+        """Elements."""
+        return math.prod(self.shape)
 
-    @property
+    @functools.cached_property
     def split(self) -> float:
-        """Elements of all copies, before they are divided by the ranks that share other weights."""
+        """Elements, before they are divided by the ranks that share other weights."""
         return self.total * self.held
 
     def itemsize(self, parameter_bytes: int) -> int:
@@ -133,33 +122,27 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
         expert: ranks that share the experts of a layer.
     """
     from lit_llm.optim import parameter_groups
-    from lit_llm.plan.built_model import build_gpt, build_own, local_config, with_layers
+    from lit_llm.plan.built_model import build_gpt, build_own, local_config
 
+    built: GPT | CustomModel
     if isinstance(model, OwnModel):
-        built: GPT | CustomModel = build_own(model.architecture, model.vocab_size)
-        times, first_ahead = Counter[int](), math.inf
+        built = build_own(model.architecture, model.vocab_size)
     else:
-        have_experts = [model.layer(i).experts for i in range(model.n_layer)]
-        kinds = list(dict.fromkeys(have_experts))
-        times, first_ahead = Counter({i: have_experts.count(kind) for i, kind in enumerate(kinds)}), len(kinds)
-        built = build_gpt(with_layers(local_config(model, ranks), [have_experts.index(kind) for kind in kinds]), lora)
+        built = build_gpt(local_config(model, ranks), lora)
     alike = {"projection": "matrix", "head": "embedding"}  # they differ in their rates only
     groups = {id(p): alike.get(name := str(group["name"]), name) for group in parameter_groups(built) for p in group["params"]}
     stacked = {p for m in built.modules() if getattr(m, "is_stacked", False) for p in m.parameters(recurse=False)}
 
     def weight(name: str, p: Tensor) -> Weight:
-        found = re.match(r"(?:network\.)?blocks\.(\d+)", name)
-        block = None if found is None else int(found[1])
+        block = re.match(r"(?:network\.)?blocks\.(\d+)", name)
         return Weight(
             name,
             (len(p) // expert, *p.shape[1:]) if p in stacked else tuple(p.shape),
             ".".join(name.split(".")[:2]) if isinstance(model, OwnModel) else _part(name, p.ndim),
             groups.get(id(p)),
-            block,
-            0 if block is None else times[block] or 1,
+            None if block is None else int(block[1]),
             p.element_size(),
             len(p) if p in stacked else 0,
-            ahead=block is not None and block >= first_ahead,
         )
 
     return tuple(weight(name, p) for name, p in built.named_parameters())
@@ -210,7 +193,10 @@ def total_parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> int
 
 # -- bytes of many weights --------------------------------------------------------------------------------------------
 
+kept_sum = functools.lru_cache(maxsize=4 * _MOST_RESULTS)
 
+
+@kept_sum
 def stored_bytes(weights: Weights, parameter_bytes: int, *, trainable: bool = False) -> int:
     """Bytes of the weights, or of those that get gradients and optimizer state, before ranks share them."""
     return int(sum(w.split * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable))
@@ -221,6 +207,7 @@ def average_bytes(weights: Weights) -> int:
     return int(sum(4 * w.split for w in weights if w.group is not None))
 
 
+@kept_sum
 def reduced_bytes(weights: Weights) -> int:
     """Bytes of the whole gradients as FSDP2 reduces them: in fp32, too."""
     return sum(4 * w.total for w in weights if w.group is not None)
@@ -236,6 +223,7 @@ def is_tied(weights: Weights) -> bool:
     return not any(weight.part == "output head" for weight in weights)
 
 
+@kept_sum
 def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -> tuple[int, int]:
     """Bytes of the blocks' weights, and of all others, as FSDP2 gathers them: linear layers in the compute dtype."""
 
@@ -244,10 +232,11 @@ def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -
         linear = weight.part in ("attention", "mlp", "experts", "biases", "adapters", "output head")
         return weight.total * (min(own, compute_bytes) if linear else own)
 
-    blocks, others = (sum(size(w) for w in weights if bool(w.times) == within) for within in (True, False))
+    blocks, others = (sum(size(w) for w in weights if (w.block is not None) == within) for within in (True, False))
     return blocks, others
 
 
+@kept_sum
 def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, Weights, int]:
     """What FSDP2 gathers at a time: the largest block, the root (last norm and head), the embedding; and the number of blocks.
 
@@ -256,13 +245,8 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
     blocks: dict[int, list[Weight]] = {}
     for weight in weights:
         if weight.block is not None:
-            blocks.setdefault(weight.block, []).append(replace(weight, times=1))
+            blocks.setdefault(weight.block, []).append(weight)
     largest = max(map(tuple, blocks.values()), key=lambda each: stored_bytes(each, 4), default=())
     embedding = () if tied else tuple(weight for weight in weights if weight.part == "token embedding")
     root = tuple(weight for weight in weights if weight.block is None and weight not in embedding)
-    return largest, root, embedding, max(1, block_count(weights))
-
-
-def block_count(weights: Weights) -> int:
-    """Blocks that have these weights: those of each kind, by the number of the one that was built."""
-    return sum({w.block: w.times for w in weights if w.times}.values())
+    return largest, root, embedding, max(1, len(blocks))

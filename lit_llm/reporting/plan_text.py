@@ -16,14 +16,15 @@ from lit_llm.core.number_text import count, duration, money_range, percent, size
 from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.memory import CONTEXT_GB, usable_bytes
-from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.plan import Plan
-from lit_llm.plan.run_settings import Phases, steps_for
+from lit_llm.plan.run_settings import steps_for
 from lit_llm.plan.sweep import Variant
 from lit_llm.plan.weights import OwnModel
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from lit_llm.data.mixture_order import PhaseDraws
 
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -208,12 +209,13 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     rate = settings.schedule.rate
     drawn = f": {parts}  {sparkline(rate, settings.steps)}" if rate else ""
     rows.append(("schedule", f"{settings.schedule.kind}{drawn}"))
-    multiple = compute.chinchilla_multiple(plan.active_parameters, settings.tokens)
-    scale = f"{settings.tokens / plan.active_parameters:.3g} tokens per parameter, {multiple:.3g} x Chinchilla's 20"
+    scale = (
+        f"{settings.tokens / plan.active_parameters:.3g} tokens per parameter, {plan.chinchilla_multiple:.3g} x Chinchilla's 20"
+    )
     if plan.active_parameters >= 4e7 and settings.tokens >= 1e9:  # below that, the fit is an extrapolation
-        fitted = compute.chinchilla_loss(plan.active_parameters, settings.tokens)
         scale += (
-            f"; its fit predicts {fitted:.2f} nats (on its own text, vocabulary 32,000, one epoch: compare differences only)"
+            f"; its fit predicts {plan.chinchilla_loss:.2f} nats (on its own text, vocabulary 32,000, one epoch: compare "
+            "differences only)"
         )
     rows.append(("scale", scale))
     return rows
@@ -233,10 +235,8 @@ def _data(plan: Plan) -> str:
         if many := _repeated(data.phases):
             often = f": {', '.join(many)}{_REPEATED}"
         return f"{tokens}, a mixture{often}"
-    epochs = plan.settings.tokens / data.train_tokens
-    if epochs > _MANY_EPOCHS:
-        often = _REPEATED
-    return f"{tokens}: {epochs:.3g} epochs{often}"
+    assert plan.epochs is not None
+    return f"{tokens}: {plan.epochs:.3g} epochs{_REPEATED if plan.epochs > _MANY_EPOCHS else ''}"
 
 
 def _mixture(plan: Plan) -> list[tuple[str, ...]]:
@@ -245,22 +245,24 @@ def _mixture(plan: Plan) -> list[tuple[str, ...]]:
     total = settings.tokens // settings.sequence_length
     found: list[tuple[str, ...]] = []
     for phase in settings.data.phases:
-        sequences = sum(source.sequences for source in phase.sources)
-        end = f"to step {steps_for(settings.stages, phase.end_sequence):,} ({100 * phase.end_sequence / total:.3g} %)"
-        for i, source in enumerate(phase.sources):
-            share = f"{100 * source.sequences / sequences:.3g} %"
-            cap = "" if source.max_epochs is None else f"{source.max_epochs:g}"
-            found.append(("" if i else end, source.name, share, f"{source.tokens:,}", f"{source.epochs_by_its_end:.3g}", cap))
+        samples = sum(source.samples for source in phase.sources.values())
+        end = f"to step {steps_for(settings.stages, phase.end):,} ({100 * phase.end / total:.3g} %)"
+        for name, source in phase.sources.items():
+            if source.samples:
+                share = f"{100 * source.samples / samples:.3g} %"
+                cap = "" if source.max_epochs is None else f"{source.max_epochs:g}"
+                found.append((end, name, share, f"{source.tokens:,}", f"{source.epochs:.3g}", cap))
+                end = ""
     return found
 
 
-def _repeated(phases: Phases) -> list[str]:
+def _repeated(phases: Sequence[PhaseDraws]) -> list[str]:
     """Such as "code 7.2 epochs", for each source that the run reads more often than repetition helps."""
-    last = {source.name: source.epochs_by_its_end for phase in phases for source in phase.sources}
-    return [f"{name} {epochs:.3g} epochs" for name, epochs in last.items() if epochs > _MANY_EPOCHS]
+    last = phases[-1].sources.items()
+    return [f"{name} {source.epochs:.3g} epochs" for name, source in last if source.epochs > _MANY_EPOCHS]
 
 
-def _uneven(phases: Phases, global_batch: int) -> str:
+def _uneven(phases: Sequence[PhaseDraws], global_batch: int) -> str:
     """A sentence for the phase whose shares can be furthest off, if that is more than a step of ``global_batch`` sequences."""
     worst = max(phases, key=lambda phase: phase.largest_deviation, default=None)
     if worst is None or worst.largest_deviation <= global_batch:
@@ -310,11 +312,11 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
         )
     rows = [
         ("FLOPs per token", per_token),
-        ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} per step, {flops.total * settings.tokens:.4g} in total"),
+        ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} per step, {plan.flops_per_run:.4g} in total"),
     ]
     measured = plan.options.measured
-    if measured is not None:
-        rows.append(("measured", measured.sentence(plan.hardware)))
+    if plan.measured is not None:
+        rows.append(("measured", plan.measured))
     if times.step is None:
         return rows
     again = f", {times.recomputation:.2f} x for recomputation" if times.recomputation > 1.001 else ""
@@ -350,9 +352,8 @@ def _communication(plan: Plan) -> list[tuple[str, str]]:
             rows.append(("scaling efficiency", percent(plan.efficiency)))
     layout = settings.layout.pipeline
     if layout.ranks > 1:
-        share = bubble(layout, settings.accumulation)
         how = f"{layout.ranks} ranks, schedule {layout.schedule}, {settings.accumulation} micro-batches"
-        rows.append(("pipeline bubble", f"{percent(share)} with {how}"))
+        rows.append(("pipeline bubble", f"{percent(plan.pipeline_bubble)} with {how}"))
     if plan.options.slowest_rank > 1:
         rows.append(("slowest rank", f"{plan.options.slowest_rank:g} x the mean: every step waits for it"))
     return rows
@@ -362,7 +363,6 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     settings = plan.settings
     interval = plan.best_interval_seconds
     between = two_digits(plan.mtbf_seconds / 3600)
-    lost = compute.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds)
     steps = f" = {two_digits(max(1.0, interval / plan.times.step), whole=True)} steps" if plan.times.step else ""
     given = "" if plan.options.mtbf_hours else ", assuming 50,000 device-hours"
     saved = "weights, their average and optimizer state" if settings.ema else "weights and optimizer state"
@@ -371,15 +371,15 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
         *([("background copy", f"{size(plan.copy_bytes)} of host memory on each machine")] if plan.copy_bytes else []),
         (
             "best interval",
-            f"{duration(interval)}{steps} by Young's rule for {between} h between failures{given}: {percent(lost)} lost",
+            f"{duration(interval)}{steps} by Young's rule for {between} h between failures{given}: "
+            f"{percent(plan.lost_fraction)} lost",
         ),
     ]
     if settings.save_every:
         every = f"every {settings.save_every:,} steps"
         if plan.times.step:
             seconds = settings.save_every * plan.times.step
-            share = compute.overhead_fraction(plan.save_seconds, seconds, plan.mtbf_seconds)
-            every += f" = {duration(seconds)}: {percent(share)} lost"
+            every += f" = {duration(seconds)}: {percent(plan.lost(seconds))} lost"
         kept = min(settings.keep_last + 1, -(-settings.steps // settings.save_every))
         rows.append(("configured", f"{every}; keeps up to {kept} = {size(kept * plan.checkpoint_bytes)}"))
     if settings.validate_every:

@@ -11,7 +11,7 @@ from lit_llm.data.pack_plan import planned, report
 from lit_llm.data.packing import Counts
 from lit_llm.data.text import TextDataModule
 from lit_llm.data.token_shards import TokenShards
-from lit_llm.plan.run_settings import DataFacts, Phases, PlannedPhase, PlannedSource
+from lit_llm.plan.run_settings import DataFacts
 from lit_llm.tokenizers import Bytes, Characters, Learned
 
 BYTES_PER_TOKEN = 3.5
@@ -30,7 +30,7 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
         train, val = (data.open_split(name) for name in ("train", "val"))
         facts = DataFacts(sum(map(len, train)), sum(map(len, val)), "counted in shard headers", train[0].itemsize)
         if isinstance(data, Mixture):
-            facts = replace(facts, phases=_phases(data))
+            facts = replace(facts, phases=tuple(data.draws()))
         return facts, data.known_vocab_size
     if missing:
         return DataFacts(), None
@@ -72,16 +72,3 @@ def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> D
 
 def _bytes_per_id(vocab_size: int) -> int:
     return 2 if vocab_size <= 2**16 else 4
-
-
-def _phases(data: Mixture) -> Phases:
-    """What the run reads of each source, without the sources that a phase does not read."""
-    found = []
-    for phase in data.draws():
-        read = {name: draws for name, draws in phase.sources.items() if draws.samples}
-        sources = (
-            PlannedSource(name, each.samples, each.tokens, each.epochs, data.sources[name].max_epochs)
-            for name, each in read.items()
-        )
-        found.append(PlannedPhase(phase.end, phase.period, phase.largest_deviation, tuple(sources)))
-    return tuple(found)

@@ -87,12 +87,12 @@ def test_three_sources_become_a_mixture_with_curves_of_their_own(raw, capsys):
     assert sum(split["documents"] for split in manifests["web"].values()) == 120
 
     recipe = ["--config", "small.yaml"]
-    phases = json.loads(done(capsys, "plan", *recipe, "--json"))["data"]["phases"]
+    phases = json.loads(done(capsys, "plan", *recipe, "--json"))["settings"]["data"]["phases"]
     # 80 % of 200 samples in one period of 10, and the rest in periods of 5: 128, 16 and 16, then 8, 16 and 16
-    drawn = [{source["name"]: source["tokens"] // T for source in phase["sources"]} for phase in phases]
+    drawn = [{name: of["tokens"] // T for name, of in phase["sources"].items()} for phase in phases]
     assert drawn == [{"web": 128, "code": 16, "books": 16}, {"web": 8, "code": 16, "books": 16}]
     blocks = (manifests["books"]["train"]["tokens"] - 1) // T
-    assert phases[-1]["sources"][-1]["epochs_by_its_end"] == pytest.approx(32 / blocks)
+    assert phases[-1]["sources"]["books"]["epochs"] == pytest.approx(32 / blocks)
 
     # A limit that the run would break ends it before anything is trained.
     code, out, err = run(capsys, "fit", *recipe, "--run_dir", "runs/broken", "--data.sources.books.max_epochs", "0.1")

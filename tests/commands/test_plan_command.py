@@ -51,10 +51,9 @@ def plan(capsys, *arguments: str) -> dict:
 def test_the_issues_own_example(folder, capsys):
     flags = ["--config", str(RECIPES / "gpt2-1.5b.yaml"), "--config", str(RECIPES / "strategy" / "fsdp2.yaml")]
     found = plan(capsys, *flags, "--hardware", "a100-80gb", "--devices", "8")
-    expected = {"strategy": "mesh", "devices": 8, "replicate": 1, "shard": 8, "tensor_parallel": 1, "pipeline": 1, "context": 1}
-    assert found["layout"].items() >= expected.items()
-    memory = found["memory_per_rank"]
-    assert memory["fits"] is True and memory["bytes_by_part"]["weights"] == 1_557_686_400 * 4 // 8
+    expected = {"strategy": "mesh", "devices": 8, "replicate": 1, "shard": 8, "tensor_parallel": 1, "context": 1}
+    assert found["settings"]["layout"].items() >= expected.items()
+    assert found["fits"] is True and found["memory"]["parts"]["weights"] == 1_557_686_400 * 4 // 8
     assert not (folder / "runs").exists(), "a plan leaves nothing behind"
 
 
@@ -86,12 +85,12 @@ def test_every_overlay_can_be_planned(overlay, folder, capsys):
     sizes = {"single": 1, "tp": 2, "cp": 2, "pp": 2, "ep": 2, "4d": 8}
     devices = str(sizes.get(Path(overlay).stem, 4))
     found = plan(capsys, *flags, "--hardware", "h100-sxm", "--devices", devices)
-    assert found["layout"]["devices"] == int(devices)
-    assert found["time"]["tokens_per_second"] > 0
+    assert found["settings"]["layout"]["devices"] == int(devices)
+    assert found["tokens_per_second"] > 0
 
 
 def phases(found: dict) -> list[tuple[str, int, int]]:
-    return [(phase["name"], phase["steps"], phase["tokens"]) for phase in found["schedule"]["phases"]]
+    return [(phase["name"], phase["steps"], phase["tokens"]) for phase in found["phases"]]
 
 
 def test_a_gpt3_is_planned_with_the_papers_tokens(folder, capsys):
@@ -109,9 +108,9 @@ def test_a_gpt3_is_planned_with_the_papers_tokens(folder, capsys):
         ("constant", 157_647 - 138_573, constant),
     ]
     assert (round(warmup / 1e6), round(end / 1e9), round((end + constant) / 1e9)) == (375, 260, 300)
-    assert found["batch"]["tokens"] == end + constant and [s["steps_before"] for s in found["batch"]["ramp"]][-1] == 18_410
-    speed = found["time"]["tokens_per_second"]
-    assert found["time"]["run_seconds"] == pytest.approx((end + constant) / speed)
+    assert found["settings"]["tokens"] == end + constant and found["settings"]["ramp"][-1][0] == 18_410
+    speed = found["tokens_per_second"]
+    assert found["run_seconds"] == pytest.approx((end + constant) / speed)
 
 
 def test_chinchilla_is_planned_with_the_papers_tokens(folder, capsys):
@@ -120,7 +119,7 @@ def test_chinchilla_is_planned_with_the_papers_tokens(folder, capsys):
     tokens = small * 1_572_864 + (667_573 - small) * 2 * 1_572_864
     warmup = 1_500 * 1_572_864
     assert phases(found) == [("warmup", 1_500, warmup), ("decay", 667_573 - 1_500, tokens - warmup)]
-    assert found["batch"]["tokens"] == tokens and round(tokens / 1e11) == 14
+    assert found["settings"]["tokens"] == tokens and round(tokens / 1e11) == 14
 
 
 def test_a_ramp_by_flags_is_counted_and_noted(folder, capsys):
@@ -129,10 +128,7 @@ def test_a_ramp_by_flags_is_counted_and_noted(folder, capsys):
     found = plan(capsys, *flags)
     # 3 steps of 64 tokens, 5 of 128
     assert phases(found) == [("warmup", 2, 2 * 64), ("decay", 4, 64 + 3 * 128), ("constant", 2, 2 * 128)]
-    assert found["batch"]["ramp"] == [
-        {"steps_before": 0, "global_sequences": 4},
-        {"steps_before": 3, "global_sequences": 8},
-    ]
+    assert found["settings"]["ramp"] == [[0, 4], [3, 8]]
     code, out, err = run(capsys, "plan", *flags, "--markdown")
     assert code == 0 and "batch_ramp: 832 tokens in total" in err and "8 steps = 832 (832)" in out
 
@@ -146,11 +142,13 @@ def test_a_decay_of_a_checkpoint_is_planned_though_its_start_is_not_known(folder
 @pytest.mark.slow
 def test_data_are_counted_without_being_read(folder, capsys):
     text = plan(capsys, "--config", "tiny.yaml")
-    assert text["data"]["train_tokens"] + text["data"]["val_tokens"] == 200 * 32 + 2  # bytes, and an end for either part
-    assert text["parameters"]["by_part"]["token embedding"] == 320 * 16  # 257 ids, padded to a multiple of 64
+    assert (
+        text["settings"]["data"]["train_tokens"] + text["settings"]["data"]["val_tokens"] == 200 * 32 + 2
+    )  # bytes, and an end for either part
+    assert text["parts"]["token embedding"] == 320 * 16  # 257 ids, padded to a multiple of 64
     bpe = plan(capsys, "--config", "tiny.yaml", "--data.tokenizer", "BPE", "--data.tokenizer.vocab_size", "300")
-    assert bpe["data"]["origin"].startswith("estimated")
-    assert bpe["data"]["train_tokens"] == pytest.approx(0.9 * 6400 / 3.5, rel=0.02)
+    assert bpe["settings"]["data"]["origin"].startswith("estimated")
+    assert bpe["settings"]["data"]["train_tokens"] == pytest.approx(0.9 * 6400 / 3.5, rel=0.02)
     with ShardWriter(folder, "train", vocab_size=500, shard_tokens=300) as writer:
         writer.write(np.arange(1000) % 500)
     with ShardWriter(folder, "val", vocab_size=500, shard_tokens=300) as writer:
@@ -166,7 +164,7 @@ def test_data_are_counted_without_being_read(folder, capsys):
         "500",
     ]
     counted = plan(capsys, "--config", "tiny.yaml", *shards, "--data.micro_batch_size", "2", "--data.global_batch_size", "8")
-    assert (counted["data"]["train_tokens"], counted["data"]["val_tokens"]) == (1000, 300)
+    assert (counted["settings"]["data"]["train_tokens"], counted["settings"]["data"]["val_tokens"]) == (1000, 300)
     assert not (folder / "cache").exists(), "nothing was tokenised"
 
 
@@ -183,13 +181,15 @@ def test_a_mixture_is_counted_by_phase_and_source_and_a_limit_of_epochs_refuses_
         "    phases: [{until: 0.5, weights: {web: 100}}, {until: 1.0, weights: {web: 25, code: 75}}]\n"
     )
     flags = ["--config", "tiny.yaml", "--config", "mixed.yaml", "--data.global_batch_size", "4", "--data.micro_batch_size", "2"]
-    found = plan(capsys, *flags)["data"]
+    planned = plan(capsys, *flags)
+    found = planned["settings"]["data"]
     # 8 steps of 4 samples: 16 of "web", then 4 of it and 12 of "code"
-    assert [(phase["end_sequence"], [list(source.values()) for source in phase["sources"]]) for phase in found["phases"]] == [
-        (16, [["web", 16, 256, 0.16, None]]),
-        (32, [["web", 4, 64, 0.20, None], ["code", 12, 192, 1.2, 2]]),
+    drawn = [(phase["end"], {name: [*of.values()] for name, of in phase["sources"].items()}) for phase in found["phases"]]
+    assert drawn == [
+        (16, {"web": [16, 256, 0.16, None], "code": [0, 0, 0.0, 2]}),
+        (32, {"web": [4, 64, 0.20, None], "code": [12, 192, 1.2, 2]}),
     ]
-    assert (found["train_tokens"], found["val_tokens"], found["epochs"]) == (1762, 1601, None)
+    assert (found["train_tokens"], found["val_tokens"], planned["epochs"]) == (1762, 1601, None)
     code, out, err = run(capsys, "plan", *flags, "--trainer.max_steps", "16", "--schedule.total_steps", "16")
     assert code == 2 and not out and err.count("error") == 1
     assert "would read source code 2.4 times, but its max_epochs is 2" in err
@@ -205,8 +205,8 @@ def test_a_mixture_is_counted_by_phase_and_source_and_a_limit_of_epochs_refuses_
     assert "phases: until step 2 web 1; until step 4 web 1, code 3\n" in out
     more = ["--run", "runs/mixed", "--trainer.max_steps", "8", "--data.phases", "[{weights: {web: 50, code: 50}}]"]
     planned = [
-        (phase["end_sequence"], {source["name"]: source["tokens"] // 16 for source in phase["sources"]})
-        for phase in plan(capsys, *more)["data"]["phases"]
+        (phase["end"], {name: source["tokens"] // 16 for name, source in phase["sources"].items() if source["tokens"]})
+        for phase in plan(capsys, *more)["settings"]["data"]["phases"]
     ]
     assert planned == [(8, {"web": 8}), (16, {"web": 2, "code": 6}), (32, {"web": 8, "code": 8})]
     code, _, err = run(capsys, "plan", *more, "--data.sources.code.max_epochs", "1")
@@ -268,8 +268,8 @@ def test_all_figures_are_of_the_sequences_of_the_data(folder, capsys):
     flags = ["--config", "tiny.yaml", "--model.window", "12", "--data.block_size", "8"]
     found = plan(capsys, *flags, "--hardware", "h100-sxm")
     model = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16, window=12, vocab_size=257)
-    assert found["compute"]["flops_per_token"] == model.flops_per_token(8) < model.flops_per_token()
-    assert found["batch"]["tokens_per_step"] == 8 * 8 and found["batch"]["tokens"] == 8 * 8 * 8
+    assert found["flops_per_token"]["total"] == model.flops_per_token(8) < model.flops_per_token()
+    assert found["settings"]["tokens_per_step"] == 8 * 8 and found["settings"]["tokens"] == 8 * 8 * 8
     code, out, err = run(capsys, "plan", *flags, "--markdown")
     assert code == 0 and "8 sequences of 8 = 64 tokens" in out
     assert "figures are of sequences of data.block_size = 8 tokens, not of model.block_size = 16" in err
@@ -302,14 +302,14 @@ def test_flags_change_what_they_name(folder, capsys):
     base = ["--config", "tiny.yaml", "--hardware", "a100-80gb"]
     plain = plan(capsys, *base, "--mfu", "0.4")
     changed = plan(capsys, *base, "--mfu", "0.2", "--price", "1.5", "--mtbf_hours", "10", "--save_gbps", "2")
-    assert changed["time"]["step_seconds"] == pytest.approx(2 * plain["time"]["step_seconds"])
-    assert changed["time"]["usd"] == [pytest.approx(changed["time"]["device_hours"] * 1.5)] * 2
-    assert changed["checkpoint"]["mtbf_hours"] == 10
-    assert changed["checkpoint"]["save_seconds"] == pytest.approx(changed["checkpoint"]["bytes"] / 2e9)
-    assert changed["compute"]["mfu_origin"] == "given"
+    assert changed["times"]["step"] == pytest.approx(2 * plain["times"]["step"])
+    assert changed["usd"] == [pytest.approx(changed["device_hours"] * 1.5)] * 2
+    assert changed["mtbf_seconds"] == 36_000
+    assert changed["save_seconds"] == pytest.approx(changed["checkpoint_bytes"] / 2e9)
+    assert changed["mfu_origin"] == "given"
     deeper = plan(capsys, *base, "--model.n_layer", "4")
     assert (
-        deeper["compute"]["flops_per_token"]
+        deeper["flops_per_token"]["total"]
         == GPTConfig(n_layer=4, n_head=2, n_embd=16, block_size=16, vocab_size=257).flops_per_token()
     )
 
@@ -365,7 +365,7 @@ def test_a_certificate_gives_the_speeds_of_its_machine(folder, capsys):
     assert " lab" in run(capsys, *words[:-1])[1]
     code, out, _ = run(capsys, *words, "--save_gbps", "0.5")
     assert code == 0
-    assert json.loads(out)["checkpoint"]["save_seconds"] == pytest.approx(found["checkpoint"]["save_seconds"] / 2)
+    assert json.loads(out)["save_seconds"] == pytest.approx(found["save_seconds"] / 2)
     (folder / "few.json").write_text('{"checks": []}')
     for words, said in (
         (["--from_certificate", str(path), "--mfu", "0.3"], "both decide the speed"),
@@ -394,14 +394,14 @@ def test_a_run_is_planned_again_with_the_speed_that_it_measured(folder, capsys):
         return json.loads(out), err
 
     same, err = planned()
-    assert same["time"]["step_seconds"] == pytest.approx(measured["step_seconds"], rel=1e-9)
-    assert "other settings" not in err and same["batch"]["steps"] == 14
+    assert same["times"]["step"] == pytest.approx(measured["step_seconds"], rel=1e-9)
+    assert "other settings" not in err and same["settings"]["steps"] == 14
     deeper, err = planned("--model.n_layer", "3")
-    grown = deeper["compute"]["flops_per_step"] / same["compute"]["flops_per_step"]
-    assert 1 < deeper["time"]["step_seconds"] / measured["step_seconds"] < grown
+    grown = deeper["flops_per_run"] / same["flops_per_run"]
+    assert 1 < deeper["times"]["step"] / measured["step_seconds"] < grown
     assert "other settings: model.n_layer 2 → 3" in err
     gpus, _ = planned("--hardware", "h100-sxm", "--devices", "2", "--trainer.strategy", "ddp")
-    assert "Not carried to h100-sxm" in gpus["compute"]["from_run"] and gpus["layout"]["devices"] == 2
+    assert "Not carried to h100-sxm" in gpus["measured"] and gpus["settings"]["layout"]["devices"] == 2
     code, _, err = run(capsys, "plan", "--from_run", "runs/x", "--sweep", "hardware=h100-sxm")
     assert code == 0 and "Not carried to h100-sxm" in err
     shutil.rmtree("runs/x")

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -17,7 +18,8 @@ from training_step import highest
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import MuonAdamW, parameter_groups
-from lit_llm.plan.collectives import Links, muon_collectives
+from lit_llm.plan import find
+from lit_llm.plan.collectives import muon_collectives
 from lit_llm.plan.optimizer import MuonWork, Optimizer, row_state_bytes, state_bytes
 from lit_llm.plan.weights import weights_of
 
@@ -83,7 +85,7 @@ def test_memory_and_bytes_are_those_of_a_step(name, options, width):
 
 def test_the_row_numbers_of_normuon_take_an_all_reduce_of_time():
     """On four ranks of a node and two nodes: a ring of 4 over the matrix's shards, one of 2 over its replicas."""
-    links = Links(node_gbps=100, network_gbps=10, devices_per_node=4)
+    links = replace(find("h100-sxm"), node_gbps=100.0, network_gbps=10.0, devices_per_node=4)
     plain, rows = (
         sum(each.seconds(links) for each in muon_collectives(MuonWork(tuple(BLOCK), (), (4,), 2, normuon=normuon), 4, 2))
         for normuon in (False, True)

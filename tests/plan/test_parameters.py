@@ -62,7 +62,7 @@ def test_each_part_has_the_parameters_of_the_built_model(name):
     shape = config(name)
     assert parameters(shape) == built
     assert total_parameters(shape) == model.num_parameters()
-    of_blocks = sum(weight.total for weight in weights_of(shape) if weight.times)
+    of_blocks = sum(weight.total for weight in weights_of(shape) if weight.block is not None)
     assert of_blocks == shape.n_layer * sum(p.numel() for p in model.blocks[0].parameters())
     groups = {group["name"]: sum(p.numel() for p in group["params"]) for group in parameter_groups(model)}
     counted = Counter()

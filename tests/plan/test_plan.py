@@ -15,7 +15,7 @@ from lit_llm.callbacks import WSD, StepCheckpoint
 from lit_llm.config.planned_recipe import steps_of_epochs
 from lit_llm.config.resolve import devices_of
 from lit_llm.core.number_text import count, duration, money, money_range, percent, size, two_digits
-from lit_llm.data.mixture_order import Phase, smallest_quotas
+from lit_llm.data.mixture_order import Phase, PhaseDraws, SourceDraws, smallest_quotas
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.config import GPTConfig
@@ -24,7 +24,7 @@ from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.layout import layout_of_name
 from lit_llm.plan.memory import CONTEXT_GB, peak_memory
-from lit_llm.plan.run_settings import PlannedPhase, PlannedSource, Schedule, canonical_precision
+from lit_llm.plan.run_settings import Schedule, canonical_precision
 from lit_llm.reporting.plan_text import SWEEP, markdown, render, sections, sweep_row, table_rows
 from lit_llm.training.planned_settings import layout_of, run_settings
 
@@ -144,9 +144,9 @@ def test_a_ramp_is_counted_by_its_tokens():
     assert half.run_seconds == pytest.approx(whole.run_seconds / 2) and half.usd[0] == pytest.approx(whole.usd[0] / 2)
     assert half.times == whole.times and half.validation_seconds == whole.validation_seconds
     raw, before = as_dict(half), as_dict(whole)
-    assert raw["batch"]["tokens"] == 32_000 * 1024 and raw["data"]["epochs"] == 1
-    assert raw["compute"]["flops_per_run"] == pytest.approx(before["compute"]["flops_per_run"] / 2)
-    assert raw["batch"]["ramp"][1] == {"steps_before": 400, "global_sequences": 32} and before["batch"]["ramp"] == []
+    assert raw["settings"]["tokens"] == 32_000 * 1024 and raw["epochs"] == 1
+    assert raw["flops_per_run"] == pytest.approx(before["flops_per_run"] / 2)
+    assert raw["settings"]["ramp"][1] == (400, 32) and before["settings"]["ramp"] == ()
     page, plain = markdown(half), markdown(whole)
     said = "16 sequences from step 1 on, 32 sequences from step 401 on, 64 sequences from step 801 on"
     assert said in page and "assuming the speed of the final batch throughout" in page
@@ -156,7 +156,7 @@ def test_a_ramp_is_counted_by_its_tokens():
 def test_a_mixture_has_a_table_by_phase_and_source():
     # 64,000 sequences of 1,024: 80/20 for 57,600 of them, then 25/75. "code" has 2,560 blocks: 11,520 / 2,560 = 4.5 epochs
     first, last = (
-        PlannedPhase(end, period, off, tuple(PlannedSource(name, n, n * 1024, *more) for name, n, *more in sources))
+        PhaseDraws(end, period, off, {name: SourceDraws(n, n * 1024, *more) for name, n, *more in sources})
         for end, period, off, *sources in (
             (57_600, 5, 0.8, ("web", 46_080, 0.5, 1), ("code", 11_520, 4.5, None)),
             (64_000, 4, 0.75, ("web", 1_600, 0.517, 1), ("code", 4_800, 6.375, None)),
@@ -174,19 +174,18 @@ def test_a_mixture_has_a_table_by_phase_and_source():
     ]
     (said,) = [text for label, text in lines[:start] if label == "data"]
     assert "code 6.38 epochs: beyond about 4, repeated data help less" in said and "web" not in said
-    raw = json.loads(json.dumps(as_dict(plan)))["data"]
-    assert raw["epochs"] is None and [phase["end_sequence"] for phase in raw["phases"]] == [57_600, 64_000]
-    assert raw["phases"][1]["sources"][1] == {
-        "name": "code", "sequences": 4_800, "tokens": 4_915_200, "epochs_by_its_end": 6.375, "max_epochs": None
-    }  # fmt: skip
+    raw = json.loads(json.dumps(as_dict(plan)))
+    drawn = raw["settings"]["data"]["phases"]
+    assert raw["epochs"] is None and [phase["end"] for phase in drawn] == [57_600, 64_000]
+    assert drawn[1]["sources"]["code"] == {"samples": 4_800, "tokens": 4_915_200, "epochs": 6.375, "max_epochs": None}
     assert "Mixture" not in markdown(make_plan(run(), find("h100-sxm")))
 
 
 def test_weights_that_are_exact_only_over_many_steps_are_said():
     # 50.01/49.99: periods of 10,000, and 5,001 samples of one source in a row are 2,499.9999 ahead of its share.
     phase = Phase(64_000, smallest_quotas({"web": 50.01, "code": 49.99}))
-    source = PlannedSource("web", 32_006, 32_006 * 1024, 0.5, 1)
-    planned = PlannedPhase(64_000, phase.period, phase.largest_deviation, (source,))
+    source = SourceDraws(32_006, 32_006 * 1024, 0.5, 1)
+    planned = PhaseDraws(64_000, phase.period, phase.largest_deviation, {"web": source})
     page = markdown(make_plan(run(data=DataFacts(10**8, phases=(planned,))), find("h100-sxm")))
     assert "exact every 10,000 sequences, and in between up to 2,500 sequences off, 39.1 steps" in page
     rounded = replace(planned, largest_deviation=64.0)  # one step
@@ -274,20 +273,18 @@ def test_the_page_and_the_json_hold_the_same_figures():
     plan = make_plan(settings, find("a100-80gb"), Options(served_tokens=1e12, mtbf_hours=24))
     raw = json.loads(json.dumps(as_dict(plan)))
     page = markdown(plan)
-    assert f"{raw['parameters']['total']:,}" in page and raw["parameters"]["total"] == plan.parameters
-    assert sum(raw["memory_per_rank"]["bytes_by_part"].values()) == raw["memory_per_rank"]["total_bytes"]
-    assert size(raw["memory_per_rank"]["total_bytes"]) in page
+    assert f"{raw['parameters']:,}" in page and raw["parameters"] == plan.parameters
+    assert sum(raw["memory"]["parts"].values()) == raw["memory"]["total"]
+    assert size(raw["memory"]["total"]) in page
     assert (
-        raw["data"]["epochs"] == pytest.approx(1000 * 64 * 1024 / 1e7)
-        and "6.55 epochs" in page
-        and "repeated data help less" in page
+        raw["epochs"] == pytest.approx(1000 * 64 * 1024 / 1e7) and "6.55 epochs" in page and "repeated data help less" in page
     )
-    assert raw["validation"]["passes"] == 10
-    assert raw["validation"]["seconds_each"] == pytest.approx(plan.times.compute / 3 * 100_000 / 65_536)
-    assert raw["checkpoint"]["bytes"] == 12 * plan.parameters
-    assert raw["checkpoint"]["young_interval_seconds"] == pytest.approx((2 * plan.save_seconds * 86400) ** 0.5)
+    assert raw["validations"] == 10
+    assert raw["validation_seconds"] == pytest.approx(plan.times.compute / 3 * 100_000 / 65_536)
+    assert raw["checkpoint_bytes"] == 12 * plan.parameters
+    assert raw["best_interval_seconds"] == pytest.approx((2 * plan.save_seconds * 86400) ** 0.5)
     assert "tokens served" in page and "24 h between failures" in page
-    assert raw["checkpoint"]["copy_bytes_per_machine"] == 0 and "background copy" not in page
+    assert raw["copy_bytes"] == 0 and "background copy" not in page
     layout = Layout("hsdp", replicate=2, shard=32, shards="parameters")  # a machine of 8 devices has 8 of the 32 parts
     sharded = make_plan(run(layout=layout, micro_batch=1, background_saves=True), find("a100-80gb"))
     assert sharded.copy_bytes == pytest.approx(12 * plan.parameters / 4, abs=8)

@@ -1,5 +1,6 @@
 """The planner against published numbers and numbers worked out by hand."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -26,7 +27,6 @@ from lit_llm.plan import (
 from lit_llm.plan.collectives import (
     Collective,
     Exchange,
-    Links,
     all_reduce_seconds,
     collectives_of_rank,
     exchange_of,
@@ -41,6 +41,7 @@ from lit_llm.plan.weights import weights_of
 from lit_llm.reporting.plan_text import sparkline
 from lit_llm.training.planned_settings import planned_optimizer
 
+LINKS = replace(find("h100-sxm"), node_gbps=100.0, network_gbps=10.0, devices_per_node=8)
 # GPT-2 XL as textbooks count it: no biases, rotary positions, tied head, vocabulary not padded.
 GPT2_XL = GPTConfig(
     n_layer=48,
@@ -189,8 +190,8 @@ def test_a_ring_sends_twice_the_tensor_but_for_one_part():
     # four ranks, 1 GB, 100 GB/s, 10 us: 1.5 GB sent, and six messages
     reduced = Collective("", "all_reduce", 1e9, ranks=4)
     assert reduced.sent(1) == 1.5e9 and reduced.sent(3) == 1.5e9 and reduced._replace(each=True).sent(3) == 4.5e9
-    assert reduced.seconds(Links(100, 10, 8)) == pytest.approx(0.015 + 6e-5)
-    assert reduced._replace(kind="all_gather").seconds(Links(100, 10, 8)) == pytest.approx(0.0075 + 3e-5)
+    assert reduced.seconds(LINKS) == pytest.approx(0.015 + 6e-5)
+    assert reduced._replace(kind="all_gather").seconds(LINKS) == pytest.approx(0.0075 + 3e-5)
 
 
 def test_fsdp_sends_one_and_a_half_times_what_ddp_does():
@@ -213,27 +214,25 @@ def test_replicas_of_a_sharded_model_add_their_gradients_in_fp32_whatever_the_we
     (reduced,) = [each for each in collectives_of_rank(settings, 0, cuda=True) if each.kind == "all_reduce"]
     assert (reduced.size, reduced.ranks, reduced.stride) == (4 * 1_555_126_400 / 2, 2, 2)
     seconds = exchange_of(settings, find("a100-80gb")).total  # and FSDP2's: weights twice in each micro-batch, gradients once
-    gathers = sum(each.seconds(Links(300, 25, 8)) for each in collectives_of_rank(settings, 0, cuda=True))
-    assert seconds == pytest.approx(gathers) and reduced.seconds(Links(300, 25, 8)) > 4 * 1_555_126_400 / 2 / 300e9
+    gathers = sum(each.seconds(find("a100-80gb")) for each in collectives_of_rank(settings, 0, cuda=True))
+    assert seconds == pytest.approx(gathers) and reduced.seconds(find("a100-80gb")) > 4 * 1_555_126_400 / 2 / 300e9
 
 
 def test_muons_exchange_within_and_between_nodes():
     # 1 GB on each of 16 devices, 8 a node: 7/16 GB at 100 GB/s, 8/16 GB at 10 GB/s, and 15 messages of 10 us
-    links = Links(100, 10, 8)
-    assert exchange_seconds(1e9, 16, links) == pytest.approx(0.004375 + 0.05 + 15e-5)
+    assert exchange_seconds(1e9, 16, LINKS) == pytest.approx(0.004375 + 0.05 + 15e-5)
     # Every rank of a group whose neighbours are a node apart is on another node.
-    assert exchange_seconds(1e9, 4, links, stride=8) == pytest.approx(0.075 + 3e-5)
+    assert exchange_seconds(1e9, 4, LINKS, stride=8) == pytest.approx(0.075 + 3e-5)
 
 
 def test_an_all_reduce_over_two_levels_is_a_ring_within_nodes_and_one_between():
     # 1 GB, 8 devices per node. Within a node 2·7/8 GB at 100 GB/s and 14 messages of 10 us: 17.5 + 0.14 ms.
     # Between 4 nodes 2·3/4 of 1/8 GB at 10 GB/s and 6 messages: 18.75 + 0.06 ms.
-    links = Links(100, 10, 8)
-    assert all_reduce_seconds(1e9, 8, links) == pytest.approx(0.01764)
-    assert all_reduce_seconds(1e9, 32, links) == pytest.approx(0.01764 + 0.01881)
-    assert Collective("", "all_gather", 1e9, 32).seconds(links) == pytest.approx((0.01764 + 0.01881) / 2)
+    assert all_reduce_seconds(1e9, 8, LINKS) == pytest.approx(0.01764)
+    assert all_reduce_seconds(1e9, 32, LINKS) == pytest.approx(0.01764 + 0.01881)
+    assert Collective("", "all_gather", 1e9, 32).seconds(LINKS) == pytest.approx((0.01764 + 0.01881) / 2)
     # Neighbours that are a node apart use the network alone: 2·3/4 GB at 10 GB/s and 6 messages.
-    assert all_reduce_seconds(1e9, 4, links, stride=8) == pytest.approx(0.15006)
+    assert all_reduce_seconds(1e9, 4, LINKS, stride=8) == pytest.approx(0.15006)
 
 
 def test_a_stage_waits_while_the_pipeline_fills_and_drains():
