@@ -4,9 +4,8 @@
 
 makes the runs that are not there, one process each, into DIR/NAME: faults, with `--twins` the same runs without their fault
 (NAME.twin), with `--healthy` healthy runs. A run takes up to half a minute on one core. This file has the runner and the
-development half; `blind_sealed.py` has the other half, `blind_second.py`, `blind_third.py`, `blind_fourth.py` and
-`blind_fifth_a.py`, `blind_fifth_b.py` four more exams, and `blind_healthy.py` the healthy runs. How the halves were chosen:
-docs/evidence/doctor-blind.md. Nothing here asks the doctor.
+development half; `blind_sealed.py` has the other half, `blind_second.py` to `blind_sixth_….py` five more exams, and `blind_healthy.py` the
+healthy runs. How the halves were chosen: docs/evidence/doctor-blind.md. Nothing here asks the doctor.
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ import blind_fifth_b_sealed
 import blind_fourth
 import blind_healthy
 import blind_sealed  # noqa: F401
+import blind_sixth_a
+import blind_sixth_a_sealed
 import blind_third
 import torch
 from blind_injections import (
@@ -93,6 +94,8 @@ HALVES = {
     "fourth": blind_fourth.FOURTH,
     "fifth": blind_fifth_a.NAMES | blind_fifth_b.NAMES,
     "fifth-sealed": blind_fifth_a_sealed.NAMES | blind_fifth_b_sealed.NAMES,
+    "sixth": blind_sixth_a.NAMES,
+    "sixth-sealed": blind_sixth_a_sealed.NAMES,
 }
 HALVES["sealed"] = frozenset(FAULTS).difference(*HALVES.values())  # importing `blind_sealed` has entered them
 """Names of the faults of each exam and half but the development half of this file."""
