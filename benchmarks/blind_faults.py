@@ -4,8 +4,8 @@
 
 makes the runs that are not there, one process each, into DIR/NAME: faults, with `--twins` the same runs without their fault
 (NAME.twin), with `--healthy` healthy runs. A run takes up to half a minute on one core. This file has the runner and the
-development half; `blind_sealed.py` has the other half, `blind_second.py` to `blind_sixth_….py` five more exams, and `blind_healthy.py` the
-healthy runs. How the halves were chosen: docs/evidence/doctor-blind.md. Nothing here asks the doctor.
+development half; `blind_sealed.py` has the other half, `blind_second.py` to `blind_sixth_….py` five more exams, and
+`blind_healthy.py` the healthy runs. How the halves were chosen: docs/evidence/doctor-blind.md. Nothing here asks the doctor.
 """
 
 from __future__ import annotations
