@@ -33,6 +33,8 @@ import blind_healthy
 import blind_sealed  # noqa: F401
 import blind_sixth_a
 import blind_sixth_a_sealed
+import blind_sixth_b
+import blind_sixth_b_sealed
 import blind_sixth_c
 import blind_sixth_c_sealed
 import blind_third
@@ -96,8 +98,8 @@ HALVES = {
     "fourth": blind_fourth.FOURTH,
     "fifth": blind_fifth_a.NAMES | blind_fifth_b.NAMES,
     "fifth-sealed": blind_fifth_a_sealed.NAMES | blind_fifth_b_sealed.NAMES,
-    "sixth": blind_sixth_a.NAMES | blind_sixth_c.NAMES,
-    "sixth-sealed": blind_sixth_a_sealed.NAMES | blind_sixth_c_sealed.NAMES,
+    "sixth": blind_sixth_a.NAMES | blind_sixth_b.NAMES | blind_sixth_c.NAMES,
+    "sixth-sealed": blind_sixth_a_sealed.NAMES | blind_sixth_b_sealed.NAMES | blind_sixth_c_sealed.NAMES,
 }
 HALVES["sealed"] = frozenset(FAULTS).difference(*HALVES.values())  # importing `blind_sealed` has entered them
 """Names of the faults of each exam and half but the development half of this file."""
