@@ -112,7 +112,8 @@ def _(gpt: Any) -> None:
     "no fp32 master weights",
     "updates are lost in the rounding of bf16 weights",
     wrong="the learning rate is too low",
-    setup="--init_from @/base-KIND --data TextFiles --data.global_batch_size 8 --data.tokenizer TokenizerJSON --data.tokenizer.path @/base-KIND/tokenizer.json "
+    setup="--init_from @/base-KIND --data TextFiles --data.global_batch_size 8 --data.tokenizer TokenizerJSON "
+    "--data.tokenizer.path @/base-KIND/tokenizer.json "
     "--data.train @/prose.txt --data.val @/prose-val.txt --optimizer.lr 1e-4",
     place=after_step,
 )

@@ -21,7 +21,9 @@ SCORE = 30.0
 )
 def norms(run: Observed) -> str | None:
     ratio = run.median("health/norm_epsilon", run.step // 2)
-    return None if ratio is None or ratio < 100 else f"an epsilon is {ratio:.3g} times the mean square of its norm's input"
+    if ratio is None or not 100 <= ratio < 1e12:  # beyond, its input is zero
+        return None
+    return f"an epsilon is {ratio:.3g} times the mean square of its norm's input"
 
 
 @error(

@@ -30,7 +30,7 @@ def ranks_differ(run: Observed) -> str | None:
     "start all matrices but the last one of a block at random",
     "health/dead_units of step 1",
     "likely",  # units that are zero on every token get no gradient
-    explains=(*SLOW, "dead-units", "gradients-vanish", "parameters-not-trained"),
+    explains=(*SLOW, "dead-units", "gradients-vanish", "parameters-not-trained", "no-context"),
 )
 def dead_at_first(run: Observed) -> str | None:
     first = {layer: points[0] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}
