@@ -74,6 +74,7 @@ def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
     return micro_batch(Step(alone, settings.sequences, cuda=cuda))
 
 
+@cached_by_text
 def stages_work(settings: RunSettings, rank: int, *, cuda: bool) -> MicroBatch:
     """What a rank of the pipeline does in a micro-batch. Its memory is that of a step only without a pipeline."""
     return _of_stages(Step(settings, settings.sequences, rank=rank, cuda=cuda))

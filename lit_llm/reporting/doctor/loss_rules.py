@@ -112,7 +112,7 @@ def small_start(run: Observed) -> str | None:
     gain, alike = run.last("setup/initial_gain"), run.last("setup/alike_units")
     if not run.from_scratch:
         return None
-    if dict(run.finite("health/weight_norm/embedding")).get(1) == 0:
+    if run.at_first("health/weight_norm/embedding") == 0:
         return "the embedding began at zero, so that the blocks saw nothing"
     if alike:
         return f"in {alike:.0%} of the matrices all units began with the same weights"

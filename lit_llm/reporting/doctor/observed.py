@@ -49,6 +49,10 @@ class Observed:
         found = self.finite(tag)
         return found[-1][1] if found else None
 
+    def at_first(self, tag: str) -> float | None:
+        """The finite value at step 1."""
+        return dict(self.finite(tag)).get(1)
+
     def counted(self, tag: str) -> Points:
         """Finite values of a loss of counted tokens, in rows before which a launch had counted enough to tell the two apart.
 
@@ -94,6 +98,11 @@ class Observed:
         """A setting that is a number; None of any other."""
         value = self.setting(key)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @property
+    def drops(self) -> bool:
+        """Whether settings ask for dropout in training."""
+        return bool(self.setting("model.dropout") or self.setting("lora.dropout"))
 
     @property
     def step(self) -> int:

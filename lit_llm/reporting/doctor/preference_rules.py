@@ -69,12 +69,11 @@ def averaged(run: Observed) -> str | None:
 def reference_differs(run: Observed) -> str | None:
     first = next(((step, margin) for step, margin in run.finite("train/margin")), (0, 0.0))
     beta, with_reference = run.number("objective.init_args.beta"), run.setting("objective.init_args.loss") in ("dpo", "ipo")
-    drops = run.setting("model.dropout") or run.setting("lora.dropout")
-    if first[0] != 1 or not beta or not with_reference or drops:
+    if first[0] != 1 or not beta or not with_reference or run.drops:
         return None
     if abs(first[1]) / beta >= 1:  # of nats per document
         return f"the margin was {first[1]:.3g} at step 1"
-    loss = dict(run.finite("train/loss")).get(1)
+    loss = run.at_first("train/loss")
     if run.setting("objective.init_args.loss") != "dpo" or loss is None or abs(loss - math.log(2)) < 0.004:
         return None
     return f"the loss was {loss:.4f} at step 1; margins of 0 have ln 2 = 0.6931"

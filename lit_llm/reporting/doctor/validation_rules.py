@@ -190,9 +190,9 @@ def _evaluated_again(run: Observed) -> list[tuple[int, float, float]]:
 )
 def training_metric(run: Observed) -> str | None:
     """The loss of the step's sequences that were evaluated again is far from that of the step, always in one direction."""
-    drops = [run.number(key) for key in ("model.dropout", "lora.dropout")]  # dropout is off when they are evaluated again
+    has_dropout = run.number("model.dropout") is None or run.drops  # or may; it is off when they are evaluated again
     other_loss = run.points("train/margin") or run.setting("objective.init_args.weight")
-    if drops[0] is None or any(drops) or other_loss or run.setting("model.mask_documents"):
+    if has_dropout or other_loss or run.setting("model.mask_documents"):
         return None
     if (run.median("health/ignored_targets") or 0.0) > 0.05:  # quarters with few targets weigh as much as others
         return None
