@@ -50,7 +50,7 @@ def main() -> None:
     print("| B, T, c | ShortConvolution, ms | conv1d, relative | shifts, relative |")
     print("|---|---|---|---|")
     for name, shape in SIZES.items():
-        module = ShortConvolution(POSITIONS, shape[2])
+        module = ShortConvolution(POSITIONS, shape[2], std=0.5)
         torch.nn.init.normal_(module.weight, std=0.5)
         x, gradient = torch.randn(shape, requires_grad=True), torch.randn(shape)
         inputs: list[Tensor] = [x, module.weight]

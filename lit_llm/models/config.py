@@ -114,7 +114,7 @@ class GPTConfig:
     zero. None: no convolution."""
     input_convolution: Annotated[int | None, whole(2, 1024)] = None
     """Positions of a causal convolution by channel that is added to the normalised inputs of attention and MLP (Canon layers:
-    4). It starts as zero. None: no convolution."""
+    4). It starts random, with the variance of its input. None: no convolution."""
     exclusive_attention: bool = False
     """Removes from each head's output its part along the position's own value, which the residual stream holds already
     (exclusive self-attention, Zhai 2026)."""

@@ -160,7 +160,7 @@ class GPT(nn.Module):
             elif isinstance(module, Attention) and module.sinks is not None:
                 nn.init.zeros_(module.sinks)
             elif isinstance(module, ShortConvolution):
-                nn.init.zeros_(module.weight)
+                draw_(module.weight, partial(nn.init.normal_, std=module.std))
             elif isinstance(module, RotaryTable):
                 module.fill()
         output = self.embedding if self.head is None else self.head

@@ -21,15 +21,19 @@ class ShortConvolution(nn.Module):
 
         y_t = x_t + Σ_i w_i x_(t - i),   i = 0 … n - 1
 
-    It starts as the identity. Positions of other documents, and those before the first, count as zero (Primer, So et al. 2021,
+    Positions of other documents, and those before the first, count as zero (Primer, So et al. 2021,
     arXiv 2109.08668, without the sum; Canon layers, Allen-Zhu 2025, with it).
 
     Ranks that share a sequence send each other the last n - 1 positions of their chunks, and nothing else.
     """
 
-    def __init__(self, positions: int, channels: int) -> None:
+    def __init__(self, positions: int, channels: int, *, std: float) -> None:
+        """
+        Args:
+            std: of the initial weights. positions**-0.5: what is added begins with the variance of x. 0: nothing is added then.
+        """
         super().__init__()
-        self.positions, self.channels = positions, channels
+        self.positions, self.channels, self.std = positions, channels, std
         # One dimension, channel by channel: it is a vector for the optimizer, and tensor parallelism splits it by channels.
         self.weight = nn.Parameter(torch.empty(channels * positions))
         self.stream: SequenceShard | None = None

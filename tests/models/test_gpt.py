@@ -353,6 +353,16 @@ def test_first_loss_is_within_3_percent_of_ln_V(changes, width):
     assert loss == pytest.approx(math.log(5000), rel=0.03)
 
 
+def test_what_a_convolution_adds_to_inputs_starts_with_their_variance():
+    torch.manual_seed(0)
+    model = GPT(small(n_embd=256, input_convolution=3, qkv_convolution=2))
+    x = torch.randn(8, 64, 256)
+    for block in model.blocks:
+        for convolution in (block.attention_convolution, block.mlp_convolution):
+            assert (convolution(x) - x)[:, 3:].var().item() == pytest.approx(1, rel=0.25)  # 768 weights: 5 σ
+        assert not block.attention.query_convolution.weight.any()  # those of queries, keys and values as the identity
+
+
 def test_padded_ids_are_never_predicted_and_cost_no_loss():
     torch.manual_seed(4)
     padded = GPT(small(pad_vocab_to=64))
