@@ -22,7 +22,7 @@ from lit_llm.config.ranges import restore_whole_numbers
 from lit_llm.config.spelling import refuse_groups_without_keys
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml, refusal
-from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.init_from import InitialWeights
 
 _BASES: dict[str, type] = {
     ARCHITECTURE: Module,
