@@ -154,7 +154,7 @@ def _end(code: int, why: str) -> None:
 def _is_running(pid: int) -> bool:
     """Whether a process runs. One that has ended and was not waited for (a zombie) does not."""
     with contextlib.suppress(OSError):  # no such process, or no /proc
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
