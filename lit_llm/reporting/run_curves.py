@@ -41,7 +41,7 @@ class Launch(NamedTuple):
 
     @classmethod
     def of(cls, recorded: dict[str, Any]) -> Launch:
-        """Raises KeyError, TypeError, ValueError or AttributeError if it is not what a run records."""
+        """Raises KeyError, TypeError, ValueError, AttributeError or OverflowError if it is not what a run records."""
         machine = ", ".join(f"{name} {value}" for name, value in recorded["machine"].items())
         versions = versions_text(recorded["versions"])
         name, devices = str(recorded["hardware"]["name"]), recorded.get("devices")
@@ -135,7 +135,7 @@ def _launches(run_dir: Path) -> list[Launch]:
     for recorded in recorded_launches(run_dir):
         try:
             found.append(Launch.of(recorded))
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue
     return found
 
