@@ -160,8 +160,11 @@ def _class_entries(value: Any) -> list[tuple[Any, set[str]]]:
             value = read_yaml(value)
         except InvalidYaml:
             return []  # the parser reports it
-    entries = value if isinstance(value, list) else [value]
-    return [(e.get("class_path"), set(e.get("init_args") or {})) if isinstance(e, dict) else (e, set()) for e in entries]
+    found: list[tuple[Any, set[str]]] = []
+    for entry in value if isinstance(value, list) else [value]:
+        path, inside = (entry.get("class_path"), entry.get("init_args")) if isinstance(entry, dict) else (entry, None)
+        found.append((path, set(inside) if isinstance(inside, dict) else set()))  # the parser reports another type
+    return found
 
 
 def _must_be_text(arguments: Arguments, config: Namespace) -> list[str]:
