@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("tests", "tests/plan")]
 from collective_cases import CASES, counted, planned
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests/plan"))  # for `own_cases`
+sys.path += [str(Path(__file__).resolve().parent.parent / folder) for folder in ("tests", "tests/plan")]
 
 from own_cases import CASES, settings, step_of
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from training_step import predict
 
 

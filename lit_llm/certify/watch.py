@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lit_llm.callbacks._lightning import is_logged
 from lit_llm.callbacks._torch import gathered
-from lit_llm.core._lightning import ddp_option
 from lit_llm.core._torch import DispatchMode
 from lit_llm.core.measured_speed import matmul_tflops
 from lit_llm.distributed.block_kernels import compile_blocks
@@ -99,8 +97,9 @@ class PlanWatch(Watch):
         elif is_first and step > FEW:
             if pl_module.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            live = _live_bytes(trainer, pl_module)
-            self._live.append({address: size for address, size in live.items() if address not in self._old})
+            # Also DDP's buckets and all gradients: whatever was an argument under a dispatch mode is an object of Python.
+            live = {address: storage.nbytes() for address, storage in _storages().items() if address not in self._old}
+            self._live.append(live)
             with record_function(STEP):
                 pass
 
@@ -145,15 +144,6 @@ def _storages() -> dict[int, torch.UntypedStorage]:
     """Of all tensors on the CPU, by address."""
     tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]  # also a DTensor's part
     return {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors if each.device.type == "cpu"}
-
-
-def _live_bytes(trainer: Trainer, module: LightningModule) -> dict[int, int]:
-    """Bytes of the storages of all tensors on the CPU, by address."""
-    held = [parameter.grad for parameter in module.parameters()]  # an object of Python once it was asked for
-    found = {address: storage.nbytes() for address, storage in _storages().items()}
-    if isinstance(trainer.strategy, DDPStrategy) and not ddp_option(trainer.strategy, "gradient_as_bucket_view"):
-        found[-1] = sum(each.numel() * each.element_size() for each in held if each is not None)  # buckets: not of Python
-    return found
 
 
 def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:

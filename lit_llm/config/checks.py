@@ -35,6 +35,11 @@ def model_problems(run: Run, made: Objects) -> list[str]:
                 f"data.block_size={data.block_size} is longer than model.block_size={model.block_size} "
                 "(--data.block_size, or leave it null to follow the model)"
             )
+        loss = parts.get("loss")
+        if loss is not None and loss.ahead_weight != type(loss).ahead_weight and not model.predict_ahead:
+            found.append(
+                f"loss.ahead_weight is {loss.ahead_weight:g}, but no further token is predicted (--model.predict_ahead 1)"
+            )
     for group in ("loss", "compute"):
         found += parts[group].problems() if group in parts else []
     if made.architecture is not None and {"model", "loss", "compute"} <= parts.keys():

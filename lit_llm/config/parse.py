@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
 
@@ -12,16 +12,16 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 from torch.nn import Module
 
-from lit_llm.config.arguments import FLAGS, Arguments, leaves, needs_value, read
+from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, leaves, needs_value, plain_key, read
 from lit_llm.config.class_defaults import all_arguments, drop_arguments_of_other_classes, restore_defaults
 from lit_llm.config.groups import ARCHITECTURE, CLASSES, Command, default_class
 from lit_llm.config.mixture_keys import refuse_wrong_shapes, with_empty_sources
 from lit_llm.config.parse_errors import explain, reason
-from lit_llm.config.parser import RecipeParser, find_class, known_classes, make_parser
+from lit_llm.config.parser import RecipeParser, class_path, find_class, known_classes, make_parser
 from lit_llm.config.ranges import restore_whole_numbers
 from lit_llm.config.spelling import refuse_groups_without_keys
 from lit_llm.core.errors import UserError, report
-from lit_llm.core.yaml_reading import InvalidYaml, read_yaml, refusal
+from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml, read_yaml, refusal
 from lit_llm.runs.init_from import InitialWeights
 
 _BASES: dict[str, type] = {
@@ -97,7 +97,7 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     arguments, shapes = refuse_wrong_shapes(arguments)
     parser = make_parser(command, defaults)
     arguments, dropped = drop_arguments_of_other_classes(arguments)
-    arguments, missing = _without_incomplete_classes(arguments)
+    arguments, missing = _without_incomplete_classes(_with_class_paths(arguments))
     problems += [*shapes, *arguments.problems, *map(needs_value, arguments.bare), *missing]
 
     tried: dict[tuple[str, ...], Namespace | Exception] = {}
@@ -117,7 +117,11 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     except Exception as error:
         found, accepted = explain(arguments, parse_words)
         config = parse_words(accepted)  # so that mistakes of other kinds are found too
-        found += _must_be_text(arguments, config)
+        found += [
+            f"{a.key} is {a.value!r}, but must be text: put it in quotes {a.where}"
+            for a in _numbers_as_text(arguments, config, parse_words)
+            if not any(problem.startswith(f"{a.key} is ") for problem in found)
+        ]
         if not found:
             raise UserError(reason(str(error))) from None
         problems += found
@@ -127,6 +131,25 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     restore_whole_numbers(config, arguments)
     restore_defaults(config, parser.get_defaults(), given)
     return Recipe(command, arguments, parser, config, given, problems, dropped)
+
+
+def _with_class_paths(arguments: Arguments) -> Arguments:
+    """The arguments with the paths of classes whose short names others have (`class_path`)."""
+
+    def chosen(group: str, value: Any) -> Any:
+        if isinstance(value, dict) and "class_path" in value:
+            return {**value, "class_path": class_path(group, value["class_path"])}
+        return class_path(group, value)
+
+    return replace(
+        arguments,
+        items=[
+            replace(item, value=class_path(plain_key(item.key), item.value))
+            if isinstance(item, Flag)
+            else replace(item, content={group: chosen(group, value) for group, value in item.content.items()})
+            for item in arguments.items
+        ],
+    )
 
 
 def _without_incomplete_classes(arguments: Arguments) -> tuple[Arguments, list[str]]:
@@ -167,13 +190,29 @@ def _class_entries(value: Any) -> list[tuple[Any, set[str]]]:
     return found
 
 
-def _must_be_text(arguments: Arguments, config: Namespace) -> list[str]:
-    """Values of recipe files that must be text, although they are not. As flags, the same characters are text."""
+def _numbers_as_text(
+    arguments: Arguments, config: Namespace, parse_words: Callable[[list[str]], Namespace]
+) -> list[Assignment]:
+    """Values of recipe files that are refused because they must be text. As flags, the same characters are text."""
     values = dict(leaves(config.as_dict()))
+
+    def is_refused(assignment: Assignment) -> bool:  # trainer.devices, for example, takes numbers and text
+        tree = assignment.value
+        for name in reversed(assignment.key.split(".")):
+            tree = {name: tree}
+        try:
+            parse_words([f"--config={dump_yaml(tree)}"])
+        except Exception:
+            return True
+        return False
+
     return [
-        f"{a.key} is {a.value!r}, but must be text: put it in quotes {a.where}"
+        a
         for a in arguments.assignments
-        if a.source != FLAGS and isinstance(a.value, (bool, int, float, list)) and isinstance(values.get(a.key), str)
+        if a.source != FLAGS
+        and isinstance(a.value, (bool, int, float, list))
+        and isinstance(values.get(a.key), str)
+        and is_refused(a)
     ]
 
 

@@ -142,8 +142,8 @@ def _sentence(assignment: Assignment, error: str, known: Callable[[], list[str]]
         return f"{key} is {value}, which is not a class that can be used here{hint} (known: {', '.join(classes)}) {where}"
     expected = re.findall(r"Expected an? (.+?)\. Got value", error) or re.findall(r"Subtypes: \[(.+)\]$", error, re.M)
     if expected:
-        # A class may be expected around the value, such as the optimizer around its learning rate.
-        own = next((each for each in expected if not re.search(r"\b(torch|lightning|lit_llm)\.", each)), expected[0])
+        # A class may be expected around the value, such as the optimizer around its rate. The value's own type is last.
+        own = next((each for each in expected if not re.search(r"\b(torch|lightning|lit_llm)\.", each)), expected[-1])
         kinds = re.sub(r"<class '([\w.]+)'>", r"\1", own).replace("NoneType", "null")
         kinds = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", kinds)
         if choices := _choices(kinds):

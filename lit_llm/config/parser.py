@@ -128,13 +128,27 @@ def find_class(key: str, value: Any) -> type | None:
 
 def known_classes(key: str) -> dict[str, type]:
     """The classes that a group can name, by their short names; none for keys that do not take a class."""
+    return {cls.__name__: cls for cls in sorted(_classes(key), key=lambda cls: (cls.__name__, _is_meant(cls)))}
+
+
+def class_path(key: str, value: Any) -> Any:
+    """A short name as the path of its class, if several classes have it: imports of transformers bring another Adafactor."""
+    same = [cls for cls in _classes(key) if cls.__name__ == value]
+    if len(same) < 2:
+        return value
+    found = max(same, key=_is_meant)
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+def _is_meant(cls: type) -> bool:
+    """Whether a short name means this class, if others have it."""
+    return cls.__module__.startswith(("lit_llm.", "torch.", "lightning."))
+
+
+def _classes(key: str) -> list[type]:
     if key == "data.tokenizer":
-        base: type = lit_llm.data.Tokenizer
-    elif key in CLASSES:
-        base = class_at(CLASSES[key].base)
-    else:
-        return {}
-    return {cls.__name__: cls for cls in sorted(concrete_subclasses(base), key=lambda cls: cls.__name__)}
+        return concrete_subclasses(lit_llm.data.Tokenizer)
+    return concrete_subclasses(class_at(CLASSES[key].base)) if key in CLASSES else []
 
 
 def concrete_subclasses(base: type) -> list[type]:

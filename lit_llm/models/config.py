@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -348,15 +348,13 @@ class GPTConfig:
                 "no sequence has a token so far ahead",
                 "--model.predict_ahead",
             )
-        if self.norm_unit_offset and self.norm != "rmsnorm":
-            yield Mistake(
-                f"model.norm_unit_offset needs model.norm rmsnorm, but it is {self.norm}", "--model.norm_unit_offset false"
-            )
-        if self.gelu_approximate is not None and self.mlp not in ("gelu", "geglu"):
-            yield Mistake(
-                f"model.gelu_approximate is {self.gelu_approximate}, but model.mlp {self.mlp} has no GELU",
-                "--model.gelu_approximate null",
-            )
+        for name, (needed, is_met) in _NEEDS.items():
+            value, default = getattr(self, name), getattr(GPTConfig, name)
+            if value not in (default, False) and not is_met(self):
+                yield Mistake(
+                    f"model.{name} is {shown(value)}, but has no effect without {needed}",
+                    f"--model.{name} " + shown(default).strip("'"),
+                )
         if self.eos_id is not None and self.vocab_size is not None and self.eos_id >= self.vocab_size:
             yield Mistake(
                 f"model.eos_id is {self.eos_id}, but must be below model.vocab_size={self.vocab_size}, "
@@ -472,6 +470,19 @@ class GPTConfig:
         if self.has_bias("mlp"):
             each += (matrices - 1) * width + self.n_embd
         return self.experts_layers * (moe.experts - moe.top_k) * each
+
+
+_NEEDS: dict[str, tuple[str, Callable[[GPTConfig], bool]]] = {
+    "gelu_approximate": ("model.mlp gelu or geglu", lambda model: model.mlp in ("gelu", "geglu")),
+    "norm_unit_offset": ("model.norm rmsnorm", lambda model: model.norm == "rmsnorm"),
+    "norm_bias": ("model.norm layernorm", lambda model: model.norm == "layernorm"),
+    "qk_norm_width": ("model.qk_norm", lambda model: model.qk_norm),
+    **dict.fromkeys(
+        ("rope_theta", "rope_scaling", "partial_rotary_factor"),
+        ("model.position rope", lambda model: model.position == "rope"),
+    ),
+}
+"""Settings that do nothing without another one: what it is, and whether a model has it."""
 
 
 def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
+import torch
 import yaml
 from recipe_runs import curve, run, table
 
@@ -248,6 +249,12 @@ MISTAKES = {
         ["--batch_ramp", "BatchRamp", "--batch_ramp.tokens_per_batch", "[[0]]"], "", ["batch_ramp.tokens_per_batch is '[[0]]'"]
     ),
     "a rate in words": (["--optimizer.lr", "abc"], "", ["optimizer.lr is 'abc', it must be of type float"]),
+    "a rate of another class in words": (["--optimizer", "AdamW", "--optimizer.lr", "abc"], "", ["of type float, Tensor ("]),
+    "a mistake beside a number that may be text": (["--optimizer.lr", "abc"], "trainer: {devices: 1}", ["of type float ("]),
+    "a weight without what it weighs": (["--loss.ahead_weight", "0.1"], "", ["loss.ahead_weight is 0.1", "predict_ahead 1"]),
+    "a base of rotations without any": (
+        ["--model.position", "learned", "--model.rope_theta", "5"], "", ["model.rope_theta is 5.0", "rope_theta 10000.0"]
+    ),
     "a rate as text": (["--optimizer.lr", "nan"], "", ["optimizer.lr is 'nan', it must be of type float"]),
     "an empty number": (["--data.micro_batch_size", ""], "", ["data.micro_batch_size is '', it must be of type int, null"]),
     "a number of letters": (["--model.n_layer", "x" * 9000], "", ["model.n_layer is 'xxx", "of type int"]),
@@ -290,10 +297,18 @@ def test_a_mistake_is_one_sentence_and_exit_code_2_and_touches_nothing(folder, n
     lines = err.strip().splitlines()
     assert [line for line in lines if line.startswith("error: ")] == lines, err
     assert len(lines) <= 2 and len(err) < 600, err
-    assert "Traceback" not in err
+    assert "Traceback" not in err and "must be text" not in err
     for part in expected:
         assert part in err, (part, err)
     assert not list(folder.glob("runs/*"))
+
+
+def test_a_short_name_is_ours_or_torchs_whatever_else_is_imported(folder, capsys):
+    class Adafactor(torch.optim.SGD):  # as transformers has one
+        pass
+
+    code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--optimizer", Adafactor.__name__, "--print_config")
+    assert code == 0 and "class_path: torch.optim.Adafactor" in out
 
 
 def test_several_mistakes_are_reported_together(folder, capsys):

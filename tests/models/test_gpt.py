@@ -438,7 +438,7 @@ def test_every_configuration_mistake_is_reported_with_its_fix():
     assert "model.layers.window is 0" in GPTConfig(layers={"window": [0]}).problems()[0]
     assert "needs model.position rope" in GPTConfig(position="learned", layers={"rope": [False]}).problems()[0]
     assert "needs model.norm_position pre" in GPTConfig(parallel_residual=True, norm_position="post").problems()[0]
-    assert "model.mlp relu2 has no GELU" in GPTConfig(gelu_approximate="tanh").problems()[0]
+    assert "without model.mlp gelu or geglu" in GPTConfig(gelu_approximate="tanh").problems()[0]
     assert "at least 1" in GPTConfig(n_layer=0).problems()[0]
     assert "model.rope_scaling has factor, but llama3 must have" in GPTConfig(rope_scaling={"factor": 8.0}).problems()[0]
     assert GPTConfig(partial_rotary_factor=math.nan).problems() == [
@@ -501,3 +501,44 @@ def test_a_pattern_replaces_the_setting_of_its_name():
     assert GPTConfig(window=300, layers={"window": [8, None]}).problems() == []
     assert GPTConfig(rope_theta=1.0, rope_scaling=YARN, layers={"rope_theta": [1e4]}).problems() == []
     assert GPTConfig(rope_theta=1.0, rope_scaling=YARN, layers={"rope": [False]}).problems() == []
+
+
+CONTEXTS = {
+    "defaults": {},
+    "gpt2": {key: value for key, value in GPT2.items() if key != "pad_vocab_to"},
+    "gelu": {"mlp": "gelu", "norm": "layernorm"},
+    "no QK-norm": {"qk_norm": False},
+}
+OTHER_VALUES = {
+    **{"n_kv_head": 2, "head_dim": 16, "mlp": "swiglu", "mlp_width": 48, "gelu_approximate": "none", "norm": "layernorm"},
+    **{"norm_position": "post", "norm_eps": 1e-2, "norm_unit_offset": True, "parallel_residual": True, "embedding_scale": 3.0},
+    **{"residual_scale": 0.5, "rope_theta": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "norm_bias": True},
+    **{"partial_rotary_factor": 0.5, "bias": True, "qkv_bias": True, "attention_output_bias": True, "mlp_bias": True},
+    **{"tie_embeddings": True, "qk_norm": False, "qk_norm_width": "projection", "qkv_convolution": 3, "input_convolution": 3},
+    **{"exclusive_attention": True, "window": 4, "attention_scale": 0.7, "attention_softcap": 2.0, "attention_sinks": True},
+    **{"logit_scale": 2.0, "logit_softcap": 3.0, "pad_vocab_to": 7, "init_std": 0.1, "predict_ahead": 1, "dropout": 0.3},
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_setting_changes_the_model_or_is_refused(context):
+    """But one that says what another has said: `qkv_bias` beside `bias`."""
+
+    def made(**changes):
+        torch.manual_seed(0)
+        model = GPT(small(**{**CONTEXTS[context], **changes}))
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        size = sum(p.abs().sum() for p in model.parameters())
+        for p in model.parameters():
+            torch.nn.init.normal_(p, 0, 0.3)
+        return shapes, size, model(torch.arange(16)[None]).detach()
+
+    shapes, size, logits = made()
+    for name, value in OTHER_VALUES.items():
+        if CONTEXTS[context].get(name) == value or (name.endswith("_bias") and "bias" in CONTEXTS[context]):
+            continue
+        if problems := small(**{**CONTEXTS[context], name: value}).problems():
+            assert all(f"model.{name}" in problem for problem in problems)
+        else:
+            others, other_size, other_logits = made(**{name: value})
+            assert others != shapes or other_size != size or not torch.equal(other_logits, logits), name
