@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.commands.batch_finder import _FrozenNoise
+from lit_llm.commands.noise_scale import _FrozenNoise
 from lit_llm.commands.short_runs import ShortRuns
 
 BATCHES = (4, 8, 16, 64, 256)

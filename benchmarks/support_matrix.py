@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.certify.cells import AXES, layouts
-from lit_llm.certify.checks import HOW
+from lit_llm.certify.promises import HOW
 from lit_llm.commands.certify import fingerprints
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"

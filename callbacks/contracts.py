@@ -26,24 +26,24 @@ def offered(thing: object, protocol: type[P]) -> P | None:
     return thing if all(getattr(thing, name, None) is not None for name in names) else None  # type: ignore[return-value]
 
 
+def offered_by_data(trainer: Trainer, protocol: type[P]) -> P | None:
+    """`offered`, by the trainer's data module."""
+    return offered(getattr(trainer, "datamodule", None), protocol)
+
+
 def offered_step_loss(module: LightningModule) -> SaysStepLoss | None:
-    """`offered`, of the loss of a step. Warns once if a module has `step_loss` alone, which is then not used."""
+    """The module, if it says the loss of a step. Warns once if it has `step_loss` alone, which is then not used."""
     says = offered(module, SaysStepLoss)
     if says is None and getattr(module, "step_loss", None) is not None:
-        _say_half(type(module).__name__)
+        _warn_without_count(type(module).__name__)
     return says
 
 
 @cache
-def _say_half(name: str) -> None:
+def _warn_without_count(name: str) -> None:
     rank_zero_warn(
         f"{name}.step_loss is not used, because {name} has no step_count, the number of counted targets of the step: set both."
     )
-
-
-def offered_by_data(trainer: Trainer, protocol: type[P]) -> P | None:
-    """The same of the trainer's data module."""
-    return offered(getattr(trainer, "datamodule", None), protocol)
 
 
 # -- of a LightningModule -----------------------------------------------------------------------------------------------

@@ -223,10 +223,10 @@ class HealthSignals(Callback):
             readings.mean(f"health/validation_{name}", 0.0, 0.0)
         if ids is not None and targets is not None:
             compare_targets(ids, targets, readings, "validation_")
-        for name in ("unigram_loss", "bigram_loss", "unseen") if self._counted is not None else ():
-            readings.mean(f"health/validation_{name}", 0.0, 0.0)
         if self._counted is not None:
-            self._counted.add_to(readings, *_special(trainer))
+            for name in ("unigram_loss", "bigram_loss", "unseen"):
+                readings.mean(f"health/validation_{name}", 0.0, 0.0)
+            self._counted.add_to(readings, *_special_ids(trainer))
             if ids is not None and targets is not None:
                 self._counted.judge(ids, targets, readings, "validation_")
         if self._probe is not None:
@@ -342,7 +342,7 @@ class HealthSignals(Callback):
             data = offered_by_data(trainer, HasVocabulary)
             self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
         if self._counted is not None:
-            self._counted.add_to(readings, *_special(trainer))
+            self._counted.add_to(readings, *_special_ids(trainer))
             if self._compares_ranks:
                 self._counted.add_rank_difference_to(readings)
         self._spans.add_to(readings)
@@ -364,7 +364,7 @@ def _weights_alike(pl_module: LightningModule) -> bool:
     return says is None or says.every_target_counts
 
 
-def _special(trainer: Trainer) -> tuple[int | None, int | None]:
+def _special_ids(trainer: Trainer) -> tuple[int | None, int | None]:
     """Ids of unknown characters, and of what opens documents."""
     unknown, opening = offered_by_data(trainer, HasUnknownToken), offered_by_data(trainer, HasOpeningToken)
     return (None if unknown is None else unknown.unknown_id), (None if opening is None else opening.bos_id)
@@ -373,15 +373,16 @@ def _special(trainer: Trainer) -> tuple[int | None, int | None]:
 def _row(values: dict[str, float]) -> dict[str, float]:
     """The row of a sampled step, from what all ranks have measured."""
     row = {name: value for name, value in values.items() if name.startswith("health/")}
-    for name, norm in values.items():
-        _, _, layer = name.partition("health/update_norm/")
-        weight = values.get(f"health/weight_norm/{layer}", 0.0) if layer else 0.0
-        if weight:
+    for layer, norm in _by_layer(values, "health/update_norm/").items():
+        if weight := values.get(f"health/weight_norm/{layer}"):
             row[f"health/update_ratio/{layer}"] = norm / weight
-        if (size := norm * values.get(f"health/gradient_norm/{layer}", 0.0)) and layer:
+        if size := norm * values.get(f"health/gradient_norm/{layer}", 0.0):
             row[f"health/descent/{layer}"] = values[f"descent/{layer}"] / size
-    highest = {name.partition("/")[2]: value for name, value in values.items() if name.startswith("highest/")}
-    if highest:
+    if highest := _by_layer(values, "highest/"):
         spread = ((value + values[f"lowest/{layer}"]) / value for layer, value in highest.items() if value)
         row["health/rank_difference"] = max(spread, default=0.0) / 2  # of squares: twice the difference of norms
     return row
+
+
+def _by_layer(values: dict[str, float], prefix: str) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}

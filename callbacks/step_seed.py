@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np  # torchmetrics needs it too
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 

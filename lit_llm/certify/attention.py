@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_llm.core.errors import UserError
-from lit_llm.models.attention import Visibility, attend
+from lit_llm.models.attention import attend, visibilities
 from lit_llm.models.attention_kernel_choice import AttentionKernel, activate_flash, attention_problem, choose
 from lit_llm.models.config import GPTConfig
 
@@ -66,12 +66,8 @@ def error(folder: Path, *, ranks: int, accelerator: str, kernel: AttentionKernel
     exact = [x.double().requires_grad_() for x in ours]
     ours = [x.requires_grad_() for x in ours]
     numbers = (torch.arange(LENGTH, device=device) // 11).expand(2, -1).contiguous() if documents else None
-    mask = None
-    if chosen == "flex" and hides:
-        from lit_llm.models.attention_flex import make_block_mask
-
-        mask = make_block_mask(window, numbers, LENGTH, LENGTH, device)
-    see = Visibility(window, numbers, chosen, mask)
+    config = GPTConfig(window=window, attention_softcap=softcap, attention_sinks=sinks)
+    see = visibilities(config, torch.empty(2, LENGTH, device=device), numbers, kernel, cached=0)[window]
     found = attend(*ours[:3], see=see, softcap=softcap, sinks=ours[3] if sinks else None)
     expected = naive(exact[0], exact[1], exact[2], window, numbers, softcap, exact[3] if sinks else None)
     weight = torch.linspace(-1, 1, expected.numel(), dtype=torch.float64, device=device).view(expected.shape)

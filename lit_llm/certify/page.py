@@ -33,10 +33,10 @@ def page(certificate: dict[str, Any]) -> str:
         body += [html.heading("The same losses on every layout"), _chart(lines, "loss, nats per token", "step")]
     if near := _near(checks):
         body += [html.heading("How near to the tolerance"), _chart(near, "figure / tolerance", "check", logarithmic=True)]
-    rows = [
-        (each["name"], each["outcome"], _short(each["figure"]), _short(each["tolerance"]), each["unit"] + each["reason"])
-        for each in checks
-    ]
+    rows = []
+    for each in checks:
+        numbers = [_short(each[key]) for key in ("figure", "tolerance")]
+        rows.append((each["name"], each["outcome"], *numbers, f"{each['unit']} {each['reason']}".strip()))
     header = ("check", "outcome", "figure", "at most", "")
     body += [html.heading("All checks"), html.table(header, rows, kind="texts")]
     failed = [each["reproduce"] for each in checks if each["outcome"] == "failed"]

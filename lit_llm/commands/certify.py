@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # processes that use a GPU are forked from this one
     import torch
 
-    from lit_llm.certify.checks import groups
+    from lit_llm.certify.promises import groups
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and torch.cuda.device_count() < devices:

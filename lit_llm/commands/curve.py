@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
             raise UserError(f"note is {note!r}, but must be NAME=TEXT (--note)")
         notes[name] = text
     from lit_llm.checkpoint.disk_format import read_manifest
-    from lit_llm.runs.curve import as_text
+    from lit_llm.runs.curve import versions_text
     from lit_llm.runs.loaded_run import LoadedRun
     from lit_llm.runs.run_folder import config_of, expanded, settings_of
     from lit_llm.runs.saved_run import find_checkpoint
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         if not curve.rows:
             raise UserError(f"{run} has no curves: it was run without a logger (trainer.logger=false), or not at all (--run)")
         curve.facts = {
-            "versions": as_text(read_manifest(find_checkpoint(run, "last"))["versions"]),
+            "versions": versions_text(read_manifest(find_checkpoint(run, "last"))["versions"]),
             "seed": str(config["seed_everything"]),
             "precision": str(config["trainer"]["precision"] or "32-true"),
             **notes,  # such as hardware and command, which the folder does not record

@@ -30,7 +30,7 @@ from lit_llm.hf.tokenizer_files import imported_family, write_generation_config,
 from lit_llm.hf.write import write_json, write_weights
 from lit_llm.models.gpt import GPTConfig, weights_on_meta, without_ahead
 from lit_llm.models.lora import MergedTensor, merged_weights
-from lit_llm.runs.initial_weights import BASE_HELP, named_base
+from lit_llm.runs.init_from import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded, run_of
 from lit_llm.runs.saved_run import SavedRun, named_checkpoint
 from lit_llm.tokenizers import TOKENIZER_FILE

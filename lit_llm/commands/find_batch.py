@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
 
 
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
-    from lit_llm.commands.batch_finder import find_batch
+    from lit_llm.commands.noise_scale import find_batch
     from lit_llm.commands.short_runs import ShortRuns
     from lit_llm.core.disk import write_text
 

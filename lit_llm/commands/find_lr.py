@@ -23,14 +23,13 @@ from lit_llm.config.arguments import Arguments
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import STEPS, whole
 from lit_llm.training.rate_search import (
-    Found,
+    FoundRates,
     Sweep,
     has_diverged,
     horizon_factor,
     lowest,
     search,
     swept_rates,
-    two_digits,
     vertex,
     without_batches,
 )
@@ -106,7 +105,7 @@ def tail_loss(losses: list[float], steps: int) -> float:
 
 def find_rates(
     runs: ShortRuns, *, seeds: int, sweep_steps: int, probe_steps: int | None, say: Callable[[str], None] = lambda text: None
-) -> Found:
+) -> FoundRates:
     """Sweep each rate once, then search each with short runs, one after the other.
 
     From the losses of a sweep, those of the same batches with the weights at the start are taken out. Otherwise a hard batch
@@ -162,9 +161,9 @@ def find_rates(
             current[key] = origin[key] * 2.0 ** vertex(losses)
             by_seed[key].append(current[key] * factor)
             probes[key].append({origin[key] * 2.0**e: loss for e, loss in losses.items()})
-    return Found(
+    return FoundRates(
         recipe=dict(runs.rates),
-        rates={key: two_digits(geometric_mean(by_seed[key])) for key in keys},
+        rates={key: float(f"{geometric_mean(by_seed[key]):.2g}") for key in keys},
         by_seed=by_seed,
         sweeps=sweeps,
         probes=probes,

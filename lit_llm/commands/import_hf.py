@@ -31,7 +31,7 @@ from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, co
 from lit_llm.hf.write import write_json
 from lit_llm.models.gpt import weights_on_meta
 from lit_llm.models.upcycling import upcycled
-from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.init_from import InitialWeights
 from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import CHECKPOINTS, run_of
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG

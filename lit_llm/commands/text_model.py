@@ -18,7 +18,7 @@ from lit_llm.core.number_domain import INT64, Domain, whole
 from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.generation import Sampling, Texts, generate_all, prompt_ids, text_pieces
-from lit_llm.runs.initial_weights import BASE_HELP, named_base
+from lit_llm.runs.init_from import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded
 from lit_llm.runs.saved_run import SavedRun, named_checkpoint
 from lit_llm.tokenizers import Tokenizer, load_tokenizer

@@ -18,7 +18,7 @@ from lit_llm.data import TokenDataModule
 from lit_llm.distributed.layout import epoch_problem, layout
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
-from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.init_from import InitialWeights
 from lit_llm.runs.saved_run import SavedRun
 from lit_llm.training.objective import Objective
 from lit_llm.training.planned_settings import layout_of

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.optim import Optimizer
 
 from lit_llm.config.parse_errors import is_mistake
+from lit_llm.core.errors import first_line
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 MakeOptimizer = Callable[[Iterable[dict[str, Any]]], Optimizer]
@@ -68,7 +69,7 @@ def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[A
     except Exception as error:  # of any optimizer, also of a user's
         if not is_mistake(error):
             raise
-        return [], (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        return [], first_line(error)
     return [value for state in optimizer.state.values() for value in state.values()], None
 
 

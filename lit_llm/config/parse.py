@@ -22,7 +22,7 @@ from lit_llm.config.ranges import restore_whole_numbers
 from lit_llm.config.spelling import refuse_groups_without_keys
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml, read_yaml, refusal
-from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.init_from import InitialWeights
 
 _BASES: dict[str, type] = {
     ARCHITECTURE: Module,
@@ -183,8 +183,11 @@ def _class_entries(value: Any) -> list[tuple[Any, set[str]]]:
             value = read_yaml(value)
         except InvalidYaml:
             return []  # the parser reports it
-    entries = value if isinstance(value, list) else [value]
-    return [(e.get("class_path"), set(e.get("init_args") or {})) if isinstance(e, dict) else (e, set()) for e in entries]
+    found: list[tuple[Any, set[str]]] = []
+    for entry in value if isinstance(value, list) else [value]:
+        path, inside = (entry.get("class_path"), entry.get("init_args")) if isinstance(entry, dict) else (entry, None)
+        found.append((path, set(inside) if isinstance(inside, dict) else set()))  # the parser reports another type
+    return found
 
 
 def _numbers_as_text(

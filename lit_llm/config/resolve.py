@@ -20,7 +20,7 @@ from lit_llm.config.ranges import null_problems, number_problems
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml, read_yaml
 from lit_llm.data import TokenDataModule
-from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.init_from import InitialWeights
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
 from lit_llm.runs.run_folder import expanded
 from lit_llm.training.auto_precision import AUTO, Choice, choose, keep

@@ -20,7 +20,7 @@ from torch import Tensor
 from lit_llm.core.disk import ordinary_file, read_object
 from lit_llm.core.errors import UserError, library_errors
 from lit_llm.hf.fields import shown
-from lit_llm.hf.read import refuse, safetensors
+from lit_llm.hf.read import refuse_first_five, safetensors
 from lit_llm.hf.tensor_map import Link
 from lit_llm.hf.write import save_tensors, write_json
 from lit_llm.models.lora import LoRAConfig
@@ -144,7 +144,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
     ]
     if "peft_type" not in content:
         problems.append("'peft_type' is missing")
-    refuse(problems, folder / CONFIG)
+    refuse_first_five(problems, folder / CONFIG)
     theirs = _tensors(folder / WEIGHTS)
     found: dict[str, tuple[Tensor, Tensor, float]] = {}  # our layer → A, B, scale
     for link in _matrices(table):
@@ -168,7 +168,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
     problems += [f"{name} adapts no linear layer in a block of the base model" for name in left]
     if not found and not problems:
         problems.append("it has no tensors")
-    refuse(problems, folder / WEIGHTS)
+    refuse_first_five(problems, folder / WEIGHTS)
     every = [name.removesuffix("weight") for name in shapes if name.startswith("blocks.") and len(shapes[name]) == 2]
     kinds = {_kind(layer) for layer in found}
     rank, scale = max(a.shape[0] for a, *_ in found.values()), next(iter(found.values()))[2]

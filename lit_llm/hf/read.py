@@ -101,7 +101,7 @@ class WeightFiles:
                 for name, file in names.items()
                 if not _is_file_name(file)
             ]
-            refuse(wrong)
+            refuse_first_five(wrong)
             self.files = {name: folder / file for name, file in names.items()}
             missing = [file for file in dict.fromkeys(self.files.values()) if not file.is_file()]
             if missing:
@@ -177,7 +177,7 @@ def read_weights(
     for name in sorted(source.files.keys() - stored_names):
         if not (tied and name in _HEADS) and not name.startswith(unread) and source[name].numel():
             problems.append(f"{source.files[name]} has a tensor {name}, which is not part of the model in {CONFIG}")
-    refuse(problems)
+    refuse_first_five(problems)
     weights: dict[str, Tensor] = {}
     for link in table:
         stored = names[link.theirs]
@@ -212,9 +212,9 @@ def read_weights(
     for name in _HEADS if tied and not problems else ():
         if name in source.files:
             head = source[name]
-            if not torch.equal(head, weights["embedding.weight"][: len(head)]):
+            if head.dim() != 2 or not torch.equal(head, weights["embedding.weight"][: len(head)]):
                 problems.append(f"{source.files[name]}: {name} differs from the embedding, but {CONFIG} ties the two")
-    refuse(problems)
+    refuse_first_five(problems)
     for name, shape in shapes.items():
         if name not in weights:  # a router's, as before its first step
             weights[name] = initial_buffers(shape[0])[name.rpartition(".")[2]]
@@ -234,7 +234,7 @@ def _is_file_name(file: Any) -> bool:
     return isinstance(file, str) and file not in ("", ".", "..") and not set(file) & {"/", "\\", "\0"}
 
 
-def refuse(problems: list[str], file: Path | None = None) -> None:
+def refuse_first_five(problems: list[str], file: Path | None = None) -> None:
     """Raise the first five problems, if any: one wrong size affects every layer.
 
     Args:

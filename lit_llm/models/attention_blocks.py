@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from lit_llm.core._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
-from lit_llm.models.attention_scores import Scores, Slices
+from lit_llm.models.attention_scores import Scores, Slices, wide_dtype
 from lit_llm.models.dropout import WeightDrops
 
 BAND = 64  # queries of a block that needs a mask: fewer make more calls, more compute scores that the mask removes
@@ -149,7 +149,7 @@ def forward_in_blocks(
     q, k, v = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v)
     # In memory (B, T, H, h), as torch's kernels write it: joining the heads is then a view.
     out = q.new_empty(batch, length, heads, width).transpose(1, 2)
-    logsumexp = torch.empty(batch, heads, length, dtype=_accumulator(q), device=q.device)
+    logsumexp = torch.empty(batch, heads, length, dtype=wide_dtype(q), device=q.device)
     scores = _scores(rows, head_numbers, columns, scale, softcap, dropout) if from_scores else None
     like = logsumexp if from_scores else q
     for queries, keys, causal, mask in _masked(q, k, window, documents, like, flash=not from_scores):
@@ -186,7 +186,7 @@ def backward_in_blocks(
     q, k, v, gradient = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v), _rows_are_dense(gradient)
     q_gradient = _empty_like_heads(q, q.dtype)
     # Several blocks add to a key: in the wide type, so that their order costs no precision.
-    k_gradient, v_gradient = _empty_like_heads(k, _accumulator(k)).zero_(), _empty_like_heads(v, _accumulator(v)).zero_()
+    k_gradient, v_gradient = _empty_like_heads(k, wide_dtype(k)).zero_(), _empty_like_heads(v, wide_dtype(v)).zero_()
     scores = _scores(rows, head_numbers, columns, scale, softcap, dropout) if from_scores else None
     like = logsumexp if from_scores else q
     for queries, keys, causal, mask in _masked(q, k, window, documents, like, flash=not from_scores):
@@ -218,10 +218,6 @@ def _rows_are_dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _accumulator(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
 def _empty_like_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
     """(B, heads, T, h) uninitialised, in memory (B, T, heads, h)."""
     batch, heads, length, width = x.shape
@@ -235,7 +231,7 @@ block_attention_backward = torch.library.custom_op("lit_llm::attention_backward"
 
 @block_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, documents, sinks, *settings):  # type: ignore[no-untyped-def]
-    return _empty_like_heads(q, q.dtype), torch.empty(q.shape[:3], dtype=_accumulator(q), device=q.device)
+    return _empty_like_heads(q, q.dtype), torch.empty(q.shape[:3], dtype=wide_dtype(q), device=q.device)
 
 
 @block_attention_backward.register_fake

@@ -32,7 +32,7 @@ class Scores:
             mask: added to the scores.
             block: where the queries and the keys are in all.
         """
-        out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=_wide(q))
+        out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide_dtype(q))
         for heads, groups in _parts(q, k):
             weights = self._capped(self._products(q[:, heads], k[:, groups]))
             weights = weights if mask is None else weights.add_(mask)
@@ -56,7 +56,7 @@ class Scores:
         block: tuple[Slices, Slices],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of queries, keys and values of one block, in the wide type."""
-        found = [torch.empty_like(x, dtype=_wide(x)) for x in (q, k, v)]
+        found = [torch.empty_like(x, dtype=wide_dtype(x)) for x in (q, k, v)]
         for heads, groups in _parts(q, k):
             capped = self._capped(self._products(q[:, heads], k[:, groups]))
             weights = capped if mask is None else capped + mask
@@ -78,7 +78,7 @@ class Scores:
         return found[0], found[1], found[2]
 
     def _products(self, q: Tensor, k: Tensor) -> Tensor:
-        return _times(q.to(_wide(q)) * self.scale, k.to(_wide(k)).transpose(-1, -2))
+        return _times(q.to(wide_dtype(q)) * self.scale, k.to(wide_dtype(k)).transpose(-1, -2))
 
     def _capped(self, scores: Tensor) -> Tensor:
         return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
@@ -92,7 +92,8 @@ class Scores:
         return kept(rows, self.drops.columns[keys], self.drops.rate).to(weights.dtype).div_(1 - self.drops.rate)
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """The type of sums: fp64 for fp64, otherwise fp32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 

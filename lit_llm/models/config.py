@@ -180,11 +180,6 @@ class GPTConfig:
         return self.resolved_head_dim if self.latent is None else self.latent.value_head_dim
 
     @property
-    def widest_head(self) -> int:
-        """Width to which queries, keys and values are padded where a kernel or an exchange knows one width only."""
-        return max(self.resolved_head_dim, self.value_head_dim)
-
-    @property
     def hidden_width(self) -> int:
         return 4 * self.n_embd if self.mlp_width is None else self.mlp_width
 

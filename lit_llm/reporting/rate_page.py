@@ -6,10 +6,10 @@ import math
 
 from lit_llm.core import html_page as html
 from lit_llm.reporting.charts import Line, chart, number
-from lit_llm.training.rate_search import Found
+from lit_llm.training.rate_search import FoundRates
 
 
-def rate_page(found: Found, title: str, command: str) -> str:
+def rate_page(found: FoundRates, title: str, command: str) -> str:
     """A whole file."""
     body = [f"<h1>{html.escape(title)}</h1>", f"<p><code>{html.escape(command)}</code></p>"]
     body.append(html.keys([(key, number(rate), "") for key, rate in found.rates.items()]))

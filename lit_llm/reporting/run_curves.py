@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lit_llm.plan.run_record import recorded_launches
 from lit_llm.reporting.charts import Points
-from lit_llm.runs.curve import as_text
+from lit_llm.runs.curve import versions_text
 from lit_llm.runs.loaded_run import LoadedRun, Series
 
 TOKENS = "progress/tokens"
@@ -41,9 +41,9 @@ class Launch(NamedTuple):
 
     @classmethod
     def of(cls, recorded: dict[str, Any]) -> Launch:
-        """Raises KeyError, TypeError, ValueError or AttributeError if it is not what a run records."""
+        """Raises KeyError, TypeError, ValueError, AttributeError or OverflowError if it is not what a run records."""
         machine = ", ".join(f"{name} {value}" for name, value in recorded["machine"].items())
-        versions = as_text(recorded["versions"])
+        versions = versions_text(recorded["versions"])
         name, devices = str(recorded["hardware"]["name"]), recorded.get("devices")
         model = (recorded.get("settings") or {}).get("model")
         devices = devices if type(devices) is int and devices > 0 else 1
@@ -135,7 +135,7 @@ def _launches(run_dir: Path) -> list[Launch]:
     for recorded in recorded_launches(run_dir):
         try:
             found.append(Launch.of(recorded))
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue
     return found
 

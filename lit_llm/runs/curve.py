@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lit_llm.core.disk import read_text, write_text
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, library_errors
 
-METRICS = {
+COLUMNS = {
     "tokens": "progress/tokens",
     "loss": "train/loss",
     "learning_rate": "lr",
     "gradient_norm": "grad/norm",
     "validation_loss": "val/loss",
 }
-"""Column → name of the metric."""
+"""Column after the step → name of the metric."""
 TOLERANCE = 0.02
 """The relative difference of losses from a curve that is allowed by default."""
 
@@ -51,10 +52,9 @@ class Curve:
         for name, value in self.facts.items():
             text.write(f"# {name}: {value}\n")
         writer = csv.writer(text, lineterminator="\n")
-        columns = [f.name for f in fields(Row)]
-        writer.writerow(columns)
+        writer.writerow(["step", *COLUMNS])
         for row in self.rows:
-            values = [getattr(row, column) for column in columns]
+            values = [getattr(row, column) for column in ("step", *COLUMNS)]
             writer.writerow("" if value is None else f"{value:.7g}" if value % 1 else str(int(value)) for value in values)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text.getvalue())
@@ -67,27 +67,24 @@ class Curve:
             UserError: There is no such file, or it is not a curve.
         """
         lines = read_text(path).splitlines()
-        facts = {}
-        while lines and lines[0].startswith("#"):
-            name, _, value = lines.pop(0)[1:].partition(":")
-            facts[name.strip()] = value.strip()
-        reader = csv.DictReader(lines)
-        known = {f.name for f in fields(Row)}
-        if "step" not in (reader.fieldnames or []) or not known >= set(reader.fieldnames or []):
-            raise UserError(f"{path} is not a curve: its columns must be {', '.join(f.name for f in fields(Row))}")
-        try:
-            rows = [
-                Row(int(line.pop("step")), **{name: float(value) for name, value in line.items() if value}) for line in reader
-            ]
-        except (TypeError, ValueError):
-            raise UserError(
-                f"{path} is not a curve: line {reader.line_num + len(facts)} contains a value that is not a number"
-            ) from None
+        comments = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+        facts = {name.strip(): value.strip() for name, _, value in (line[1:].partition(":") for line in comments)}
+        reader = csv.DictReader(lines[len(comments) :])
+        with library_errors(f"{path} is not a curve"):
+            lines_read = [(len(comments) + reader.line_num, values) for values in reader]
+        if set(reader.fieldnames or []) - COLUMNS.keys() != {"step"}:
+            raise UserError(f"{path} is not a curve: its columns must be step, {', '.join(COLUMNS)}")
+        rows = []
+        for number, values in lines_read:
+            try:
+                rows.append(Row(int(values.pop("step")), **{name: float(value) for name, value in values.items() if value}))
+            except (TypeError, ValueError):
+                raise UserError(f"{path} is not a curve: line {number} contains a value that is not a number") from None
         if all(row.loss is None and row.validation_loss is None for row in rows):
             raise UserError(f"{path} is not a curve: it has no loss to compare with")
         return cls(facts, sorted(rows, key=lambda row: row.step))
 
 
-def as_text(versions: Mapping[str, str | None]) -> str:
+def versions_text(versions: Mapping[str, str | None]) -> str:
     """Versions as the header of a curve shows them."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())

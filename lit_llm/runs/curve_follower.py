@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_llm.checkpoint.manifest import versions
 from lit_llm.core.errors import UserError
-from lit_llm.runs.curve import METRICS, Curve, Row, as_text
+from lit_llm.runs.curve import COLUMNS, Curve, Row, versions_text
 
 EXACT = 1e-5
 """Relative: token counts and learning rates are functions of the step, and a curve holds seven digits of them."""
@@ -35,7 +35,7 @@ class CurveFollower(Logger):
         self.reference, self.curve_name = reference, name
         self._rows = {row.step: row for row in reference.rows}
         self._versions = reference.facts.get("versions", "")
-        self._own_versions = as_text(versions()) if own_versions is None else own_versions
+        self._own_versions = versions_text(versions()) if own_versions is None else own_versions
         self.tolerance = tolerance
         self.left: str | None = None
         """The first difference above the tolerance, as a sentence; None if there is none."""
@@ -71,7 +71,7 @@ class CurveFollower(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if step not in self._rows:
             return
-        if values := {column: float(metrics[name]) for column, name in METRICS.items() if name in metrics}:
+        if values := {column: float(metrics[name]) for column, name in COLUMNS.items() if name in metrics}:
             self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:

@@ -15,8 +15,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from lit_llm.core.disk import ordinary_file
 from lit_llm.core.errors import UserError, need
-from lit_llm.runs.curve import METRICS as COLUMNS
-from lit_llm.runs.curve import Curve, Row
+from lit_llm.runs.curve import COLUMNS, Curve, Row
 from lit_llm.runs.metrics_rows import MetricsRows, Value, csv_values
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, config_of, settings_of
 

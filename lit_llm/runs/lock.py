@@ -242,6 +242,6 @@ def _start_time(pid: int) -> str | None:
     """Clock ticks between boot and the start of a process; None for a zombie and where there is no such process."""
     with contextlib.suppress(OSError):
         # The second field is the program's name in parentheses, which may contain spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     return None

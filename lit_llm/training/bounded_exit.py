@@ -154,7 +154,7 @@ def _end(code: int, why: str) -> None:
 def _is_running(pid: int) -> bool:
     """Whether a process runs. One that has ended and was not waited for (a zombie) does not."""
     with contextlib.suppress(OSError):  # no such process, or no /proc
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return _fields(pid)[0] != "Z"
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -168,12 +168,17 @@ def _children(of: int | None = None) -> list[int]:
     """Child processes of a process, or of this one; none where there is no /proc."""
     of = os.getpid() if of is None else of
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            state, parent = _fields(process.name)[:2]
             if int(parent) == of and state != "Z":
-                found.append(int(stat.parent.name))
+                found.append(int(process.name))
     return sorted(found)
+
+
+def _fields(pid: int | str) -> list[str]:
+    """State, parent and what else the kernel says of a process after its name, which need not be text."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _flush() -> None:

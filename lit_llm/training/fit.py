@@ -21,7 +21,7 @@ from lit_llm.core._lightning import is_rank_zero, restores_checkpoint
 from lit_llm.core.disk import naming, real_path, write_text
 from lit_llm.core.errors import UserError, first_line, refuse, report
 from lit_llm.runs.curve_follower import CurveFollower
-from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.init_from import InitialWeights
 from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import CHECKPOINTS, ENDED, holds_run

@@ -14,10 +14,13 @@ class Place(NamedTuple):
     """Where a process is."""
 
     beat: int
+    """The number of this report."""
     hooks: int
+    """Hooks of training that it has passed."""
     collectives: int
+    """Those that it has begun."""
     moves: int
-    """Changes of the main thread's line, in code of `_MOVING` and before training."""
+    """Changes of the main thread's line, where it works for long between two hooks (`progress_watch`)."""
     step: int
     micro_batch: int
     hook: str
@@ -82,7 +85,7 @@ class Judge:
 
 
 def no_progress(timeout: float, what: str) -> str:
-    """The sentence that ends a run."""
+    """The message with which a run ends."""
     return f"the run has made no progress for {timeout:g} s: {what} (--hang_timeout)"
 
 

@@ -128,20 +128,17 @@ def horizon_factor(short: int, whole: int) -> float:
     return (whole / short) ** HORIZON_POWER
 
 
-def two_digits(value: float) -> float:
-    """Rounded to what is known of it."""
-    return float(f"{value:.2g}")
-
-
 @dataclass(frozen=True)
-class Found:
+class FoundRates:
     """What a search found, by option of the optimizer.
 
     Attributes:
         recipe: the recipe's rates.
         rates: the suggested ones.
         by_seed: the suggestion of each seed.
+        sweeps: one of each rate.
         probes: for each seed, the loss of each short run by its rate.
+        probe_steps: optimizer steps of a short run.
         steps: optimizer steps of everything.
         factor: from the best rate of a short run to that of the whole run. It is part of `rates` and `by_seed`.
     """

@@ -18,7 +18,7 @@ from lit_llm.data.teacher import TeacherInfo, TeacherWriter, info_path, read_inf
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import CHUNK_SIZE, logits
-from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.init_from import InitialWeights
 
 
 def teacher_problems(

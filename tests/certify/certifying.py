@@ -3,7 +3,7 @@
 import os
 
 from lit_llm.certify.check import Outcome, run_checks
-from lit_llm.certify.checks import groups
+from lit_llm.certify.promises import groups
 
 
 def outcome(name: str, devices: int = 1, device: str = "cpu") -> Outcome:

@@ -11,7 +11,7 @@ import pytest
 from certifying import outcome
 
 from lit_llm.__main__ import main
-from lit_llm.certify import attention, checks
+from lit_llm.certify import attention, promises
 from lit_llm.certify.cells import AXES, PLAIN, cells, layouts, pairwise
 from lit_llm.certify.check import Check, Figure, Group, run_checks, summary
 from lit_llm.certify.processes import run_ranks
@@ -46,11 +46,11 @@ def test_each_pair_of_values_occurs_in_few_cells():
 
 def test_names_are_unique_and_each_job_is_started():
     for devices, device in itertools.product((1, 2, 3, 4, 8), ("cpu", "cuda")):
-        names = [check.name for group in checks.groups(devices, device, place=".") for check in group.checks]
+        names = [check.name for group in promises.groups(devices, device, place=".") for check in group.checks]
         assert len(set(names)) == len(names)
         jobs = [
             (group, check, job)
-            for group in checks.groups(devices, device, place=".")
+            for group in promises.groups(devices, device, place=".")
             for check in group.checks
             for job in check.jobs
         ]
@@ -59,11 +59,11 @@ def test_names_are_unique_and_each_job_is_started():
 
 def test_losses_are_compared_by_step_and_nan_never_passes():
     straight = {"1": 4.0, "2": 2.0}
-    assert checks.difference({"1": 4.0, "2": 2.5}, straight) == 0.25
-    assert checks.difference({"2": 2.0}, straight, first=2) == 0.0
-    assert checks.difference({"1": 4.0}, straight) == float("inf")  # a step is missing
-    assert checks.difference({}, {}) == float("inf")  # nothing was shown
-    nan = checks.difference({"1": float("nan"), "2": 2.0}, straight)
+    assert promises.difference({"1": 4.0, "2": 2.5}, straight) == 0.25
+    assert promises.difference({"2": 2.0}, straight, first=2) == 0.0
+    assert promises.difference({"1": 4.0}, straight) == float("inf")  # a step is missing
+    assert promises.difference({}, {}) == float("inf")  # nothing was shown
+    nan = promises.difference({"1": float("nan"), "2": 2.0}, straight)
     assert nan != nan and not Figure(nan, 1.0).value <= 1.0
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lit_llm.certify.check import run_checks
-from lit_llm.certify.checks import groups
+from lit_llm.certify.promises import groups
 
 CASES = [pytest.param(1, marks=pytest.mark.cuda, id="one"), pytest.param(2, marks=pytest.mark.nccl, id="two")]
 

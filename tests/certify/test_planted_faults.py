@@ -15,8 +15,10 @@ from torch.nn.attention.flex_attention import flex_attention
 from lit_llm.certify import attention, watch
 from lit_llm.certify.watch import WaitsWatch
 from lit_llm.data import TextFiles
+from lit_llm.models import attention as attention_of_models
 from lit_llm.models import attention_flex
 from lit_llm.models.attention import attend
+from lit_llm.models.attention_kernel_choice import choose
 from lit_llm.models.block import Block
 from lit_llm.training.language_model import LanguageModel
 
@@ -60,6 +62,16 @@ def test_a_mask_of_flex_that_is_off_by_one(monkeypatch):
         found = attention_flex.attend_flex(q, k, v, mask, scale=0.25, softcap=None, sinks=None)
         error = (found.double() - exact).abs().max() / exact.abs().max()
         assert (error.item() <= attention.FP32_TOLERANCE) == good, window
+
+
+def test_flex_is_checked_with_flex_whatever_its_kind(monkeypatch, tmp_path):
+    """With the choice of CUDA on a CPU, where FlexAttention says that it has no backward pass."""
+    monkeypatch.setattr(attention_flex, "_kernel", lambda: flex_attention)
+    for module in (attention, attention_of_models):
+        monkeypatch.setattr(module, "choose", lambda kernel, device, **asked: choose(kernel, "cuda", **asked))
+    for kind in attention.KINDS:
+        with pytest.raises(NotImplementedError, match="FlexAttention"):
+            attention.error(tmp_path, ranks=1, accelerator="cpu", kernel="flex", kind=kind)
 
 
 def test_sinks_that_are_left_out(monkeypatch):

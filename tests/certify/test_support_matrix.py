@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import support_matrix
 from benchmarks.support_matrix import CERTIFICATES, COVERS
-from lit_llm.certify.checks import groups
+from lit_llm.certify.promises import groups
 from lit_llm.commands.certify import fingerprints
 
 

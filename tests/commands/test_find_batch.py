@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from recipe_runs import curve, run
 
 from lit_llm.callbacks import GradientNoise
-from lit_llm.commands.batch_finder import Noise, _FrozenNoise, find_batch, mean_noise, measuring_micro_batch, nearest_batch
+from lit_llm.commands.noise_scale import Noise, _FrozenNoise, find_batch, mean_noise, measuring_micro_batch, nearest_batch
 from lit_llm.commands.short_runs import ShortRuns
 from lit_llm.core.errors import UserError
 

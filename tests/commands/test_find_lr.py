@@ -12,7 +12,7 @@ from recipe_runs import curve, run
 from lit_llm.commands.find_lr import find_rates, tail_loss
 from lit_llm.commands.short_runs import ShortRuns, option_of
 from lit_llm.core.errors import UserError
-from lit_llm.training.rate_search import Found, Sweep
+from lit_llm.training.rate_search import FoundRates, Sweep
 
 TINY = ["--config", "tiny.yaml"]
 
@@ -113,7 +113,7 @@ def test_the_page_is_one_file_with_every_measurement():
     sweep = Sweep([1e-4, 1e-3, 1e-2], [5.0, 4.0, math.nan])
     probes = [{0.001: 3.25, 0.002: 3.0, 0.004: math.inf}, {0.001: 3.5, 0.002: 3.125}]
     page = rate_page(
-        Found({"lr": 0.01}, {"lr": 0.002}, {"lr": [0.0019, 0.0021]}, {"lr": sweep}, {"lr": probes}, 50, 500, 0.5),
+        FoundRates({"lr": 0.01}, {"lr": 0.002}, {"lr": [0.0019, 0.0021]}, {"lr": sweep}, {"lr": probes}, 50, 500, 0.5),
         "T",
         "find-lr <x>",
     )

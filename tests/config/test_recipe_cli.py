@@ -276,6 +276,10 @@ MISTAKES = {
         ["GradientAccumulationScheduler", "--batch_ramp BatchRamp"],
     ),
     "a GPU where there is none": (["--trainer.accelerator", "gpu"], "", ["trainer.accelerator is gpu", "0 GPUs"]),
+    "init_args of a callback as a number": (
+        [], "trainer: {callbacks: [{class_path: lightning.pytorch.callbacks.ModelSummary, init_args: 5}]}",
+        ["trainer.callbacks is [{", "it must be of type list[Callback]"],
+    ),
 }  # fmt: skip
 
 

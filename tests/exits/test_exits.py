@@ -6,6 +6,7 @@ A watchdog ends a process that has not ended 20 seconds after its command. Excep
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from launcher import group_is_left
 from recipe_runs import TEXT
 
 from lit_llm.checkpoint.disk_format import damage
+from lit_llm.training import bounded_exit
 
 LIMIT = 60.0
 """Seconds after which an exit counts as a hang. An exit takes about one."""
@@ -280,6 +282,16 @@ def test_a_rank_that_fails_leaves_the_last_word_to_the_first_on_its_machine(laun
                 first.communicate()
             said = other.communicate()[1]
         assert other.returncode == 2 and said == ("" if also_ends else "error: a mistake\n")
+
+
+def test_the_name_of_a_process_on_the_machine_need_not_be_text():
+    library, before = ctypes.CDLL(None), ctypes.create_string_buffer(16)
+    library.prctl(16, before)  # PR_GET_NAME; 15 sets it
+    library.prctl(15, b"\xff) Z 1")
+    try:
+        assert os.getpid() in bounded_exit._children(os.getppid()) and bounded_exit._is_running(os.getpid())
+    finally:
+        library.prctl(15, before)
 
 
 @pytest.mark.parametrize("launcher", ["gone", "not waited for", "somebody else's"])

@@ -325,8 +325,9 @@ def test_a_head_that_is_stored_beside_the_embedding_it_is_tied_to_must_equal_it(
     embedding = load_file(file)["model.embed_tokens.weight"]
     edit_weights(file, lm_head__weight=embedding.clone())
     import_folder(tmp_path / "hf", tmp_path / "run")
-    edit_weights(file, lm_head__weight=embedding + 1)
-    assert f"{file}: lm_head.weight differs from the embedding" in refused(tmp_path / "hf", tmp_path / "again")[0]
+    for head in (embedding + 1, torch.tensor(1.0)):
+        edit_weights(file, lm_head__weight=head)
+        assert f"{file}: lm_head.weight differs from the embedding" in refused(tmp_path / "hf", tmp_path / "again")[0]
 
 
 def test_a_relu_gate_must_be_the_matrix_itself(hf, tmp_path):

@@ -83,8 +83,11 @@ def test_a_run_can_be_sent_without_its_text_and_paths(trained, capsys):
         line for line in found[1] if line.startswith(("error", "warning", "advice"))
     ]
     assert doctor(capsys, trained[0], "--report", str(case))[0] == 2  # it exists
-    case.write_text("[]")
-    assert doctor(capsys, case)[0] == 2
+    endless = '{"rows": {"lr": [[Infinity], [1]]}, "config": {}, "first_steps": []}'
+    for damaged in ("[]", "[" * 100_000, endless):
+        case.write_text(damaged)
+        code, lines = doctor(capsys, case)
+        assert code == 2 and lines[-1].endswith("(--run)"), damaged[:20]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])

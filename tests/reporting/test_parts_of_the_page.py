@@ -54,6 +54,10 @@ def test_cost_is_that_of_all_launches_and_the_plan_that_of_the_first(tmp_path):
     assert (short_cost(older), short_cost(launches)) == ("$3.0 to $6.0 (1 of 2 launches)", "$6.0 to $12")
 
 
+def test_a_launch_with_an_infinite_step_is_left_out(tmp_path):
+    assert [each.first_step for each in made(tmp_path / "a", [], launch(0, last_step=float("inf")), launch(3)).launches] == [3]
+
+
 @pytest.mark.parametrize("price", [None, [1], ["a", 2], [-1, 2], "free", [1, 10**400]])
 def test_without_a_known_price_no_cost_is_said(tmp_path, price):
     said = dict(described(made(tmp_path / "a", [], launch(0, price_usd_hour=price))))

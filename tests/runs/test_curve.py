@@ -12,6 +12,7 @@ from lit_llm.config.recipe_files import reference_curve
 from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import Curve, Row
 from lit_llm.runs.curve_follower import CurveFollower
+from lit_llm.runs.metrics_rows import csv_values
 
 RECIPE = """
 model: {n_layer: 1, n_head: 2, n_embd: 32, block_size: 16}
@@ -131,6 +132,12 @@ def test_nan_leaves_the_curve():
     assert not follower.followed
 
 
+def test_a_damaged_file_of_a_csv_logger_is_refused(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,train/loss\n1,2.5\n2," + "2" * 200_000)
+    with pytest.raises(UserError, match=r"metrics\.csv cannot be read: field larger"):
+        csv_values(tmp_path / "metrics.csv")
+
+
 def test_nothing_in_common_is_not_following():
     follower = CurveFollower(Curve({}, [Row(5, loss=1.0)]), "it", 0.1)
     assert not follower.followed and "no logged step in common with it" in follower.summary()
@@ -143,7 +150,9 @@ def test_nothing_in_common_is_not_following():
         ("step,loss\n", "is not a curve: it has no loss"),
         ("step,loss\n1\n", "is not a curve: it has no loss"),
         ("a,b\n1,2\n", "is not a curve: its columns must be step, tokens, loss"),
-        ("# seed: 1\nstep,loss\n1,2\n2,x\n", "line 4 contains a value that is not a number"),
+        ("# seed: 1\n# seed: 2\nstep,loss\n1,2\n2,x\n", "line 5 contains a value that is not a number"),
+        ("step,loss\n1," + "2" * 200_000, "is not a curve: field larger than"),
+        ('{"text": "' + "a" * 200_000 + '"}', "is not a curve: field larger than"),
     ],
 )
 def test_an_invalid_curve_is_reported_before_training(there, capsys, text, said):

@@ -1,5 +1,6 @@
 """The lock of a run folder: two real processes, killed owners, owners on other hosts, and what the lock must not disturb."""
 
+import ctypes
 import json
 import os
 import signal
@@ -119,6 +120,18 @@ def test_a_reused_process_id_is_recognised_by_its_start_time(tmp_path):
     lock.release()  # not its lock any more
     other.check()
     other.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
+def test_the_name_of_a_process_need_not_be_text(tmp_path):
+    library, before = ctypes.CDLL(None), ctypes.create_string_buffer(16)
+    library.prctl(16, before)  # PR_GET_NAME; 15 sets it
+    library.prctl(15, b"\xff) Z")
+    try:
+        with RunLock(tmp_path), pytest.raises(UserError, match=f"process {os.getpid()} on"):
+            RunLock(tmp_path).acquire()
+    finally:
+        library.prctl(15, before)
 
 
 def test_an_owner_on_another_host_runs_if_its_heartbeat_changes(tmp_path):

@@ -11,7 +11,6 @@ from lit_llm.training.rate_search import (
     search,
     smooth,
     swept_rates,
-    two_digits,
     vertex,
     without_batches,
 )
@@ -68,7 +67,3 @@ def test_the_search_finds_the_minimum_with_few_runs(minimum):
 def test_the_search_ends_where_nothing_trains_and_a_broken_neighbour_needs_no_parabola():
     assert min(search(lambda exponent: math.nan)) == -24
     assert vertex({-1: 2.1, 0: 2.0, 1: math.inf}) == 0 and vertex({0: 2.0}) == 0 and vertex({-1: 2.0, 0: 2.0, 1: 2.0}) == -1
-
-
-def test_a_suggested_rate_has_two_digits():
-    assert two_digits(0.0123456) == 0.012

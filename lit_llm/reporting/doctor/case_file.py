@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.disk import open_ordinary
+from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError
 from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import Series
@@ -46,15 +46,14 @@ def read_case(path: Path) -> Observed:
         UserError: It is none.
     """
     try:
-        with open(open_ordinary(path)) as file:
-            case = json.load(file)
+        case = read_json(path)
         rows = {
             tag: Series([int(step) for step in steps], [float(value) for value in values], [0.0] * len(steps))
             for tag, (steps, values) in case["rows"].items()
             if len(steps) == len(values)
         }
         return Observed(rows, dict(case["config"]), [int(step) for step in case["first_steps"]])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise UserError(f"{path} is neither a run folder nor a file of `doctor --report` (--run)") from None
 
 
