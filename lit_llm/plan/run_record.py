@@ -134,7 +134,7 @@ def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
         speed = checks.get("speed/plain loop", {"details": {}})["details"].get("speed")
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror} {flag}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"{file} is not a certificate: {mend} {flag}") from None
     if speed is None:
         raise UserError(f"{file} has no speed, because the check 'speed/plain loop' was not made: {mend} {flag}")
@@ -156,7 +156,7 @@ def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredR
         hardware = dict(found["hardware"])
         known = device_of(hardware.pop("name"), hardware)
         return MeasuredRun(source, _settings(found["settings"]), known, seconds, rows)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
         raise UserError(problem) from None
 
 

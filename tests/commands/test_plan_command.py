@@ -367,11 +367,13 @@ def test_a_certificate_gives_the_speeds_of_its_machine(folder, capsys):
     assert code == 0
     assert json.loads(out)["save_seconds"] == pytest.approx(found["save_seconds"] / 2)
     (folder / "few.json").write_text('{"checks": []}')
+    (folder / "fast.json").write_text(json.dumps({"checks": [{"name": "links/all_reduce", "details": {"gbps": 10**400}}]}))
     for words, said in (
         (["--from_certificate", str(path), "--mfu", "0.3"], "both decide the speed"),
         (["--from_certificate", "tiny.yaml"], "is not a certificate"),
         (["--from_certificate", "missing.json"], "cannot be read"),
         (["--from_certificate", "few.json"], "has no speed"),
+        (["--from_certificate", "fast.json"], "is not a certificate"),
         (["--from_certificate", str(certificate(folder, settings, hardware={}))], "cannot be used"),
     ):
         code, _, err = run(capsys, "plan", "--config", "tiny.yaml", *words)

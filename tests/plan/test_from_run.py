@@ -131,6 +131,7 @@ def edited(**changes):
         (as_text([launch(seconds=None)]), "has measured no step"),
         (as_text([launch(seconds=float("nan"))]), "cannot be used"),
         (as_text([launch(seconds=-1.0)]), "cannot be used"),
+        (as_text([launch(seconds=10**400)]), "cannot be used"),
         (as_text([edited(settings={})]), "cannot be used"),
         (as_text([edited(settings={**settings_values(RUN), "unknown": 1})]), "cannot be used"),
         (as_text([edited(hardware=None)]), "cannot be used"),
