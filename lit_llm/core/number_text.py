@@ -47,7 +47,7 @@ def counted(number: int, name: str) -> str:
 def count(number: float) -> str:
     """For example "1.56 B", "124 M", "17 k"."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
+        if number >= limit * 0.9995:  # 999,700 is 1 M, not 1e+03 k
             return f"{number / limit:.3g} {unit}"
     return f"{number:.3g}"
 

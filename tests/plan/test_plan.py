@@ -327,6 +327,7 @@ def test_the_advice_names_a_mesh_if_nothing_else_fits():
 
 def test_numbers_read_well():
     assert [count(n) for n in (999, 1.5e3, 124e6, 1.557e9, 2e12)] == ["999", "1.5 k", "124 M", "1.56 B", "2 T"]
+    assert [count(n) for n in (999.4, 999.6, 999_400, 999_600, 999_999_999)] == ["999", "1 k", "999 k", "1 M", "1 B"]
     assert size(2**30) == "1.07 GB (1.00 GiB)" and size(5e6) == "5.0 MB"
     assert [duration(s) for s in (0, 5e-5, 0.25, 90, 600, 7200, 4.54 * 86400)] == [
         "0 s",
