@@ -66,10 +66,10 @@ def ngram_hashes(words: np.ndarray, n: int) -> np.ndarray:
 
 def _parts(text: str) -> Iterator[str]:
     """``text`` in parts of about ``_CHUNK`` characters that end where a word does, or in one very long word."""
-    start = 0
+    start, kinds = 0, _kinds()
     while start < len(text):
         stop = start + _CHUNK
-        while stop < min(len(text), start + 2 * _CHUNK) and text[stop].isalnum():
+        while stop < min(len(text), start + 2 * _CHUNK) and kinds[ord(text[stop])] == _LETTER:
             stop += 1
         yield text[start:stop]
         start = stop

@@ -37,6 +37,12 @@ def test_words_are_runs_of_letters_and_digits():
     assert word_hashes("").tolist() == word_hashes(" .,- \n").tolist() == []
 
 
+def test_no_word_is_cut_before_a_combining_mark():
+    word = "\u0939\u093f\u0928\u094d\u0926\u0940"  # Hindi: letters with vowel signs, which are no letters of their own
+    for begins in (2**16 - 5, 2**16 - 3, 2**16 - 1):  # texts are hashed in parts of 2**16 characters
+        assert word_hashes("." * begins + word + " end").tolist() == word_hashes(f"{word} end").tolist()
+
+
 def test_letters_are_alone_or_together_as_they_are_for_near_duplicates():
     letters = [c for c in map(chr, range(0x32000)) if unicodedata.category(c)[0] == "L"]
     twice = [c * 2 for c in letters if unicodedata.normalize("NFKC", c).lower() == c]
