@@ -47,7 +47,9 @@ class _FrozenNoise(GradientNoise):
         self.samples = (samples, samples * count)
 
     def noise(self) -> Noise:
-        """What was measured."""
+        """What was measured; zeros if no first micro-batch had a target, so that a mean over seeds has no share of it."""
+        if not self.steps:
+            return Noise(0.0, 0.0)
         big = (total_norm(self._total).double() / self.steps).square().cpu()
         small = torch.tensor(self.small / self.steps, dtype=torch.float64)
         trace, square = noise_and_signal(small, big, self.samples[0], self.samples[1] * self.steps).tolist()

@@ -86,6 +86,8 @@ def test_a_batch_is_whole_micro_batches_on_all_devices():
     assert [measuring_micro_batch(batch, 8) for batch in (512, 8, 6, 3, 2)] == [8, 2, 1, 1, 1]
     assert measuring_micro_batch(15, 8) == 3
     pooled = mean_noise([Noise(2.0, 0.1), Noise(4.0, 0.3)])
+    assert _FrozenNoise(0).noise().scale == math.inf  # no first micro-batch had a target
+    assert mean_noise([Noise(2.0, 0.1), _FrozenNoise(0).noise()]).scale == pytest.approx(20.0)
     assert pooled.scale == pytest.approx(15.0) and Noise(1.0, -0.1).scale == math.inf
 
 
