@@ -50,7 +50,7 @@ class Curve:
         """Write the CSV, with seven digits per value: the precision of fp32."""
         text = io.StringIO()
         for name, value in self.facts.items():
-            text.write(f"# {name}: {value}\n")
+            text.write(" ".join(f"# {name}: {value}".splitlines()) + "\n")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["step", *COLUMNS])
         for row in self.rows:

@@ -102,7 +102,8 @@ def csv_values(path: Path) -> dict[str, list[Value]]:
                     value = Value(int(step), float(cell), 0.0)
                 except (TypeError, ValueError):  # an empty cell, or more cells than columns
                     continue
-                values.setdefault(tag, []).append(value)
+                if value.step < _LAST_STEP:
+                    values.setdefault(tag, []).append(value)
     return values
 
 

@@ -61,13 +61,14 @@ def test_a_curve_has_the_logged_steps_and_what_they_must_be(run):
 
 
 def test_files_keep_seven_digits_and_gaps(tmp_path):
-    curve = Curve({"seed": "1"}, [Row(1, 2.0**40, 0.123456789, None, 1e-30, None), Row(7, loss=math.nan)])
+    curve = Curve({"seed": "1", "command": "fit\n--trainer.max_steps 3"}, [Row(1, 2.0**40, 0.123456789, None, 1e-30, None), Row(7, loss=math.nan)])
     curve.write(tmp_path / "x" / "c.csv")
     lines = (tmp_path / "x" / "c.csv").read_text().splitlines()
-    assert lines[0] == "# seed: 1" and lines[2] == "1,1099511627776,0.1234568,,1e-30,"
+    assert lines[0] == "# seed: 1" and lines[3] == "1,1099511627776,0.1234568,,1e-30,"
     text = (tmp_path / "x" / "c.csv").read_text()
     (tmp_path / "x" / "c.csv").write_text("\ufeff" + text.replace("\n", "\r\n"))  # as spreadsheets save it
     again = Curve.read(tmp_path / "x" / "c.csv")
+    assert again.facts == {"seed": "1", "command": "fit --trainer.max_steps 3"}  # `curve --note` may have several lines
     assert again.rows[0] == Row(1, 2.0**40, 0.1234568, None, 1e-30, None) and math.isnan(again.rows[1].loss)
 
 
@@ -136,6 +137,11 @@ def test_a_damaged_file_of_a_csv_logger_is_refused(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,train/loss\n1,2.5\n2," + "2" * 200_000)
     with pytest.raises(UserError, match=r"metrics\.csv cannot be read: field larger"):
         csv_values(tmp_path / "metrics.csv")
+
+
+def test_what_is_no_step_in_the_file_of_a_csv_logger_is_left_out(tmp_path):
+    (tmp_path / "metrics.csv").write_text(f"step,loss\n1,2.5\n{10**400},2.0\n{2**53},2.0\n-3,2.0\n,2.0\n2,\n")
+    assert csv_values(tmp_path / "metrics.csv") == {"loss": [(1, 2.5, 0.0)]}
 
 
 def test_nothing_in_common_is_not_following():
