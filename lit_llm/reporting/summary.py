@@ -91,7 +91,7 @@ def _data(run: RunCurves) -> str:
             named = named if isinstance(named, list) else [named]
             more = f" and {len(named) - 3} more" if len(named) > 3 else ""
             parts.append(f"{key}: {', '.join(map(str, named[:3]))}{more}")
-    if sources := setting("data.init_args.sources"):
+    if isinstance(sources := setting("data.init_args.sources"), Mapping | list):
         parts.append(f"sources: {', '.join(map(str, sources))}")
     if tokenizer := setting("data.init_args.tokenizer.class_path"):
         parts.append(f"tokenizer {_class(tokenizer)}")
