@@ -52,6 +52,7 @@ READ = {
     "spaces in an object": ("f", b' { "text" : "a" } \n', [b"a"]),
     "jsonl of another name": ("f.txt", A + b"\n" + B, [b"a", b"b"]),
     "only blank lines, called jsonl": ("f.jsonl", b"\n\n \n", []),
+    "only a mark, called jsonl": ("f.jsonl", MARK, []),
     "an escaped mark": ("f", b'{"text": "\\ufeffa"}', [MARK + b"a"]),
     "a mark before text": ("f.txt", MARK + b"a", [b"a"]),
     "only a mark": ("f.txt", MARK, []),

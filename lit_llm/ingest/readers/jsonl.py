@@ -63,7 +63,7 @@ def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece
         line = line.removeprefix(codecs.BOM_UTF8)  # not of the first line only: files are joined with cat
         if long:
             of.skipped += not (yield from stream_text(_rest_of_line(line, stream), of.key, where=where, hint=hint))
-        elif not line.isspace():
+        elif line.strip():
             yield from document_of(_object(line, of, where, hint), of, where=where, hint=hint)
 
 
