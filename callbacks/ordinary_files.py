@@ -20,7 +20,7 @@ TEXT_BYTES = 64 * 2**20
 """Limit of a file that is read whole, such as a tokenizer: the largest in use have 35 MB."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """Error numbers of a disk that takes no more: full, over the quota, a file too large, read-only."""
-_DISK = NO_ROOM | {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+_DISK = NO_ROOM | {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG}
 
 
 _NOT_ORDINARY = "it is a pipe, socket or device, not an ordinary file"
@@ -127,7 +127,7 @@ def read_object(path: str | os.PathLike[str], *, mend: str = "") -> dict[str, An
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Whether the disk refused: full, over the quota, read-only, no permission, or broken."""
+    """Whether the disk refused: full, over the quota, read-only, no permission, a name that is too long, or broken."""
     return isinstance(error, OSError) and error.errno in _DISK
 
 

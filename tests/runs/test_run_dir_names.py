@@ -90,3 +90,10 @@ def test_a_name_that_cannot_be_a_folder_is_refused(places, capsys, name):
     what = "at most 255 in each name" if name.strip() else "is empty"
     assert code == 2 and err.startswith("error: run_dir is ") and what in err and len(err.splitlines()) == 1
     assert files_outside(places, places / "none") == []
+
+
+@pytest.mark.parametrize(("command", "flag"), [("fit", "--resume"), ("validate", "--ckpt_path")])
+def test_a_checkpoint_whose_name_is_too_long_is_refused(places, capsys, command, flag):
+    code, _, err = run(capsys, command, "--config", "tiny.yaml", flag, "y" * 300, "--run_dir", "here")
+    assert code == 1 and err.startswith("error: yyy") and "too long" in err and len(err.splitlines()) == 1
+    assert files_outside(places, places / "none") == []
