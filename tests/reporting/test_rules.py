@@ -607,6 +607,24 @@ def test_a_fine_tuning_may_ignore_most_targets():
     assert diagnose(observed(curves, {"init_from": "runs/base"})) == []
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"optimizer": {"init_args": {"betas": ["a", 0.95]}}},
+        {"optimizer": {"init_args": {"betas": [0.9, None]}}},
+        {"lora": {"rank": 0, "alpha": 16.0}},
+        {"trainer": {"max_steps": math.inf}},
+    ],
+)
+def test_settings_of_another_kind_are_no_finding(config):
+    assert {finding.name for finding in diagnose(observed(config=config))} <= {"base-is-trained"}  # LoRA without frozen weights
+
+
+def test_a_total_of_norms_too_large_for_a_float_is_infinite():
+    tags = {f"health/weight_norm/{layer}": Series([1], [1e200], [0.0]) for layer in ("a", "b")}
+    assert Observed(tags, {}).total("weight_norm") == [(1, math.inf)]
+
+
 def test_a_short_run_and_one_without_a_number_of_steps_may_have_torchs_betas():
     betas = {"optimizer": {"init_args": {"betas": [0.9, 0.999]}}}
     for steps in (10, 400, -1):

@@ -81,7 +81,7 @@ class Observed:
         squares: dict[int, float] = {}
         for points in self.by_layer(group).values():
             for step, value in points:
-                squares[step] = squares.get(step, 0.0) + value**2
+                squares[step] = squares.get(step, 0.0) + value * value  # `value**2` raises beyond 1e154
         return [(step, math.sqrt(square)) for step, square in sorted(squares.items())]
 
     def smoothed(self, tag: str) -> Points:
@@ -95,9 +95,10 @@ class Observed:
         return default if value is None else value
 
     def number(self, key: str) -> float | None:
-        """A setting that is a number; None of any other."""
+        """A setting that is a finite number; None of any other."""
         value = self.setting(key)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+        return value if is_number else None
 
     @property
     def drops(self) -> bool:

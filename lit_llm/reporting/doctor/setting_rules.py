@@ -51,9 +51,9 @@ def unusual(run: Observed) -> str | None:
             high = 20.0
         if isinstance(value, int | float) and not low <= value <= high:
             found.append(f"{key.replace('.init_args', '')} is {value:g} (usual: {low:g} to {high:g})")
-    rank, alpha = run.setting("lora.rank"), run.setting("lora.alpha")
+    rank, alpha = run.number("lora.rank"), run.number("lora.alpha")
     # Hu et al. 2021: once or twice the rank
-    if isinstance(rank, int) and isinstance(alpha, int | float) and not rank / 16 <= alpha <= 8 * rank:
+    if rank and alpha is not None and not rank / 16 <= alpha <= 8 * rank:
         found.append(f"lora.alpha is {alpha:g}, {alpha / rank:g} times the rank")
     decay, kind = run.number("optimizer.init_args.weight_decay"), str(run.setting("optimizer.class_path", ""))
     adds = kind.endswith((".Adam", ".NAdam", ".RAdam", ".Adamax", ".Adagrad", ".RMSprop"))  # Loshchilov and Hutter 2019
@@ -64,9 +64,10 @@ def unusual(run: Observed) -> str | None:
     if kind.endswith("MuonAdamW") and original and rate and rate < 2e-3 and run.from_scratch:  # Jordan 2024: 0.02
         found.append(f"optimizer.lr is {rate:g}, far too low for the matrices of Muon: a rate for AdamW (--optimizer.lr 0.01)")
     betas = run.setting("optimizer.init_args.betas")
-    if isinstance(betas, list) and len(betas) == 2 and betas[0] > betas[1]:  # Kingma and Ba 2015 assume the opposite
+    pair = isinstance(betas, list) and len(betas) == 2 and all(isinstance(each, int | float) for each in betas)
+    if pair and betas[0] > betas[1]:  # Kingma and Ba 2015 assume the opposite
         found.append(f"optimizer.betas is {betas}: the average of gradients is longer than that of their squares")
-    elif isinstance(betas, list) and len(betas) == 2 and betas[1] < 0.8:
+    elif pair and betas[1] < 0.8:
         found.append(f"optimizer.betas is {betas}: the average of squares is of few steps (usual: 0.95 to 0.999)")
     if run.setting("checkpoint.init_args.mode") == "max" and str(run.setting("checkpoint.init_args.monitor")).endswith("loss"):
         found.append("checkpoint.mode is max, which keeps the checkpoint with the highest loss (--checkpoint.mode min)")
