@@ -69,4 +69,5 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
 
 def overlay_text(batch: int, micro_batch: int, command: str) -> str:
     """An overlay of a recipe with this batch."""
-    return f"# {command}\ndata:\n  init_args:\n    global_batch_size: {batch}\n    micro_batch_size: {micro_batch}\n"
+    comment = "\n# ".join(command.splitlines())
+    return f"# {comment}\ndata:\n  init_args:\n    global_batch_size: {batch}\n    micro_batch_size: {micro_batch}\n"

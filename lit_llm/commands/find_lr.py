@@ -175,5 +175,6 @@ def find_rates(
 
 def overlay_text(rates: dict[str, float], command: str) -> str:
     """An overlay of a recipe with these rates."""
-    lines = [f"# {command}", "optimizer:", "  init_args:", *(f"    {key}: {rate!r}" for key, rate in rates.items())]
+    lines = [f"# {line}" for line in command.splitlines()]
+    lines += ["optimizer:", "  init_args:", *(f"    {key}: {rate!r}" for key, rate in rates.items())]
     return "\n".join(lines) + "\n"

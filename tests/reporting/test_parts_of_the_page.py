@@ -87,7 +87,9 @@ trainer: {precision: bf16-mixed}
 
 
 def test_sources_of_data_that_are_no_mixture_are_not_described(tmp_path):
-    for number, (sources, said) in enumerate([("3", "Mine"), ("web", "Mine"), ("{web: x, code: y}", "Mine; sources: web, code")]):
+    for number, (sources, said) in enumerate(
+        [("3", "Mine"), ("web", "Mine"), ("{web: x, code: y}", "Mine; sources: web, code")]
+    ):
         config = f"data: {{class_path: mine.Mine, init_args: {{sources: {sources}}}}}\n"
         assert dict(described(made(tmp_path / str(number), [], config=config)))["data"] == said
 

@@ -61,7 +61,10 @@ def test_a_curve_has_the_logged_steps_and_what_they_must_be(run):
 
 
 def test_files_keep_seven_digits_and_gaps(tmp_path):
-    curve = Curve({"seed": "1", "command": "fit\n--trainer.max_steps 3"}, [Row(1, 2.0**40, 0.123456789, None, 1e-30, None), Row(7, loss=math.nan)])
+    curve = Curve(
+        {"seed": "1", "command": "fit\n--trainer.max_steps 3"},
+        [Row(1, 2.0**40, 0.123456789, None, 1e-30, None), Row(7, loss=math.nan)],
+    )
     curve.write(tmp_path / "x" / "c.csv")
     lines = (tmp_path / "x" / "c.csv").read_text().splitlines()
     assert lines[0] == "# seed: 1" and lines[3] == "1,1099511627776,0.1234568,,1e-30,"
