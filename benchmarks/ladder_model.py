@@ -255,11 +255,11 @@ def variant(**settings: Any) -> Callable[[nn.Module], nn.Module]:
     return change
 
 
-def random_convolutions(model: nn.Module) -> nn.Module:
-    """Short convolutions begin with random weights, not as the identity: of 4 positions with the variance of their input."""
+def zero_start(model: nn.Module) -> nn.Module:
+    """Short convolutions begin as the identity, as they did until 2026-11-27."""
     for module in model.modules():
         if isinstance(module, ShortConvolution):
-            nn.init.normal_(module.weight, std=0.5)
+            nn.init.zeros_(module.weight)
     return model
 
 
@@ -290,7 +290,7 @@ TECHNIQUES = [
     Technique("qkv-convolution", "Primer, arXiv 2109.08668; Canon-B, Allen-Zhu 2025", config={"qkv_convolution": 4}),
     Technique("input-convolutions", "Canon-A and -C, Allen-Zhu 2025", config={"input_convolution": 4}),
     Technique("conv-3", "3 positions instead of 4", config={"input_convolution": 3}),
-    Technique("conv-init-0.5", "random convolutions", model=random_convolutions),
+    Technique("zero-start", "short convolutions that start at zero", model=zero_start),
     Technique("hidden-convolution", "Canon-D, Allen-Zhu 2025", model=variant(convolutions="d")),
     Technique("embedding-convolution", "as Canon layers, on the embedding", model=variant(convolutions="e")),
     Technique("token-shift", "RWKV, arXiv 2305.13048", model=variant(shift=True)),
