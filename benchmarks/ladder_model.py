@@ -55,6 +55,8 @@ class Variant:
     """Where a causal convolution of 4 positions by channel is added: d hidden values of the MLP, e embedding."""
     head_gates: bool = False
     """Each head's output is multiplied by 2 sigmoid of a linear function of the input's first channels."""
+    forget_gates: bool = False
+    """Each head has a gate at each position. The score of an earlier position is lowered by the gates' -log between the two."""
     key_offset: bool = False
     """The slowly rotating half of each key is that of the position before."""
     skips: bool = False
@@ -98,6 +100,9 @@ class VariantBlock(nn.Module):
         self.mix = nn.Parameter(torch.zeros(2 * d)) if v.shift else None
         self.conv_d = new_convolution(block.mlp.up.out_features) if "d" in v.convolutions else None
         self.gate = nn.Parameter(torch.zeros(GATE_INPUTS * self.heads)) if v.head_gates else None
+        # sigmoids of 1 … 5: memories of 4 to 150 positions
+        biases = torch.linspace(1, 5, self.heads)
+        self.forget = nn.Parameter(torch.cat((torch.zeros(d * self.heads), biases))) if v.forget_gates else None
         self.gains = nn.Parameter(torch.ones(2 * d)) if v.branch_gains else None
 
     def forward(self, x: Tensor, x0: Tensor, ids: Tensor, rotation: Any, see: Any) -> Tensor:
@@ -136,7 +141,13 @@ class VariantBlock(nn.Module):
             for i in (1, 3):
                 parts[i] = torch.cat((parts[i][:, :, :1], parts[i][:, :, :-1]), dim=2)
             k = torch.cat(parts, dim=-1)
-        y = attend(q, k, value, see=see, scale=a.scale, softcap=a.softcap)  # (B, H, T, h)
+        scale = a.head_dim**-0.5 if a.scale is None else a.scale
+        if self.forget is not None:
+            gates = x @ self.forget[: -self.heads].view(-1, self.heads) + self.forget[-self.heads :]  # (B, T, H)
+            kept = F.logsigmoid(gates).cumsum(1).mT[..., None]  # (B, H, T, 1)
+            # q k + kept_i - kept_j: the softmax over j does not see kept_i, and a further dimension of the keys adds the rest
+            q, k = torch.cat((q, torch.ones_like(kept)), -1), torch.cat((k, -kept / scale), -1)
+        y = attend(q, k, value, see=see, scale=scale, softcap=a.softcap)  # (B, H, T, h)
         if a.exclusive:
             y = without_own_value(y, value)
         y = y.transpose(1, 2)  # (B, T, H, h)
@@ -244,6 +255,14 @@ def variant(**settings: Any) -> Callable[[nn.Module], nn.Module]:
     return change
 
 
+def zero_start(model: nn.Module) -> nn.Module:
+    """Short convolutions begin as the identity, as they did until 2026-11-27."""
+    for module in model.modules():
+        if isinstance(module, ShortConvolution):
+            nn.init.zeros_(module.weight)
+    return model
+
+
 def balanced(model: nn.Module) -> nn.Module:
     """Moves the biases of the experts once for each batch, as `ExpertBalance` does."""
 
@@ -270,6 +289,8 @@ TECHNIQUES = [
     Technique("rope-base", "rotary base of 500 for short contexts", config={"rope_theta": 500.0}),
     Technique("qkv-convolution", "Primer, arXiv 2109.08668; Canon-B, Allen-Zhu 2025", config={"qkv_convolution": 4}),
     Technique("input-convolutions", "Canon-A and -C, Allen-Zhu 2025", config={"input_convolution": 4}),
+    Technique("conv-3", "3 positions instead of 4", config={"input_convolution": 3}),
+    Technique("zero-start", "short convolutions that start at zero", model=zero_start),
     Technique("hidden-convolution", "Canon-D, Allen-Zhu 2025", model=variant(convolutions="d")),
     Technique("embedding-convolution", "as Canon layers, on the embedding", model=variant(convolutions="e")),
     Technique("token-shift", "RWKV, arXiv 2305.13048", model=variant(shift=True)),
@@ -285,6 +306,7 @@ TECHNIQUES = [
     Technique("backout", f"{SPEED_RUN} 2025-11", model=variant(backout=True)),
     Technique("head-gates", f"arXiv 2505.06708; {SPEED_RUN} 2025-08", model=variant(head_gates=True)),
     Technique("exclusive", "exclusive self-attention, Zhai 2026", config={"exclusive_attention": True}),
+    Technique("forget", "forgetting transformer, arXiv 2503.02130", model=variant(forget_gates=True)),
     Technique("key-offset", f"{SPEED_RUN} 2025-12", model=variant(key_offset=True)),
     *map(experts, (4, 8, 16)),
     Technique("ahead-1", "multi-token prediction with a block, DeepSeek-V3, arXiv 2412.19437", config={"predict_ahead": 1}),

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 from lit_llm.__main__ import main
 from lit_llm.callbacks import throughput
-from lit_llm.plan.run_record import MeasuredRun, measured_run, with_slowness
+from lit_llm.plan.measured_run import MeasuredRun, measured_run, with_slowness
 from lit_llm.plan.speed import Options, step_times
 
 SIZES = {  # name: layers, width, tokens of a sequence, sequences, optimizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lit_llm.plan import hardware as hardware_table
-from lit_llm.plan.hardware import Hardware
+from lit_llm.core import hardware as hardware_table
+from lit_llm.core.hardware import Hardware
 from lit_llm.plan.layout import layout_of_name
 from lit_llm.plan.memory import peak_memory, resolved, usable_bytes
 from lit_llm.plan.run_settings import RunSettings

@@ -31,6 +31,7 @@ from lit_llm.checkpoint.disk_format import newest_good
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.core._torch import compiled_graphs
 from lit_llm.core.errors import UserError
+from lit_llm.core.hardware import this_machine
 from lit_llm.data import TextFiles
 from lit_llm.distributed.block_kernels import float8_problem, no_compiler
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -39,7 +40,6 @@ from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan.hardware import this_machine
 from lit_llm.tokenizers import Bytes
 from lit_llm.training.language_model import LanguageModel
 

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lit_llm.callbacks._lightning import is_logged
 from lit_llm.callbacks._torch import gathered
 from lit_llm.core._torch import DispatchMode
+from lit_llm.core.hardware import this_machine
 from lit_llm.core.measured_speed import matmul_tflops
 from lit_llm.distributed.block_kernels import compile_blocks
 from lit_llm.distributed.traffic import Traffic
@@ -31,8 +32,7 @@ from lit_llm.optim import parameter_groups
 from lit_llm.plan import peak_memory
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.hardware import this_machine
-from lit_llm.plan.run_record import settings_values
+from lit_llm.plan.measured_run import settings_values
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.plan_monitor import settings_of_trainer
 

@@ -13,11 +13,11 @@ from lit_llm.commands.new_output import REPLACE_HELP, write_new
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments, own_tokenizer
 from lit_llm.core.errors import UserError, noting, refuse
+from lit_llm.core.hardware import Hardware, table
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.number_domain import Domain, above, at_least, whole
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
-from lit_llm.plan.hardware import Hardware, table
-from lit_llm.plan.run_record import MeasuredRun, certified_run, differences, measured_run, with_slowness
+from lit_llm.plan.measured_run import MeasuredRun, certified_run, differences, measured_run, with_slowness
 from lit_llm.plan.speed import SAVE_GBPS
 from lit_llm.runs.run_folder import CONFIG, expanded
 
@@ -27,7 +27,7 @@ def own_flags() -> OwnFlags:
         "plan", description="The budget of a run before it starts. Takes every flag of `fit` (--config …), and these:"
     )
     add = parser.add_argument
-    add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, a YAML file with the "
+    add("--hardware", metavar="NAME", help="a name of the table in lit_llm/core/hardware.yaml, a YAML file with the "
         "same keys, or auto: measure this machine. Default: this machine, unmeasured.")  # fmt: skip
     add(
         "--devices",
@@ -107,7 +107,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     from rich.console import Console
 
     from lit_llm.config.planned_recipe import PlannedRecipe
-    from lit_llm.plan.hardware import this_machine
+    from lit_llm.core.hardware import this_machine
     from lit_llm.reporting.plan_text import markdown, render
     from lit_llm.training.auto_precision import choose_for
 

@@ -11,10 +11,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.config.objects import Objects
 from lit_llm.core.errors import UserError
+from lit_llm.core.hardware import this_machine
 from lit_llm.core.memory import address_space_bytes, memory_bytes
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.plan.hardware import this_machine
 from lit_llm.plan.memory import Memory, peaks_of_ranks, resolved
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.run_settings import DataFacts, RunSettings

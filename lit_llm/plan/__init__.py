@@ -8,7 +8,7 @@ Memory and executed FLOPs are traced from the model, which imports torch when th
 4197120
 """
 
-from lit_llm.plan.hardware import Hardware, find, table
+from lit_llm.core.hardware import Hardware, find, table
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory
 from lit_llm.plan.optimizer import Optimizer

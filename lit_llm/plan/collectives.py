@@ -7,9 +7,9 @@ from collections import defaultdict
 from functools import partial
 from typing import NamedTuple
 
+from lit_llm.core.hardware import Hardware
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.micro_batch import stages_work
 from lit_llm.plan.optimizer import MuonWork
 from lit_llm.plan.pipeline_order import stages_of_rank, weights_of_rank

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from lit_llm.core.hardware import Hardware
 from lit_llm.distributed.keep_rule import KeptWhole, keep
-from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import MuonWork, row_state_bytes, state_bytes, work_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from types import SimpleNamespace
@@ -130,60 +129,3 @@ def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights
     twice = is_tied(weights) or any(stage.ahead for stage in stages)
     held = {"token embedding": first or (last and twice), "position embedding": first}
     return tuple(w for w in weights if (held.get(w.part, last) if w.block is None else w.block in blocks))
-
-
-# -- time -------------------------------------------------------------------------------------------------------------
-
-DURATION = {"forward": 1, "backward": 2, "gradients of inputs": 1, "gradients of weights": 1}
-"""A forward pass takes 1, the gradient of an input 1, and that of weights 1."""
-
-
-class Box(NamedTuple):
-    """A task on its rank, in units of time."""
-
-    rank: int
-    task: Task
-    start: int
-    stop: int
-
-
-@lru_cache(maxsize=8)
-def timetable(layout: PipelineLayout, micro_batches: int) -> tuple[Box, ...]:
-    """When each rank does what, with equal stages and no time between them: all tasks, in an order in which they can run."""
-    waiting = [deque(order) for order in orders(layout, micro_batches)]
-    done: dict[Task, int] = {}
-    clock, found = [0] * layout.ranks, list[Box]()
-    while any(waiting):
-        before = len(found)
-        for rank, order in enumerate(waiting):
-            while order and done.keys() >= {*(needed := _needed(order[0], layout.stages - 1))}:
-                start, together = max([clock[rank], *(done[need] for need in needed)]), order.popleft()
-                clock[rank] = start + sum(DURATION[task.kind] for task in together)
-                for task in together:  # their results are sent when all are done
-                    found.append(Box(rank, task, start, start + DURATION[task.kind]))
-                    start += DURATION[task.kind]
-                    done[_result(task)] = clock[rank]
-        assert len(found) > before, "the order of actions waits for itself"
-    return tuple(found)
-
-
-def idle_share(boxes: tuple[Box, ...]) -> float:
-    """The share of all ranks' time without a task."""
-    ranks, end = 1 + max(box.rank for box in boxes), max(box.stop for box in boxes)
-    return 1 - sum(box.stop - box.start for box in boxes) / (ranks * end)
-
-
-def _needed(together: Sequence[Task], last: int) -> list[Task]:
-    """The tasks of other stages, or of the loss, that must be done before."""
-    found = []
-    for kind, stage, micro_batch in together:
-        if kind == "forward":
-            found += [Task("forward", stage - 1, micro_batch)] if stage else []
-        elif kind != "gradients of weights":  # these follow the gradient of the input, which is earlier in the rank's order
-            found.append(Task("backward", stage + 1, micro_batch) if stage < last else Task("forward", stage, micro_batch))
-    return found
-
-
-def _result(task: Task) -> Task:
-    """A task whose result others need, whichever of the kinds of backward passes it is."""
-    return task._replace(kind="backward") if task.kind == "gradients of inputs" else task

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lit_llm.core.errors import refuse
+from lit_llm.core.hardware import Hardware
 from lit_llm.models.attention_kernel_choice import unsupported_attention
 from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
-from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
+from lit_llm.plan.measured_run import settings_values
 from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
 from lit_llm.plan.pipeline_order import bubble
-from lit_llm.plan.run_record import settings_values
 from lit_llm.plan.run_settings import CHECKPOINTING, Phase, RunSettings, phases
 from lit_llm.plan.speed import Options, Times, dense_peak, fitted_seconds, step_times
 from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, stored_bytes, weights_of

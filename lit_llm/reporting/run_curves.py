@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_llm.plan.run_record import recorded_launches
 from lit_llm.reporting.charts import Points
 from lit_llm.runs.curve import versions_text
 from lit_llm.runs.loaded_run import LoadedRun, Series
+from lit_llm.runs.plan_record import recorded_launches
 
 TOKENS = "progress/tokens"
 

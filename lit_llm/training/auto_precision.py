@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_llm.core._torch import cpu_has_bf16_units
-from lit_llm.plan.hardware import Hardware
+from lit_llm.core.hardware import Hardware
 from lit_llm.runs.resume import RunStart
 
 KEY = "trainer.precision"

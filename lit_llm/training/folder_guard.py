@@ -15,8 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_llm.checkpoint.disk_format import clear_leftovers
 from lit_llm.core.disk import delete, is_disk_error, read_ordinary, write_bytes
 from lit_llm.hf.tokenizer_files import COMPANIONS
-from lit_llm.plan.run_record import PLAN
 from lit_llm.runs.lock import LOCK
+from lit_llm.runs.plan_record import PLAN
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, set_aside
 from lit_llm.tokenizers import TOKENIZER_FILE

@@ -21,17 +21,18 @@ from lit_llm.callbacks.ranges import check_ranges
 from lit_llm.checkpoint.manifest import versions
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
+from lit_llm.core.hardware import Hardware, this_machine
 from lit_llm.core.number_domain import Domain, above
 from lit_llm.core.number_text import money_range
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.compute import cost_usd, flops_per_token
-from lit_llm.plan.hardware import Hardware, this_machine
+from lit_llm.plan.measured_run import settings_values
 from lit_llm.plan.memory import peak_memory
-from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
 from lit_llm.plan.run_settings import DataFacts, RunSettings
 from lit_llm.plan.speed import Options, dense_peak, step_times
 from lit_llm.plan.weights import planned_model, total_parameters
+from lit_llm.runs.plan_record import PLAN, as_text, earlier_launches
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.outcome import outcome

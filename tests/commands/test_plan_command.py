@@ -12,7 +12,7 @@ from lit_llm.__main__ import main
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, table
-from lit_llm.plan.run_record import certified_run, settings_values
+from lit_llm.plan.measured_run import certified_run, settings_values
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = """

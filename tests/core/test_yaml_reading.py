@@ -94,7 +94,7 @@ def test_anchors_and_merge_keys_make_copies():
 
 
 def test_shipped_yaml_reads_as_pyyaml_reads_it():
-    files = [*Path(lit_llm.__file__).parent.glob("recipes/**/*.yaml"), Path(lit_llm.__file__).parent / "plan/hardware.yaml"]
+    files = [*Path(lit_llm.__file__).parent.glob("recipes/**/*.yaml"), Path(lit_llm.__file__).parent / "core/hardware.yaml"]
     assert len(files) > 20
     for file in files:
         assert read_yaml_file(file) == yaml.safe_load(file.read_text()), file

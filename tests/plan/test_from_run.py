@@ -12,9 +12,10 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, find, make_plan
-from lit_llm.plan.run_record import PLAN, as_text, differences, earlier_launches, measured_run, settings_values, with_slowness
+from lit_llm.plan.measured_run import differences, measured_run, settings_values, with_slowness
 from lit_llm.plan.speed import step_times
 from lit_llm.reporting.plan_text import markdown
+from lit_llm.runs.plan_record import PLAN, as_text, earlier_launches
 
 MODEL = GPTConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
 RUN = RunSettings(MODEL, Optimizer("AdamW"), steps=100, global_batch=64, micro_batch=4, precision="bf16-mixed")

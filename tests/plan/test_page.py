@@ -13,8 +13,8 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Layout, Optimizer, Options, RunSettings, find, make_plan, sweep
 from lit_llm.plan.layout import layout_of_name
-from lit_llm.plan.pipeline_order import DURATION, idle_share, timetable
 from lit_llm.plan.run_settings import Schedule
+from lit_llm.reporting.pipeline_timetable import DURATION, idle_share, timetable
 from lit_llm.reporting.plan_page import parts_of_step, plan_page, timeline
 from lit_llm.reporting.plan_sweep_page import Point, pareto_front, points_of, sweep_page
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from planned_steps import peak_of
 
+from lit_llm.core.hardware import table
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan import Layout, Optimizer, RunSettings, make_plan
-from lit_llm.plan.hardware import table
 from lit_llm.plan.memory import Pools, reserved_bytes
 from lit_llm.plan.weights import total_parameters
 

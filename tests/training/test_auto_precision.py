@@ -16,7 +16,7 @@ from lit_llm.config.build import Built, build
 from lit_llm.config.parse import parse
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.resolve import resolved
-from lit_llm.plan.hardware import table
+from lit_llm.core.hardware import table
 from lit_llm.training import auto_precision
 from lit_llm.training.auto_precision import choose, choose_for
 

@@ -16,7 +16,7 @@ from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
 from lit_llm.optim.torch_muon import TorchMuon
 from lit_llm.plan import Optimizer
-from lit_llm.plan.run_record import measured_run
+from lit_llm.plan.measured_run import measured_run
 from lit_llm.training import plan_monitor
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.plan_monitor import PlanMonitor

@@ -10,7 +10,7 @@ import pytest
 from recipe_runs import curve, run
 
 from lit_llm.core.errors import UserError
-from lit_llm.plan.hardware import find
+from lit_llm.core.hardware import find
 from lit_llm.training import plan_monitor
 from lit_llm.training.plan_monitor import PlanMonitor, RunCost
 

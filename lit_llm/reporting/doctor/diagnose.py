@@ -16,7 +16,6 @@ from lit_llm.ingest.chat.render import Renderer
 from lit_llm.ingest.chat.template import MOST_BYTES as MOST_TEMPLATE_BYTES
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES
-from lit_llm.plan.run_record import recorded_launches
 from lit_llm.reporting.doctor import (
     data_rules,
     expert_rules,
@@ -34,6 +33,7 @@ from lit_llm.reporting.doctor.case_file import read_case
 from lit_llm.reporting.doctor.finding import Finding, Rule
 from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import LoadedRun
+from lit_llm.runs.plan_record import recorded_launches
 from lit_llm.runs.run_folder import CONFIG
 
 _FILES = (

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.device_peaks import KINDS, peak_of, peaks_of
+from lit_llm.callbacks.device_peaks import KINDS, peak_of, peaks_of
 from lit_llm.core.errors import UserError
 from lit_llm.core.measured_speed import copy_gbps, matmul_tflops
 from lit_llm.core.memory import memory_bytes
