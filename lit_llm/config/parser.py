@@ -133,10 +133,9 @@ def known_classes(key: str) -> dict[str, type]:
 
 def class_path(key: str, value: Any) -> Any:
     """A short name as the path of its class, if several classes have it: imports of transformers bring another Adafactor."""
-    same = [cls for cls in _classes(key) if cls.__name__ == value]
-    if len(same) < 2:
+    if [cls.__name__ for cls in _classes(key)].count(value) < 2:
         return value
-    found = max(same, key=_is_meant)
+    found = known_classes(key)[value]
     return f"{found.__module__}.{found.__qualname__}"
 
 
