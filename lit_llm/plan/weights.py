@@ -95,7 +95,7 @@ class Weight:
 
     @functools.cached_property
     def total(self) -> int:
-        """Elements."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
     @functools.cached_property
