@@ -100,15 +100,14 @@ def _list() -> str:
 
 def _diff(one: str, other: str) -> None:
     from lit_llm.config.resolve import resolved
+    from lit_llm.reporting.plan_text import table_rows
 
     a, b = (dict(leaves(read_yaml(resolved(["--config", str(_known(name))])))) for name in (one, other))
     groups = list(dict.fromkeys(key.partition(".")[0] for key in [*a, *b]))
     keys = sorted(dict.fromkeys([*a, *b]), key=lambda key: groups.index(key.partition(".")[0]))
     found = [(key, a.get(key, "–"), b.get(key, "–")) for key in keys]
-    rows = [("", one, other), *((key, as_flag(old), as_flag(new)) for key, old, new in found if old != new)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for key, old, new in rows:
-        print(f"{key:<{widths[0]}}  {old:<{widths[1]}}  {new}".rstrip())
+    rows = [(key, as_flag(old), as_flag(new)) for key, old, new in found if old != new]
+    print(table_rows(("", one, other), rows, as_markdown=False), end="")
 
 
 def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> None:
