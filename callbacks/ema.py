@@ -109,10 +109,15 @@ class EMA(_AfterSteps):
             self._average = dict(zip(dict.fromkeys(_trainable(pl_module).values()), self._average.values(), strict=False))
         self._exchange(pl_module)
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._exchange_back(pl_module)
 
-    on_validation_interrupted = on_exception = on_validation_epoch_end  # type: ignore[assignment]
+    def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Called by StopOnSignal; not a Lightning hook."""
+        self._exchange_back(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._exchange_back(pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._exchange_back(pl_module)  # the checkpoint's weights are views of the model's

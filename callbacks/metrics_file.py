@@ -80,10 +80,12 @@ class MetricsFile(Logger):
                     self._row[name] = number
 
     @rank_zero_only
-    def save(self, *_: Any) -> None:
+    def save(self) -> None:
         self._write()
 
-    finalize = save  # type: ignore[assignment]
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self._write()
 
     def _write(self) -> None:
         if not self._row:

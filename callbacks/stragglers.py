@@ -145,8 +145,12 @@ class Stragglers(_PutsBack):
     def _is_measured(self, trainer: Trainer, step: int) -> bool:
         return is_logged(trainer, step) and step >= self._first  # so never step 1
 
-    def _forget(self, *_: Any) -> None:
+    def _forget(self) -> None:
         self._step_began = self._step_ended = self._wait_began = None
         self._waits = []
 
-    on_validation_start = on_save_checkpoint = _forget  # type: ignore[assignment]
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._forget()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._forget()
