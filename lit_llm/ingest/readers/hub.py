@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 from urllib.parse import parse_qsl, urlencode
 
 from lit_llm.core.errors import UserError, need
@@ -145,7 +144,14 @@ _load_once = functools.lru_cache(maxsize=8)(_load)  # at a fixed commit, nothing
 
 def _datasets(name: _Name) -> ModuleType:
     """The package, without torch: it imports torch if it is installed, which takes 180 MB in each worker."""
-    with patch.dict(os.environ, USE_TORCH="0"):
+    before = os.environ.get("USE_TORCH")
+    os.environ["USE_TORCH"] = "0"
+    try:
         datasets = need("datasets", extra="datasets", what=str(name))
+    finally:
+        if before is None:
+            del os.environ["USE_TORCH"]
+        else:
+            os.environ["USE_TORCH"] = before
     datasets.disable_progress_bars()
     return datasets
