@@ -16,6 +16,7 @@ from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.adapters import base_record
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
+from lit_llm.commands.export import main as export
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.core.errors import UserError
 from lit_llm.hf.config_map import links
@@ -83,7 +84,10 @@ def test_an_adapter_of_peft_gives_the_same_logits_here_and_goes_back(family, tmp
     assert saved["lora"]["rank"] == 3 and saved["lora"]["alpha"] == 12
     assert all("lora" in name for name in saved["state_dict"])
     out = tmp_path / "back"
-    assert main(["export", "--run", str(tmp_path / "runs/adapter"), "--out", str(out), "--adapter"]) == 0
+    words = ["export", "--run", str(tmp_path / "runs/adapter"), "--out", str(out), "--adapter"]
+    with pytest.raises(UserError, match="leave out --max_shard_gb"):  # an adapter is one file
+        export([*words[1:], "--max_shard_gb", "1"])
+    assert main(words) == 0
     back = PeftModel.from_pretrained(built(family), out).eval()
     before = PeftModel.from_pretrained(built(family), tmp_path / "adapter").eval()
     torch.testing.assert_close(logits(back, True), logits(before, True), atol=2 * TOLERANCE, rtol=2 * TOLERANCE)
