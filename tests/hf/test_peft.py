@@ -301,6 +301,16 @@ def test_weights_that_are_integers_are_refused(adapter, tmp_path):
         weights_here("llama", tmp_path)
 
 
+def test_an_adapter_of_rank_0_is_refused(adapter, tmp_path):
+    good = json.loads((adapter / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**good, "r": 0}))
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    none = {name: tensor[:0] if "lora_A" in name else tensor[:, :0].contiguous() for name, tensor in tensors.items()}
+    save_file(none, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="r of at least 1"):
+        weights_here("llama", tmp_path)
+
+
 @pytest.mark.slow
 def test_adapters_that_do_not_fit_are_refused(tmp_path, capsys):
     base = base_of("llama", tmp_path)
