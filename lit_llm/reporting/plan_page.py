@@ -8,9 +8,9 @@ from collections import Counter
 from lit_llm.core import html_page as html
 from lit_llm.core.html_page import Bar
 from lit_llm.core.number_text import count, duration, money_range, percent, size, two_digits
+from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.plan.memory import Memory, usable_bytes
 from lit_llm.plan.micro_batch import micro_batch
-from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.plan import Plan
 from lit_llm.plan.segments import Operation
 from lit_llm.plan.speed import update_bytes
