@@ -22,17 +22,13 @@ def plan_page(plan: Plan, command: str) -> str:
     """The page of one plan. `command`: that made it."""
     title = f"Plan: {count(plan.parameters)} parameters on {devices(plan)}"
     short, *others = sections(plan)
-    body = [*top(title, command), html.keys(_keys(plan)), html.pairs(short.rows)]
+    body = [html.keys(_keys(plan)), html.pairs(short.rows)]
     body += [html.heading("Memory of a step"), memory_figure(plan)]
     body += [html.heading("Time of a step"), step_figures(plan)]
     for section in others:
         table = html.table(section.header, section.rows) if section.header else html.pairs(section.rows)
         body += [html.heading(section.title), table]
-    return html.document(title, body)
-
-
-def top(title: str, command: str) -> list[str]:
-    return [f"<h1>{html.escape(title)}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
+    return html.document(title, body, command)
 
 
 def _keys(plan: Plan) -> list[tuple[str, str, str]]:
