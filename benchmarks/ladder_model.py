@@ -79,7 +79,7 @@ def before(x: Tensor, lag: int = 1) -> Tensor:
 
 
 def new_convolution(channels: int) -> ShortConvolution:
-    made = ShortConvolution(CONVOLUTION, channels, std=0.0)
+    made = ShortConvolution(CONVOLUTION, channels)
     nn.init.zeros_(made.weight)
     return made
 

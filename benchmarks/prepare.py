@@ -40,12 +40,12 @@ BARE = ("tiktoken", "tokenizers")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run."""
+    """What one run takes."""
 
     cpu: float
-    """Seconds."""
+    """Processor seconds of all processes."""
     wall: float
-    """Seconds."""
+    """Seconds from start to end."""
     memory: int
     """Largest sum of the resident bytes of all processes."""
     anonymous: int

@@ -50,8 +50,8 @@ def main() -> None:
     print("| B, T, c | ShortConvolution, ms | conv1d, relative | shifts, relative |")
     print("|---|---|---|---|")
     for name, shape in SIZES.items():
-        module = ShortConvolution(POSITIONS, shape[2], std=0.5)
-        torch.nn.init.normal_(module.weight, std=0.5)
+        module = ShortConvolution(POSITIONS, shape[2])
+        torch.nn.init.normal_(module.weight)
         x, gradient = torch.randn(shape, requires_grad=True), torch.randn(shape)
         inputs: list[Tensor] = [x, module.weight]
         ways: list[Callable[[], Tensor]] = [

@@ -174,7 +174,7 @@ class Throughput(_PutsBack):
             torch.cuda.synchronize()
 
     def _peak_memory(self) -> int:
-        """Bytes."""
+        """The most bytes that the device has allocated, or on a CPU that this process has had resident."""
         if self._cuda or resource is None:
             return torch.cuda.max_memory_allocated() if self._cuda else 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

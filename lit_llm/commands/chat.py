@@ -146,7 +146,7 @@ class Conversation:
         command, _, words = line.partition(" ")
         if line[:1] != "/":
             if self._model.chat is None or line.strip():
-                self._answer([*self._messages, {"role": "user", "content": line if self._model.chat is None else line.strip()}])
+                self._answer([*self._messages, self._question(line)])
         elif command == "/quit":
             return True
         elif command == "/help":
@@ -170,9 +170,13 @@ class Conversation:
         elif command == "/undo":
             self._become(self._messages[:-2])
         else:
-            asked = {"role": "user", "content": words} if command == "/edit" else self._messages[-2]
+            asked = self._question(words) if command == "/edit" else self._messages[-2]
             self._answer([*self._messages[:-2], asked])
         return False
+
+    def _question(self, text: str) -> Message:
+        """A message of the user. Without a template, spaces around it are a part of the text that is continued."""
+        return {"role": "user", "content": text if self._model.chat is None else text.strip()}
 
     def _system(self, text: str, key: str) -> list[Message]:
         """The system message, if there is a text.

@@ -76,7 +76,7 @@ class PackPlan:
         self.consecutive = Counts(0, documents, targets, cut, separated)
 
     def __len__(self) -> int:
-        """Blocks."""
+        """The number of blocks."""
         return self.counts.blocks
 
     def block(self, number: int) -> np.ndarray:

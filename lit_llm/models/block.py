@@ -48,8 +48,8 @@ class Block(nn.Module):
         self.mlp_output_norm = make_norm(config) if after else None
         self.attention_convolution = self.mlp_convolution = None
         if (positions := config.input_convolution) is not None:
-            self.attention_convolution = ShortConvolution(positions, config.n_embd, std=positions**-0.5)
-            self.mlp_convolution = ShortConvolution(positions, config.n_embd, std=positions**-0.5)
+            self.attention_convolution = ShortConvolution(positions, config.n_embd)
+            self.mlp_convolution = ShortConvolution(positions, config.n_embd)
         self.dropout = config.dropout
 
     def forward(

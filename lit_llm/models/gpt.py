@@ -160,7 +160,9 @@ class GPT(nn.Module):
             elif isinstance(module, Attention) and module.sinks is not None:
                 nn.init.zeros_(module.sinks)
             elif isinstance(module, ShortConvolution):
-                draw_(module.weight, partial(nn.init.normal_, std=module.std))
+                # What those of a block add begins with the variance of their input; those of q, k and v begin with nothing.
+                std = 0.0 if ".attention." in name else module.positions**-0.5
+                draw_(module.weight, partial(nn.init.normal_, std=std))
             elif isinstance(module, RotaryTable):
                 module.fill()
         output = self.embedding if self.head is None else self.head

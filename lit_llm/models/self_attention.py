@@ -40,9 +40,9 @@ class Attention(nn.Module):
         self.project = nn.Linear(heads, d, bias=config.has_bias("attention_output"))
         self.query_convolution = self.key_convolution = self.value_convolution = None
         if (positions := config.qkv_convolution) is not None:
-            self.query_convolution = ShortConvolution(positions, heads, std=0.0)
-            self.key_convolution = ShortConvolution(positions, kv, std=0.0)
-            self.value_convolution = ShortConvolution(positions, kv, std=0.0)
+            self.query_convolution = ShortConvolution(positions, heads)
+            self.key_convolution = ShortConvolution(positions, kv)
+            self.value_convolution = ShortConvolution(positions, kv)
         self.query_norm = self.key_norm = None
         if config.qk_norm:
             self.query_norm = make_rms_norm(config, self.head_dim if self.norm_heads else heads)

@@ -27,13 +27,9 @@ class ShortConvolution(nn.Module):
     Ranks that share a sequence send each other the last n - 1 positions of their chunks, and nothing else.
     """
 
-    def __init__(self, positions: int, channels: int, *, std: float) -> None:
-        """
-        Args:
-            std: of the initial weights. positions**-0.5: what is added begins with the variance of x. 0: nothing is added then.
-        """
+    def __init__(self, positions: int, channels: int) -> None:
         super().__init__()
-        self.positions, self.channels, self.std = positions, channels, std
+        self.positions, self.channels = positions, channels
         # One dimension, channel by channel: it is a vector for the optimizer, and tensor parallelism splits it by channels.
         self.weight = nn.Parameter(torch.empty(channels * positions))
         self.stream: SequenceShard | None = None

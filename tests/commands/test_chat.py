@@ -59,7 +59,7 @@ def test_every_answer_is_that_to_the_whole_conversation_and_the_transcript_is_da
 
     sizes, forward = [], GPT.forward
     monkeypatch.setattr(GPT, "forward", lambda self, ids, **more: sizes.append(ids.size(1)) or forward(self, ids, **more))
-    typed = ["hi", "more", "/retry", "/edit less", "/undo", "/system Be short.", "why?", "/save saved.jsonl", "/clear", "hi"]
+    typed = ["hi", "more", "/retry", "/edit  less ", "/undo", "/system Be short.", "why?", "/save saved.jsonl", "/clear", "hi"]
     flags = ["--temperature", "0", "--max_new_tokens", "5", "--transcript", "kept.jsonl"]
     code, out, err = chat(monkeypatch, capsys, "".join(f"{line}\n" for line in typed), *flags)
     given = [size for size in sizes if size > 1]

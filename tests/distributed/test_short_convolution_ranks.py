@@ -40,7 +40,7 @@ for name, (context, kind, stream, positions, length) in json.loads(sys.argv[1]).
     outer = shard(context, stream, kind) if context > 1 else None
     inner = shard(stream, 1, "heads") if stream > 1 else None
     for seen in (None, documents):
-        module = ShortConvolution(positions, 3, std=0.5).double()
+        module = ShortConvolution(positions, 3).double()
         with torch.no_grad():
             module.weight.copy_(weight)
         module.stream = inner

@@ -107,7 +107,7 @@ class ChatForm(NamedTuple):
     """How conversations were written."""
 
     template: str
-    """Jinja."""
+    """Jinja source."""
     end_of_turn_id: int | None
     """The id with which an answer ends; None if an answer ends with its text."""
 
