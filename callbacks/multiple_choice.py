@@ -64,6 +64,11 @@ def _question(line: str, place: str) -> Question:
         raise UserError(
             f'{place}: "gold" is {gold}, but must be the index of a choice, from 0 to {len(choices) - 1} (--tasks.tasks).'
         )
+    try:
+        "".join((query, *choices)).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise UserError(f"{place} has half of a surrogate pair, {half}, which is no character (--tasks.tasks).") from None
     return Question(query, choices, gold)
 
 

@@ -17,8 +17,10 @@ from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, Built, build
 from lit_llm.config.resolve import devices_of, read_recipe
+from lit_llm.core._lightning import set_max_steps
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml
+from lit_llm.data import TokenDataModule
 from lit_llm.training.language_model import LanguageModel
 
 _QUIET: dict[str, Any] = {
@@ -70,10 +72,14 @@ class ShortRuns:
         self._precision: Any = None
         with self._built({}, 0) as built:
             chosen = built.config.optimizer.init_args.as_dict()
-            self.steps: int = built.trainer.max_steps
             self.seed = int(built.config.seed_everything)
             self.class_path: str = built.config.optimizer.class_path
             self.data = built.datamodule
+            if built.config.trainer.max_epochs not in (None, -1) and isinstance(self.data, TokenDataModule):
+                self.data.trainer = built.trainer  # whose last step follows from the data
+                self.data.prepare_data()
+                self.data.setup("fit")
+            self.steps: int = built.trainer.max_steps
             schedule = built.parts.get("schedule")
             self.from_weights: bool = built.config.init_from is not None
             self.has_adapters: bool = built.config.lora is not None
@@ -130,6 +136,7 @@ class ShortRuns:
     ) -> list[float]:
         with self._built(rates, seed) as built:
             trainer, schedule = built.trainer, built.parts.get("schedule")
+            set_max_steps(trainer, self.steps)
             if schedule is not None:
                 schedule.resolve(trainer)
             planned: Planned = schedule.rate if schedule is not None else lambda t, configured: configured

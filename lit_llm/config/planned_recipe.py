@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.parse import Recipe
 from lit_llm.config.resolve import OtherMachine, read_recipe
+from lit_llm.core._lightning import set_max_steps
 from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.parallel_layout import Layout
@@ -98,8 +97,7 @@ class PlannedRecipe:
             data=facts,
             background_saves=layout.splits_model if saves == "auto" else bool(saves),
         )
-        if settings.steps == -1:
-            settings = replace(settings, steps=steps_of_epochs(settings, self.config.trainer.max_epochs))
+        settings = replace(settings, steps=self._steps(settings))
         length = settings.sequence_length
         if length != model.block_size:
             self.notes.append(
@@ -123,6 +121,20 @@ class PlannedRecipe:
             self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
         return planned_model(replace(model, vocab_size=model.vocab_size or vocab_size), self.built.objects.architecture)
 
+    def _steps(self, settings: RunSettings) -> int:
+        """Where `fit` ends: after `max_steps` or `max_epochs`, whichever comes first. Adds a note if that is not known."""
+        steps, epochs = settings.steps, self.config.trainer.max_epochs
+        if steps == -1:
+            return steps_of_epochs(settings, epochs)
+        if epochs in (None, -1):
+            return steps
+        if not settings.data.train_tokens:
+            self.notes.append(
+                f"the size of the dataset is unknown, so the run may end before its {steps:,} steps (--trainer.max_epochs)"
+            )
+            return steps
+        return min(steps, steps_of_epochs(settings, epochs))
+
     def _rate(self, steps: int) -> Callable[[int], float]:
         """The schedule as a function of the step, with a peak of 1."""
         schedule: callbacks.Schedule | None = self.built.parts.get("schedule")
@@ -130,8 +142,8 @@ class PlannedRecipe:
             return lambda step: 1.0
         if isinstance(schedule, callbacks.Decay):
             schedule.load_state_dict({"began": 0, "rates": []})
-        in_epochs: Any = SimpleNamespace(max_steps=steps)
-        schedule.resolve(self.built.trainer if self.built.trainer.max_steps != -1 else in_epochs)
+        set_max_steps(self.built.trainer, steps)
+        schedule.resolve(self.built.trainer)
         return lambda step: schedule.rate(step, 1.0)
 
 

@@ -53,7 +53,7 @@ class Run:
 
     Attributes:
         recipe: with the settings that the launch decides: run_dir, resume, seed_everything, and of the Trainer precision,
-            max_steps and use_distributed_sampler.
+            max_steps, max_epochs and use_distributed_sampler.
         start: the checkpoint that the run continues from, with the changed settings that it announces.
         scratch: the run is thrown away: it never resumes, and its checkpoints are whole.
         machine: the devices that it is planned for; None: this machine.
@@ -174,7 +174,7 @@ def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachin
             if recipe.command == "fit":
                 config.resume = start.resume
             if start.max_steps is not None:
-                config.trainer.max_steps = start.max_steps
+                config.trainer.max_steps, config.trainer.max_epochs = start.max_steps, -1
     if recipe.initial_problems and start.checkpoint is None:  # the model depends on these weights
         raise UserError("\n".join([*problems, *recipe.initial_problems]))
     if config.trainer.precision == AUTO and recipe.command != "prepare":

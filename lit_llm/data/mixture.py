@@ -15,7 +15,7 @@ from lit_llm.data.blocks import Blocks, HeldOutMixtureBlocks, MixtureBlocks
 from lit_llm.data.corpus import combined_hash
 from lit_llm.data.datamodule import chat_forms
 from lit_llm.data.mixture_order import MixtureOrder, Phase, PhaseDraws, SourceDraws, continued, phases_of, smallest_quotas
-from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
+from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems, with_names
 from lit_llm.data.pack_plan import planned
 from lit_llm.data.shard_splits import ShardSplits, no_split_text, splits_of
 from lit_llm.data.token_shards import ShardDataModule
@@ -42,7 +42,7 @@ class Mixture(ShardDataModule):
 
     def __init__(self, *, sources: dict[str, MixtureSource], phases: list[MixturePhase], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.sources, self.phases = sources, phases
+        self.sources, self.phases = with_names(sources), phases
         self._length: tuple[int, int | None] | None = None  # max_steps and max_epochs of the Trainer
         self._past: list[Phase] = []  # the phases of the checkpoint that the run continues from
         self._made: MixtureOrder | None = None

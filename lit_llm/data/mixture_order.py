@@ -78,11 +78,11 @@ def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
     Weights are taken as the decimals that they are written as: 0.1 is one tenth.
 
     Raises:
-        UserError: a weight is negative, they sum to neither 1 nor 100, or the period is longer than ``MAX_PERIOD``.
+        UserError: a weight is not from 0 to 100, they sum to neither 1 nor 100, or the period is longer than ``MAX_PERIOD``.
     """
     for name, weight in weights.items():
-        if not (math.isfinite(weight) and weight >= 0):
-            raise UserError(f"The weight of {name} is {weight}, but must be 0 or more")
+        if not 0 <= weight <= 100:
+            raise UserError(f"The weight of {name} is {weight}, but must be from 0 to 100")
     exact = {name: Fraction(str(weight)) for name, weight in weights.items() if weight}
     total = sum(exact.values())
     if total not in (1, 100):

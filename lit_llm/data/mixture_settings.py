@@ -6,12 +6,19 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from lit_llm.core.errors import UserError
 from lit_llm.data.mixture_order import smallest_quotas
 from lit_llm.data.shard_splits import path_problems
 
+T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def with_names(of_sources: Mapping[str, T]) -> dict[str, T]:
+    """By the names of sources. YAML reads a name such as 2024 as a number."""
+    return {str(name): value for name, value in of_sources.items()}
 
 
 @dataclass
@@ -46,6 +53,9 @@ class MixturePhase:
 
     weights: dict[str, float] = field(default_factory=dict)
     until: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.weights = with_names(self.weights)
 
 
 def mixture_problems(sources: Mapping[str, MixtureSource], phases: Sequence[MixturePhase]) -> list[str]:

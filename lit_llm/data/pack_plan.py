@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -199,8 +200,9 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> in
     Raises:
         UserError: the folder cannot be written or is gone, or the document ends are damaged.
     """
+    name = f".{path.name}.{uuid4().hex[:8]}.partial"  # machines may share the folder, and containers the number of a process
     try:
-        with complete_file(path, path.with_name(f".{path.name}.{os.getpid()}.partial")) as file:
+        with complete_file(path, path.with_name(name)) as file:
             return _write(file, documents, size, key)
     except FileNotFoundError as error:
         raise UserError(

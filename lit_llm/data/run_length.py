@@ -43,13 +43,17 @@ def set_end(trainer: Trainer, data: TokenDataModule) -> None:
         )
     if trainer.max_epochs in (None, -1):
         return
-    samples = trainer.max_epochs * data.epoch_samples
-    if data.ramp is None:
-        steps = -(-samples // data.global_batch_size)
-    else:
-        assert data.block_size is not None
-        steps = data.ramp.steps_for(samples * data.block_size)
+    steps = steps_of_passes(data, trainer.max_epochs)
     set_max_steps(trainer, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps))
+
+
+def steps_of_passes(data: TokenDataModule, passes: int) -> int:
+    """The fewest optimizer steps that read the training data so often. The data must be open."""
+    samples = passes * data.epoch_samples
+    if data.ramp is None:
+        return -(-samples // data.global_batch_size)
+    assert data.block_size is not None
+    return data.ramp.steps_for(samples * data.block_size)
 
 
 def run_length(data: TokenDataModule, max_steps: int) -> str:

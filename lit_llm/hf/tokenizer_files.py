@@ -13,8 +13,9 @@ from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, load_tokenizer
 
 GENERATION = "generation_config.json"
+_SPECIAL_TOKENS = "special_tokens_map.json"
 TOKENIZER_COMPANIONS = (
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+    *("tokenizer_config.json", _SPECIAL_TOKENS, "added_tokens.json", "chat_template.jinja", "chat_template.json"),
     *("tokenizer.model", "vocab.json", "merges.txt", GENERATION, DOCUMENT_IDS_FILE),
 )
 """Files next to tokenizer.json in an imported folder. A run folder keeps them, so that export writes them unchanged."""
@@ -63,13 +64,16 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
     }
     if imported:
         settings = read_object(config)
+    tokens: dict[str, Any] = {}
     if tokenizer.eos_id is not None:
-        settings["eos_token"] = tokenizer.decode([tokenizer.eos_id])
+        tokens["eos_token"] = tokenizer.decode([tokenizer.eos_id])
         if not imported:
-            settings["bos_token"] = settings["eos_token"]  # a document starts after the end of another, as in GPT-2
+            tokens["bos_token"] = tokens["eos_token"]  # a document starts after the end of another, as in GPT-2
     if tokenizer.bos_id is not None:
-        settings["bos_token"] = tokenizer.decode([tokenizer.bos_id])
-    write_json(settings, config)
+        tokens["bos_token"] = tokenizer.decode([tokenizer.bos_id])
+    write_json(settings | tokens, config)
+    if (older := out / _SPECIAL_TOKENS).is_file():  # where older folders have it, it overrides the configuration
+        write_json(read_object(older) | tokens, older)
 
 
 def _generation(run: Path, eos_id: int | None) -> dict[str, Any]:

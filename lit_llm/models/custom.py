@@ -61,9 +61,10 @@ class Architecture:
             UserError: if it does not exist or breaks the contract.
         """
         module, _, name = self.class_path.rpartition(".")
-        if not module:
+        if not module or module.startswith("."):
             raise UserError(
-                f"architecture is {name!r}. Expected a dotted class path such as my_project.MyModel (--architecture)."
+                f"architecture is {self.class_path!r}. Expected a dotted class path such as my_project.MyModel "
+                "(--architecture)."
             )
         try:
             found = getattr(importlib.import_module(module), name)

@@ -435,8 +435,8 @@ def coordinates(run: CheckedRun) -> Line:
     """With base_width, updates change activations equally at every width."""
     name, module = "coordinate check", run.model
     model = module.whole_model
-    if not isinstance(model, GPT) or module.lora is not None:
-        return Line(name, True, "not tested: only a GPT that is trained whole has model.base_width")
+    if not isinstance(model, GPT) or module.lora is not None or model.config.moe is not None:
+        return Line(name, True, "not tested: only a GPT without experts that is trained whole can have model.base_width")
     powers = width_powers(model.config, module.optimizer_factory)
     found = "updates change " + ", ".join(f"{what} with width^{power:+.2f}" for what, power in powers.items())
     if model.config.base_width is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from lit_llm import callbacks
 from lit_llm.callbacks._lightning import callback_of, is_logged
 from lit_llm.callbacks.progress_bar import format_line
 from lit_llm.core.errors import report
+from lit_llm.data import TokenDataModule
+from lit_llm.data.run_length import steps_of_passes
 from lit_llm.training.evaluation import safe_exp
 from lit_llm.training.language_model import LanguageModel
 
@@ -74,16 +77,18 @@ def code_at_end(trainer: Trainer, run_dir: Path, metrics: Mapping[str, Tensor], 
 
 
 def continue_command(run_dir: Path) -> str:
-    return f"python -m lit_llm fit --run {run_dir} --resume auto"
+    return f"python -m lit_llm fit --run {shlex.quote(str(run_dir))} --resume auto"
 
 
 def reason_for_end(trainer: Trainer) -> str:
     """Why `trainer.fit` returned without a signal, as the end of a sentence: "reached trainer.max_steps=12"."""
-    if trainer.global_step == trainer.max_steps:
-        return f"reached trainer.max_steps={trainer.max_steps}"
+    data, epochs = getattr(trainer, "datamodule", None), trainer.max_epochs or -1
+    by_epochs = "" if epochs == -1 else f"reached trainer.max_epochs={epochs}"
+    if trainer.global_step == trainer.max_steps:  # which `set_end` has lowered if the epochs end before
+        passes = isinstance(data, TokenDataModule) and by_epochs and trainer.global_step == steps_of_passes(data, epochs)
+        return by_epochs if passes else f"reached trainer.max_steps={trainer.max_steps}"
     if not trainer.should_stop:
-        limited = trainer.max_epochs not in (None, -1)
-        return f"reached trainer.max_epochs={trainer.max_epochs}" if limited else "the data have no training batches"
+        return by_epochs or "the data have no training batches"
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, EarlyStopping) and callback.stopping_reason_message is not None:
             value = trainer.callback_metrics.get(callback.monitor)

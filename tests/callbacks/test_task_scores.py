@@ -184,6 +184,7 @@ def test_batches_padding_and_truncation_do_not_change_a_score():
         ('{"query": "a", "choices": ["b", "c"], "gold": true}', "line 1 is not a question"),
         ('\n{"query": "a", "choices": ["b"], "gold": 0}', 'line 2: "choices" must be at least two texts'),
         ('{"query": "a", "choices": ["b", ""], "gold": 0}', "texts that are not empty"),
+        ('{"query": "a", "choices": ["b", "c \\ud83d"], "gold": 1}', "line 1 has half of a surrogate pair"),
         ('{"query": "a", "choices": ["b", "c"], "gold": 2}', '"gold" is 2, but must be the index of a choice, from 0 to 1'),
     ],
 )

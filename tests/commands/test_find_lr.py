@@ -45,6 +45,12 @@ def test_a_sweep_changes_one_rate_and_ends_when_told(folder):
     assert option_of({"algorithm": "muon"}, ("lr", "adamw_lr")) == option_of({"algorithm": "adamw"}, ("lr",)) == "lr"
 
 
+def test_the_run_may_end_with_its_epochs(folder):
+    runs = ShortRuns([*TINY, "--trainer.max_steps", "100000", "--trainer.max_epochs", "1"])
+    blocks = (runs.data.train_tokens - 1) // 16
+    assert runs.steps == -(-blocks // 4)
+
+
 class KnownLosses:
     """Runs whose loss has its minimum at known rates, different ones for each seed. Every third batch is hard."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lit_llm.__main__ import main
+from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, table
@@ -69,6 +70,20 @@ def test_a_plan_counts_the_blocks_of_packed_documents_and_says_what_packing_does
     assert "tokens 10 steps = 1.28 k" in text
     assert "20 documents in 20 blocks, 19.06% padding. Cut: 0.0% of the documents (concatenate: 75.0%)" in text
     assert not list((folder / "shards").glob("*.idx")), "a plan leaves nothing behind"
+
+
+def test_a_plan_ends_after_steps_or_epochs_whichever_comes_first(folder):
+    (folder / "text.txt").write_text("x" * 319)  # with the end of the document 320 tokens: 19 blocks of 16 and their targets
+    (folder / "held.txt").write_text("some more text")
+    flags = ["--config", "tiny.yaml", "--data", "TextFiles", "--data.train", "text.txt", "--data.val", "held.txt"]
+    flags += ["--data.paths", "null", "--data.tokenizer", "Bytes", "--data.global_batch_size", "4"]
+    for steps, end in (("50", 10), ("7", 7), ("-1", 10)):  # 2 epochs: 38 samples
+        planned = PlannedRecipe([*flags, "--trainer.max_steps", steps, "--trainer.max_epochs", "2"])
+        assert planned.settings().steps == end
+        assert planned.built.parts["schedule"].rate(end, 1.0) == pytest.approx(0.0, abs=0.2)  # it ends with the run
+    gone = ["--config", "tiny.yaml", "--data", "TokenShards", "--data.path", "gone"]
+    shards = PlannedRecipe([*gone, "--trainer.max_epochs", "2"])
+    assert shards.settings().steps == 8 and any("--trainer.max_epochs" in note for note in shards.notes)
 
 
 QUICK = ("strategy/fsdp2-ep.yaml", "strategy/3d.yaml", "precision/bf16-mixed.yaml")

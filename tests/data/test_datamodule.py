@@ -13,6 +13,7 @@ from recorder import TOKENS, SaveAt, T, expected_samples, fit, sample_numbers, w
 
 from lit_llm.data import Bytes, TextFiles
 from lit_llm.ingest.shards import ShardWriter
+from lit_llm.training.outcome import reason_for_end
 
 # ---- Training order ---------------------------------------------------------------------------------------------
 
@@ -48,21 +49,19 @@ def test_another_seed_is_another_order(tmp_path, shards):
 
 
 @pytest.mark.parametrize(
-    ("limits", "steps"),
+    ("limits", "steps", "end"),
     [
-        ({"max_epochs": 2}, 9),  # 50 samples in batches of 6: 8.33
-        ({"max_epochs": 2, "max_steps": 100}, 9),
-        ({"max_epochs": 2, "max_steps": 4}, 4),
-        ({"max_steps": 4}, 4),
-        (
-            {"max_epochs": 3, "limit_train_batches": 2},
-            6,
-        ),  # each of the three continues where the last one ended
+        ({"max_epochs": 2}, 9, "max_epochs=2"),  # 50 samples in batches of 6: 8.33
+        ({"max_epochs": 2, "max_steps": 100}, 9, "max_epochs=2"),
+        ({"max_epochs": 2, "max_steps": 4}, 4, "max_steps=4"),
+        ({"max_steps": 4}, 4, "max_steps=4"),
+        # each of the three continues where the last one ended
+        ({"max_epochs": 3, "limit_train_batches": 2}, 6, "max_epochs=3"),
     ],
 )
-def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits, steps):
+def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits, steps, end):
     module, run = fit(tmp_path, shards(), **limits)
-    assert run.global_step == steps
+    assert run.global_step == steps and reason_for_end(run) == f"reached trainer.{end}"
     assert sample_numbers(module.seen)[: steps * 6] == expected_samples(0, steps * 6)
 
 

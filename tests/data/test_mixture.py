@@ -88,6 +88,11 @@ def test_the_first_batches_of_validation_have_text_of_every_source_in_its_share(
         assert abs(int((numbers[:blocks] == 0).sum()) - blocks * 8 / 38) <= 1
 
 
+def test_a_name_that_yaml_reads_as_a_number_is_a_name(sources):
+    data = mixture({2024: sources["web"], "code": sources["code"]}, (1.0, {2024: 50, "code": 50}))
+    assert data.problems() == [] and data.source_names == ["2024", "code"]
+
+
 # ---- What is refused ------------------------------------------------------------------------------------------------
 
 

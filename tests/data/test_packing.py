@@ -184,6 +184,22 @@ def test_writing_a_plan_takes_the_memory_that_it_states(tmp_path):
     assert peak < 1.5 * 8 * blocks * pools
 
 
+def test_processes_of_two_machines_with_one_number_make_a_plan_at_once(tmp_path):
+    def documents(pools):
+        return SimpleNamespace(pools=pools, stream=SimpleNamespace(pairs=False))
+
+    def of_other(size):
+        yield np.array([0]), np.array([T])
+
+    def interrupted(size):
+        write_plan(tmp_path / "plan", documents(of_other), size=T, key=bytes(16))
+        yield from of_other(size)
+
+    write_plan(tmp_path / "plan", documents(interrupted), size=T, key=bytes(16))
+    assert len(PackPlan(tmp_path / "plan", size=T, key=bytes(16))) == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "plan"]
+
+
 def test_a_plan_for_other_data_or_blocks_and_missing_documents_are_refused(tmp_path, documents, monkeypatch):
     data(tmp_path).setup("fit")
     path = tmp_path / "train_pack-T8.idx"

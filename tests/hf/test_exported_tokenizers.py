@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_llm.commands.export import Source, export_folder
 from lit_llm.commands.import_hf import import_folder
+from lit_llm.hf.tokenizer_files import write_tokenizer
 from lit_llm.tokenizers import BPE, Bytes, load_tokenizer
 
 TEXTS = [
@@ -88,3 +89,19 @@ def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
     # Ours reads the same text without adding or recognising anything.
     mine = load_tokenizer(tmp_path / "run").encode("hello")
     assert [begin, *mine.tolist()] == before("hello")["input_ids"]
+
+
+def test_an_end_that_was_chosen_for_training_replaces_that_of_an_older_folder(tmp_path):
+    tokenizer, run, out = bpe(), tmp_path / "run", tmp_path / "out"
+    tokenizer._backend.add_special_tokens(["<|im_end|>"])
+    for folder in (run, out):
+        folder.mkdir()
+    tokenizer.save(run)
+    ids = {"bos_id": None, "eos_id": tokenizer._backend.token_to_id("<|im_end|>")}
+    old = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **old}  # without added_tokens_decoder
+    for name, content in {"document_ids": ids, "tokenizer_config": settings, "special_tokens_map": old}.items():
+        (run / f"{name}.json").write_text(json.dumps(content))
+    write_tokenizer(run, out, block_size=64)
+    loaded = AutoTokenizer.from_pretrained(out)
+    assert (loaded.eos_token, loaded.pad_token) == ("<|im_end|>", "<|endoftext|>")

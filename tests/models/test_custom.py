@@ -228,6 +228,7 @@ MISTAKES = {
         ["--architecture", "Nope"],
         "architecture is 'Nope'. Expected a dotted class path such as my_project.MyModel (--architecture).",
     ),
+    "a relative path": (["--architecture", ".custom_models.LSTMModel"], "Expected a dotted class path such as my_project"),
     "no module": (["--architecture", "custom_models.NoModule"], "architecture custom_models.NoModule is not a torch.nn.Module"),
     "no vocab_size": (
         ["--architecture", "custom_models.WithoutVocabulary"],

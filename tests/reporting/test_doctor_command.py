@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from recipe_runs import RECIPE, TEXT, run
 
 from lit_llm.__main__ import main
+from lit_llm.reporting.doctor.diagnose import damages, data_shards
 from lit_llm.runs.run_folder import METRICS
 
 MANY = [
@@ -119,7 +120,7 @@ def test_what_csv_logger_writes_is_read(folder, capsys):
         assert found == code and any(line.startswith(said) for line in lines)
 
 
-def test_a_shard_whose_bytes_changed_is_named(folder, capsys):
+def test_a_shard_whose_bytes_changed_is_named(folder, capsys, monkeypatch):
     assert (
         run(capsys, "prepare", "--data", "TextFiles", "--data.paths", "text.txt", "--data.tokenizer", "Bytes", "--out", "s")[0]
         == 0
@@ -134,5 +135,9 @@ def test_a_shard_whose_bytes_changed_is_named(folder, capsys):
     code, lines = doctor(capsys, "runs/tiny")
     assert code == 1 and "error: data-damaged" in lines and any(str(shard) in line for line in lines)
     assert not any("data-damaged" in line for line in doctor(capsys, "runs/tiny", "--check_data", "false")[1])
+    monkeypatch.setenv("HOME", str(folder))
+    settings = [{"path": "~/s"}, {"sources": {"web": {"path": "s"}}}, {"path": "s", "prompt": "x" * 300, "of": "~nobody/s"}]
+    for each in settings:  # of TokenShards, of a mixture, of a user's data module
+        assert len(damages(data_shards({"data": {"init_args": each}}))) == 1
     shutil.rmtree("s")
     assert not any("data-damaged" in line for line in doctor(capsys, "runs/tiny")[1])

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.disk_format import read, write
 from lit_llm.config.parse import parse
+from lit_llm.config.resolve import read_recipe, resolve
 from lit_llm.runs import saved_run
 
 
@@ -206,6 +207,12 @@ def test_a_launch_reads_the_values_of_a_checkpoint_once_and_parsing_reads_none(t
     read.clear()
     parse("fit", weights)
     assert read == []
+
+
+def test_a_branch_ends_after_its_steps_whatever_the_epochs_of_its_recipe(trained):
+    branch = ["--resume", "runs/tiny/checkpoints/step-00000006.ckpt", "--additional_steps", "3", "--run_dir", "runs/branch"]
+    settings = resolve(read_recipe("fit", ["--config", "tiny.yaml", *branch, "--trainer.max_epochs", "1"])).config.trainer
+    assert (settings.max_steps, settings.max_epochs) == (9, -1)
 
 
 def test_the_values_of_a_checkpoint_hold_no_data_and_keep_no_file_open(trained):

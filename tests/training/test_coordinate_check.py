@@ -1,13 +1,15 @@
 """The coordinate check finds the power that a rule has, and its line of `check` fails where the rule is missing."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import Lion, MuonAdamW, transfer
 from lit_llm.training import coordinate_check
+from lit_llm.training.checklist import coordinates
 from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers
 
 OPTIMIZERS = {
@@ -55,6 +57,15 @@ def test_a_rule_that_does_nothing_is_noticed(monkeypatch):
     monkeypatch.setattr(transfer, "scale_rates", lambda *_: None)
     powers = width_powers(GPTConfig(vocab_size=9, base_width=64), OPTIMIZERS["AdamW"])
     assert max(map(abs, powers.values())) > LARGEST_POWER, powers
+
+
+def test_a_model_with_experts_has_no_rule_to_check():
+    moe = {"experts": 4, "top_k": 2, "first_dense": 3}  # of the check's two blocks, none would have experts
+    with torch.device("meta"):
+        model = GPT(GPTConfig(n_layer=4, n_embd=16, n_head=2, vocab_size=9, block_size=8, mlp="swiglu", bias=False, moe=moe))
+    module = SimpleNamespace(whole_model=model, lora=None, optimizer_factory=MuonAdamW)
+    found = coordinates(SimpleNamespace(model=module))
+    assert found.passed and found.found.startswith("not tested")
 
 
 def test_the_generator_of_the_run_is_left_as_it_was(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 import yaml
 from lightning.pytorch import Callback
 from recipe_runs import curve, run, table
+
+from lit_llm.training.outcome import continue_command
 
 
 class Fails(Callback):
@@ -108,6 +111,10 @@ def recorded() -> tuple[str | None, bool]:
 
 def ended(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("training ended")]
+
+
+def test_the_command_that_continues_a_run_can_be_pasted():
+    assert shlex.split(continue_command(Path("my runs/it's")))[-4:] == ["--run", "my runs/it's", "--resume", "auto"]
 
 
 def test_the_last_step_says_that_it_was_the_last(folder, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,10 +116,11 @@ def data_shards(config: Mapping[str, Any]) -> list[tuple[Path, str]]:
     """The shards that a run's data settings name, with the hashes in their manifests. Of other data, none."""
     data = config.get("data")
     settings = data.get("init_args") if isinstance(data, Mapping) else None
-    named = settings.values() if isinstance(settings, Mapping) else []
-    paths = {Path(word) for value in named for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)}
+    sources = settings.get("sources") if isinstance(settings, Mapping) else None  # of a mixture
+    named = [value for each in (settings, *_values(sources)) for value in _values(each)]
+    words = {word for value in named for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)}
     found = []
-    for folder in sorted({path if path.is_dir() else path.parent for path in paths}):
+    for folder in sorted({folder for word in words if (folder := _folder(word)) is not None}):
         try:
             manifest = Manifest.read(folder)
         except UserError:  # `fit` refuses such a folder
@@ -127,6 +128,19 @@ def data_shards(config: Mapping[str, Any]) -> list[tuple[Path, str]]:
         for split in manifest.splits.values() if manifest is not None else ():
             found += [(folder / shard.file, shard.blake2b) for shard in split.shards]
     return found
+
+
+def _values(settings: Any) -> Iterable[Any]:
+    return settings.values() if isinstance(settings, Mapping) else ()
+
+
+def _folder(word: str) -> Path | None:
+    """The folder that a setting names, or whose file it names; None if it can be no path."""
+    try:
+        path = Path(word).expanduser()
+        return path if path.is_dir() else path.parent
+    except (OSError, RuntimeError):  # too long, no permission, an unknown home folder
+        return None
 
 
 def damages(shards: Sequence[tuple[Path, str]]) -> list[str]:
