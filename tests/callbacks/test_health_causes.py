@@ -220,6 +220,26 @@ def test_norms_and_residuals_are_measured(tmp_path):
     assert row["health/residual/h.1"] == pytest.approx(cosine, abs=0.1)
 
 
+@pytest.mark.parametrize("added", [True, False])
+def test_a_residual_may_be_added_outside_of_the_block(tmp_path, added):
+    class Recurrent(Plain):
+        def __init__(self):
+            super().__init__()
+            width = self.net["wte"].embedding_dim
+            self.net["h"] = nn.ModuleList(nn.GRU(width, width, batch_first=True) for _ in range(3))
+            self.added = added
+
+        def forward(self, input_ids):
+            x = self.net["wte"](input_ids)
+            for block in self.net["h"]:
+                x = block(x)[0] + (x if self.added else 0 * x)
+            return self.net["head"](x)
+
+    row = rows_of(Recurrent(), tmp_path, steps=1)[1]
+    for name in ("h.1", "h.2"):
+        assert (row[f"health/residual/{name}"] > 0.5) is added
+
+
 def test_gradients_that_vanish_and_weights_that_are_rounded_show(tmp_path):
     class Coarse(Plain):
         def on_before_optimizer_step(self, optimizer):
