@@ -97,8 +97,10 @@ class PlannedRecipe:
             data=facts,
             background_saves=layout.splits_model if saves == "auto" else bool(saves),
         )
-        if settings.steps == -1:
-            settings = replace(settings, steps=steps_of_epochs(settings, self.config.trainer.max_epochs))
+        epochs = self.config.trainer.max_epochs
+        if settings.steps == -1 or (epochs not in (None, -1) and facts.train_tokens):
+            steps = steps_of_epochs(settings, epochs)  # `fit` ends where either limit does
+            settings = replace(settings, steps=steps if settings.steps == -1 else min(steps, settings.steps))
         length = settings.sequence_length
         if length != model.block_size:
             self.notes.append(
@@ -129,8 +131,8 @@ class PlannedRecipe:
             return lambda step: 1.0
         if isinstance(schedule, callbacks.Decay):
             schedule.load_state_dict({"began": 0, "rates": []})
-        in_epochs: Any = SimpleNamespace(max_steps=steps)
-        schedule.resolve(self.built.trainer if self.built.trainer.max_steps != -1 else in_epochs)
+        run: Any = SimpleNamespace(max_steps=steps)
+        schedule.resolve(run)
         return lambda step: schedule.rate(step, 1.0)
 
 

@@ -218,6 +218,15 @@ def test_a_plan_for_other_data_or_blocks_and_missing_documents_are_refused(tmp_p
     data(tmp_path, packing="concatenate").setup("fit")
 
 
+def test_padding_is_no_part_of_an_epoch(tmp_path):
+    for name in ("train", "val"):
+        write(tmp_path, [[*range(10 * i + 1, 10 * i + 6), 0] for i in range(10)], name=name)
+    made = data(tmp_path)
+    made.setup("fit")
+    # 10 documents of 6 tokens, each alone in a block of 8. Seven steps of two blocks read 1.4 times the documents.
+    assert made.epochs_by_source(7) == {"": 1.4}
+
+
 def test_rank_0_joins_the_others_also_if_it_has_checked_the_data_alone(tmp_path, documents):
     made = data(tmp_path)
     made.setup()  # as `fit` does on rank 0, before there are other ranks
