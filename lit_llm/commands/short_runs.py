@@ -18,6 +18,8 @@ from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, Built, build
 from lit_llm.config.resolve import devices_of, read_recipe
 from lit_llm.core.errors import UserError
+from lit_llm.data import TokenDataModule
+from lit_llm.data.run_length import steps_of_run
 from lit_llm.training.language_model import LanguageModel
 
 _QUIET: dict[str, Any] = {
@@ -67,9 +69,9 @@ class ShortRuns:
         self.data_options: dict[str, Any] = {}
         self._notes_said = False
         self._precision: Any = None
-        with self._built({}, 0) as built:
+        with self._built({}, 0, _QUIET) as built:
             chosen = built.config.optimizer.init_args.as_dict()
-            self.steps: int = built.trainer.max_steps
+            self.steps: int = _steps_of(built)
             self.seed = int(built.config.seed_everything)
             self.class_path: str = built.config.optimizer.class_path
             self.data = built.datamodule
@@ -127,7 +129,7 @@ class ShortRuns:
     def _run(
         self, rates: dict[str, float], seed: int, steps: int, rate: Rate, ends: Ends, observers: Sequence[Callback] = ()
     ) -> list[float]:
-        with self._built(rates, seed) as built:
+        with self._built(rates, seed, {**_QUIET, "max_steps": self.steps, "max_epochs": -1}) as built:
             trainer, schedule = built.trainer, built.parts.get("schedule")
             if schedule is not None:
                 schedule.resolve(trainer)
@@ -143,7 +145,7 @@ class ShortRuns:
         return steered.losses or [math.nan]  # no step had a target
 
     @contextmanager
-    def _built(self, rates: dict[str, float], seed: int) -> Iterator[Built]:
+    def _built(self, rates: dict[str, float], seed: int, limits: dict[str, Any]) -> Iterator[Built]:
         """The recipe with these rates, and other weights and another order of the data for each seed."""
         recipe = read_recipe("fit", self._arguments)
         if self._notes_said:
@@ -156,11 +158,21 @@ class ShortRuns:
         for key, rate in rates.items():
             recipe.config.optimizer.init_args[key] = rate
         with tempfile.TemporaryDirectory(prefix="lit_llm-find-") as folder, _without_messages():
-            built = build(recipe, run_dir=Path(folder), trainer=_QUIET)
+            built = build(recipe, run_dir=Path(folder), trainer=limits)
             self._notes_said, self._precision = True, built.config.trainer.precision
             if seed and hasattr(built.datamodule, "seed"):
                 built.datamodule.seed += seed
             yield built
+
+
+def _steps_of(built: Built) -> int:
+    """Optimizer steps of the recipe's run; -1: unknown."""
+    data, limits = built.datamodule, built.config.trainer
+    if isinstance(data, TokenDataModule) and limits.max_epochs not in (None, -1):
+        data.prepare_data()
+        data.setup()
+        return steps_of_run(data, limits.max_steps, limits.max_epochs)
+    return limits.max_steps
 
 
 class _Steered(Callback):

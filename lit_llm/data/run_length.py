@@ -41,15 +41,21 @@ def set_end(trainer: Trainer, data: TokenDataModule) -> None:
             "overfit_batches has no effect on this data: remove --trainer.overfit_batches. "
             "To overfit on purpose, train on a small file."
         )
-    if trainer.max_epochs in (None, -1):
-        return
-    samples = trainer.max_epochs * data.epoch_samples
+    set_max_steps(trainer, steps_of_run(data, trainer.max_steps, trainer.max_epochs))
+
+
+def steps_of_run(data: TokenDataModule, max_steps: int, max_epochs: int | None) -> int:
+    """Optimizer steps: `max_steps` (-1: no end), or fewer where `max_epochs` passes over the data end, which must be open."""
+    if max_epochs in (None, -1):
+        return max_steps
+    assert max_epochs is not None
+    samples = max_epochs * data.epoch_samples
     if data.ramp is None:
         steps = -(-samples // data.global_batch_size)
     else:
         assert data.block_size is not None
         steps = data.ramp.steps_for(samples * data.block_size)
-    set_max_steps(trainer, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps))
+    return steps if max_steps == -1 else min(steps, max_steps)
 
 
 def run_length(data: TokenDataModule, max_steps: int) -> str:

@@ -222,22 +222,26 @@ def test_norms_and_residuals_are_measured(tmp_path):
 
 @pytest.mark.parametrize("added", [True, False])
 def test_a_residual_may_be_added_outside_of_the_block(tmp_path, added):
-    class Recurrent(Plain):
+    class Turning(Plain):
+        """Blocks that turn their input by 90°. With the input, that is 45°."""
+
         def __init__(self):
             super().__init__()
             width = self.net["wte"].embedding_dim
-            self.net["h"] = nn.ModuleList(nn.GRU(width, width, batch_first=True) for _ in range(3))
-            self.added = added
+            self.net["h"] = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3))
+            turn = torch.block_diag(*[torch.tensor([[0.0, -1.0], [1.0, 0.0]])] * (width // 2))
+            for block in self.net["h"]:
+                block.weight.data.copy_(turn)
 
         def forward(self, input_ids):
             x = self.net["wte"](input_ids)
             for block in self.net["h"]:
-                x = block(x)[0] + (x if self.added else 0 * x)
+                x = x + block(x) if added else block(x)
             return self.net["head"](x)
 
-    row = rows_of(Recurrent(), tmp_path, steps=1)[1]
-    for name in ("h.1", "h.2"):
-        assert (row[f"health/residual/{name}"] > 0.5) is added
+    row = rows_of(Turning(), tmp_path, steps=1)[1]
+    expected = math.cos(math.pi / 4) if added else 0
+    assert [row[f"health/residual/h.{i}"] for i in (1, 2)] == pytest.approx([expected] * 2, abs=1e-3)
 
 
 def test_gradients_that_vanish_and_weights_that_are_rounded_show(tmp_path):
