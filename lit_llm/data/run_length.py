@@ -61,7 +61,7 @@ def steps_of_run(data: TokenDataModule, max_steps: int, max_epochs: int | None) 
 def run_length(data: TokenDataModule, max_steps: int) -> str:
     """Such as "60 steps = 9,600 tokens = 1.20 epochs". The data must be open."""
     assert data.block_size is not None
-    tokens = data.samples_before(max_steps) * data.block_size
+    tokens = data.samples_at(max_steps) * data.block_size
     read = data.epochs_by_source(max_steps)
     epochs = ", ".join(f"{_epochs(number)} epochs{f' of {name}' if name else ''}" for name, number in read.items())
     return f"{max_steps:,} steps = {tokens:,} tokens = {epochs}"

@@ -228,10 +228,11 @@ def test_a_residual_may_be_added_outside_of_the_block(tmp_path, added):
         def __init__(self):
             super().__init__()
             width = self.net["wte"].embedding_dim
-            self.net["h"] = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3))
+            self.net["h"] = nn.ModuleList(nn.Sequential(nn.Linear(width, width, bias=False)) for _ in range(3))
             turn = torch.block_diag(*[torch.tensor([[0.0, -1.0], [1.0, 0.0]])] * (width // 2))
             for block in self.net["h"]:
-                block.weight.data.copy_(turn)
+                block[0].weight.data.copy_(turn)
+            self.start = None
 
         def forward(self, input_ids):
             x = self.net["wte"](input_ids)
