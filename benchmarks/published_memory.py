@@ -16,7 +16,6 @@ from pathlib import Path
 from lit_llm.plan.memory import SLACK, Pools, peak_memory, reserved_bytes, resolved
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.pipeline_order import weights_of_rank
 from lit_llm.plan.segments import Step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
@@ -72,7 +71,7 @@ def predicted(run: Run) -> int:
 def _of_rank(run: Run, program: Program, rank: int) -> int:
     settings, layout = run.settings, run.settings.layout
     model, tp, shards = settings.model, layout.tensor_parallel, layout.divisor("parameters")
-    weights, in_pipeline = weights_of_rank(settings, rank), layout.pipeline.ranks > 1
+    weights, in_pipeline = settings.weights_of_rank(rank), layout.pipeline.ranks > 1
     total = sum(weight.total for weight in weights)
     blocks = {weight.block for weight in weights if weight.block is not None}
     root = sum(weight.total for weight in weights if weight.block is None)

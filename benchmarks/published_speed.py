@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.plan.collectives import Exchange, exchange_of
 from lit_llm.plan.memory import resolved
-from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.speed import FITTED, Constants, Work, gpu_seconds, work_of
 

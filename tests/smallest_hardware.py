@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lit_llm.core import hardware as hardware_table
 from lit_llm.core.hardware import Hardware
-from lit_llm.plan.layout import layout_of_name
+from lit_llm.distributed.parallel_layout import layout_of_name
 from lit_llm.plan.memory import peak_memory, resolved, usable_bytes
 from lit_llm.plan.run_settings import RunSettings
 

@@ -55,12 +55,11 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--dtype",
         choices=[*DTYPES, QUANTISED],
-        default=None,
         help=f"dtype of the written weights; default: as in the checkpoint; {QUANTISED} with --format gguf only",
     )
     flags.add_argument("--max_shard_gb", range=above(0), default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
     flags.add_argument("--adapter", type=bool, help="of a LoRA run: write only its adapter, for the package peft, unmerged")
-    flags.add_argument("--init_from", default=None, help=BASE_HELP)
+    flags.add_argument("--init_from", help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     return flags

@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
 
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from lit_llm.commands.noise_scale import find_batch
-    from lit_llm.commands.short_runs import ShortRuns
+    from lit_llm.commands.short_runs import ShortRuns, overlay_text
     from lit_llm.core.disk import write_text
 
     with new_file_if(own.out, replace=own.replace, flag="--out") as overlay:
@@ -49,7 +49,8 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
             say(f"find-batch trains on one device, with the whole batch of the recipe's {runs.devices}")
         found = find_batch(runs, seeds=own.seeds, steps=own.noise_steps, say=say)
         if overlay is not None:
-            write_text(overlay, overlay_text(found.batch, found.micro_batch, own.command))
+            batch = {"global_batch_size": found.batch, "micro_batch_size": found.micro_batch}
+            write_text(overlay, overlay_text({"data": {"init_args": batch}}, own.command))
     scale, length, recipe = found.noise.scale, runs.data.block_size, runs.data.global_batch_size
     each = [noise.scale for noise in found.by_seed]
     spread = f", {min(each):.3g} to {max(each):.3g} over {len(each)} seeds" if len(each) > 1 else ""
@@ -65,9 +66,3 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     if own.out is not None:
         print(f"Wrote {own.out}. Use it: fit --config RECIPE --config {own.out}")
     return 0
-
-
-def overlay_text(batch: int, micro_batch: int, command: str) -> str:
-    """An overlay of a recipe with this batch."""
-    comment = "\n# ".join(command.splitlines())
-    return f"# {comment}\ndata:\n  init_args:\n    global_batch_size: {batch}\n    micro_batch_size: {micro_batch}\n"

@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
 
 
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
-    from lit_llm.commands.short_runs import ShortRuns
+    from lit_llm.commands.short_runs import ShortRuns, overlay_text
     from lit_llm.core.disk import write_text
     from lit_llm.reporting.rate_page import rate_page
 
@@ -77,7 +77,7 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         if runs.devices > 1:
             say(f"find-lr trains on one device, with the whole batch of the recipe's {runs.devices}")
         found = find_rates(runs, seeds=own.seeds, sweep_steps=own.sweep_steps, probe_steps=own.probe_steps, say=say)
-        write_text(overlay, overlay_text(found.rates, own.command))
+        write_text(overlay, overlay_text({"optimizer": {"init_args": found.rates}}, own.command))
         if page is not None:
             write_text(page, rate_page(found, "Learning rates", own.command))
     if found.factor != 1:
@@ -171,10 +171,3 @@ def find_rates(
         steps=runs.done,
         factor=factor,
     )
-
-
-def overlay_text(rates: dict[str, float], command: str) -> str:
-    """An overlay of a recipe with these rates."""
-    lines = [f"# {line}" for line in command.splitlines()]
-    lines += ["optimizer:", "  init_args:", *(f"    {key}: {rate!r}" for key, rate in rates.items())]
-    return "\n".join(lines) + "\n"

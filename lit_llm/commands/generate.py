@@ -22,7 +22,7 @@ _BATCH = 16
 def own_flags() -> OwnFlags:
     flags = OwnFlags("generate", alone=True, description="Continue a prompt, or many, with a trained model.")
     add_flags(flags, max_new_tokens=200, most_help="maximum number of new tokens")
-    flags.add_argument("--prompt", default=None, help="text to continue; without it, a new document")
+    flags.add_argument("--prompt", help="text to continue; without it, a new document")
     flags.add_argument(
         "--prompts",
         type=Path,

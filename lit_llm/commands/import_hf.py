@@ -53,20 +53,13 @@ def own_flags() -> OwnFlags:
     )
     flags.add_argument(
         "--config_from",
-        default=None,
         help="if --from is a DCP folder of another program, such as torchtitan: the Hugging Face folder with the model's "
         "config.json and tokenizer",
     )
     flags.add_argument("--out", required=True, help="run folder to create, like runs/llama")
-    flags.add_argument(
-        "--init_from", default=None, help="if --from is an adapter of the package peft: the run folder of its base weights"
-    )
-    flags.add_argument(
-        "--upcycle",
-        type=int,
-        default=None,
-        help="make a mixture of so many experts of a dense model, each its MLP; two compute a token",
-    )
+    flags.add_argument("--init_from", help="if --from is an adapter of the package peft: the run folder of its base weights")
+    text = "make a mixture of so many experts of a dense model, each its MLP; two compute a token"
+    flags.add_argument("--upcycle", type=int, help=text)
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     return flags
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.commands import generate
 from lit_llm.data import PythonStdlib
+from lit_llm.runs import load
 
 NEXT = """
 Next:
@@ -25,9 +25,8 @@ Next:
 
 def main(run: Path) -> None:
     """Print the report of a run on `PythonStdlib`."""
-    events = EventAccumulator(str(run))
-    events.Reload()
-    last = {name: events.Scalars(f"val/{name}")[-1].value for name in ("loss", "perplexity", "bits_per_byte")}
+    scalars = load(run).scalars
+    last = {name: scalars[f"val/{name}"].values[-1] for name in ("loss", "perplexity", "bits_per_byte")}
     text = b"".join(PythonStdlib().held_out_text())
     table = Table("", "bits per byte", title=f"held-out text: {len(text):,} bytes of Python", title_justify="left")
     for name, compressed in {"gzip -9": gzip.compress(text, 9), "xz -9": lzma.compress(text, preset=9)}.items():

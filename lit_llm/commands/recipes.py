@@ -16,7 +16,7 @@ from lit_llm.config import spelling
 from lit_llm.config.arguments import leaves, read
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
 from lit_llm.core.errors import UserError
-from lit_llm.core.yaml_reading import read_yaml
+from lit_llm.core.yaml_reading import as_flag, read_yaml
 from lit_llm.runs.run_folder import expanded, set_aside
 
 FACTS = ("parameters", "tokens", "fits on")
@@ -100,19 +100,14 @@ def _list() -> str:
 
 def _diff(one: str, other: str) -> None:
     from lit_llm.config.resolve import resolved
+    from lit_llm.reporting.plan_text import table_rows
 
     a, b = (dict(leaves(read_yaml(resolved(["--config", str(_known(name))])))) for name in (one, other))
     groups = list(dict.fromkeys(key.partition(".")[0] for key in [*a, *b]))
     keys = sorted(dict.fromkeys([*a, *b]), key=lambda key: groups.index(key.partition(".")[0]))
     found = [(key, a.get(key, "–"), b.get(key, "–")) for key in keys]
-    rows = [("", one, other), *((key, _short(old), _short(new)) for key, old, new in found if old != new)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for key, old, new in rows:
-        print(f"{key:<{widths[0]}}  {old:<{widths[1]}}  {new}".rstrip())
-
-
-def _short(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    rows = [(key, as_flag(old), as_flag(new)) for key, old, new in found if old != new]
+    print(table_rows(("", one, other), rows, as_markdown=False), end="")
 
 
 def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> None:

@@ -18,6 +18,7 @@ from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, Built, build
 from lit_llm.config.resolve import devices_of, read_recipe
 from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.data import TokenDataModule
 from lit_llm.data.run_length import steps_of_run
 from lit_llm.training.language_model import LanguageModel
@@ -207,6 +208,11 @@ class _Steered(Callback):
 def option_of(group: dict[str, Any], keys: Sequence[str]) -> str:
     """The option that sets the rate of a parameter group: `adamw_lr` for the AdamW groups of MuonAdamW, otherwise `lr`."""
     return "adamw_lr" if "adamw_lr" in keys and group.get("algorithm") == "adamw" else "lr"
+
+
+def overlay_text(settings: dict[str, Any], command: str) -> str:
+    """An overlay with these settings, and the command that found them as a comment."""
+    return "".join(f"# {line}\n" for line in command.splitlines()) + dump_yaml(settings)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) ->
     )
     flags.add_argument("--seed", range=whole(-INT64, INT64), default=0, help="seed of the sampling")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
-    flags.add_argument("--init_from", default=None, help=BASE_HELP)
+    flags.add_argument("--init_from", help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
     flags.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
 

@@ -6,8 +6,6 @@ override files, wherever they stand, and a later flag overrides an earlier one.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +17,7 @@ from lit_llm.config.groups import CLASSES, GROUPS, OPTIONS
 from lit_llm.config.recipe_files import content_of, find_recipe, with_base
 from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError, not_utf8
-from lit_llm.core.yaml_reading import InvalidYaml, NotYaml, dump_yaml, read_yaml
+from lit_llm.core.yaml_reading import InvalidYaml, NotYaml, as_flag, dump_yaml, read_yaml
 from lit_llm.runs.run_folder import CONFIG, config_of, expanded
 
 COMMAND_LINE = "the command line"
@@ -68,7 +66,7 @@ class Assignment:
     source: int = FLAGS
 
     def as_flag(self) -> str:
-        return f"--{self.key}={_as_text(self.value)}"
+        return f"--{self.key}={as_flag(self.value)}"
 
     @property
     def where(self) -> str:
@@ -340,14 +338,7 @@ def _one_by_one(flag: Flag) -> list[Flag]:
 
     if not isinstance(value, dict) or not value or not (flag.key in GROUPS or names_class(value)):
         return [flag]
-    return [Flag(key, _as_text(each)) for key, each in leaves(value, f"{flag.key}.", names_class)]
-
-
-def _as_text(value: Any) -> str:
-    """A value as it is written after a flag."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    return value if isinstance(value, str) else json.dumps(value)
+    return [Flag(key, as_flag(each)) for key, each in leaves(value, f"{flag.key}.", names_class)]
 
 
 def _with_base(path: Path) -> list[RecipeFile]:

@@ -12,10 +12,11 @@ from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.parse import Recipe
 from lit_llm.config.resolve import OtherMachine, read_recipe
+from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.errors import UserError
+from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.plan.layout import Layout
-from lit_llm.plan.run_settings import RunSettings, Schedule, steps_for
+from lit_llm.plan.run_settings import RunSettings, Schedule
 from lit_llm.plan.weights import PlannedModel, planned_model
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
 from lit_llm.runs.run_folder import default_run_dir

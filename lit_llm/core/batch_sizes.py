@@ -1,7 +1,8 @@
-"""Micro-batches from batch sizes. Without torch, so that the planner and the data modules share it."""
+"""Micro-batches from batch sizes, and the steps of a batch ramp. Without torch, for the planner and the data modules."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING
@@ -61,3 +62,22 @@ def small_note(batch: int, most: int | None, ranks: int, pipeline: Pipeline | No
     size = micro_batch(batch, most, ranks, pipeline)
     what = f"micro-batches of {size}, not data.micro_batch_size {most}: no larger part of a rank's {batch // ranks} sequences"
     return [] if most is None or 2 * size >= most else [f"{what} works (--data.global_batch_size)"]
+
+
+# -- a batch ramp -----------------------------------------------------------------------------------------------------
+
+Stages = tuple[tuple[int, int], ...]
+"""Of a batch ramp: (number of the first step, from 0; sequences per step)."""
+
+
+def sequences_before(stages: Stages, step: int) -> int:
+    """Sequences in the first `step` steps."""
+    ends = [first for first, _ in stages[1:]] + [step]
+    return sum(max(0, min(end, step) - first) * size for (first, size), end in zip(stages, ends, strict=True))
+
+
+def steps_for(stages: Stages, sequences: int) -> int:
+    """The fewest steps that consume at least `sequences` sequences."""
+    first, size = stages[-1]
+    enough = first - (-sequences // size)
+    return bisect_left(range(enough), sequences, key=lambda step: sequences_before(stages, step))

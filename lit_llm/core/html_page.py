@@ -78,8 +78,14 @@ class Bar(NamedTuple):
     text: str = ""
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """A whole file. It needs nothing else. Characters that UTF-8 cannot have, as in the name of a file, become "?"."""
+def document(title: str, body: Iterable[str], command: str = "") -> str:
+    """A whole file. It needs nothing else. Characters that UTF-8 cannot have, as in the name of a file, become "?".
+
+    Args:
+        command: that made it. It and the title are then at the top of the body.
+    """
+    if command:
+        body = [f"<h1>{escape(title)}</h1>", f"<p><code>{unbroken(command)}</code></p>", *body]
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -10,6 +10,8 @@ The tree is built from PyYAML's events. So no object of another type can be cons
 from __future__ import annotations
 
 import copy
+import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -232,3 +234,10 @@ _Dumper.add_representer(str, _represent_str)
 def dump_yaml(tree: Any) -> str:
     """A tree of dicts, lists and scalars as text that `read_yaml` reads as the same tree."""
     return yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+def as_flag(value: Any) -> str:
+    """A value as it is written after a flag."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return value if isinstance(value, str) else json.dumps(value, default=str)

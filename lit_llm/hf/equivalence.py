@@ -7,6 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import as_flag
 from lit_llm.hf.families import FAMILIES
 from lit_llm.hf.families.config_parts import attention_scale, embedding_scale
 from lit_llm.hf.families.family import BIASES, Family
@@ -68,8 +69,8 @@ def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
     nearest = min(families, key=distance)
     raise UserError(
         "\n".join(
-            f"model.{each.setting} {_as_flag(each.ours)} has no equivalent in {nearest.architecture} "
-            f"(--model.{each.setting} {_as_flag(each.theirs)}, or --format code)"
+            f"model.{each.setting} {as_flag(each.ours)} has no equivalent in {nearest.architecture} "
+            f"(--model.{each.setting} {as_flag(each.theirs)}, or --format code)"
             for each in differences[nearest.model_type]
             if not each.is_added_bias
         )
@@ -158,10 +159,3 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=1e-12)
     return bool(a == b)
-
-
-def _as_flag(value: Any) -> str:
-    """A value as it is written on the command line."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return str(value)

@@ -19,7 +19,6 @@ import contextlib
 import hashlib
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -46,7 +45,7 @@ def magic_for(vocab_size: int) -> int:
     return 20240520 if vocab_size <= 2**16 else 20240801
 
 
-class ShardWriter:
+class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     """Stream tokens into ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
 
     A shard is written to a temporary file in the same folder, synced to disk and renamed, so a file with its final name is
@@ -162,14 +161,11 @@ class ShardWriter:
             ShardInfo(self._path.name, self._in_shard, len(self._ends), self._max_id, self._shard_hash.hexdigest(), mask_hash)
         )
 
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
+    def __exit__(self, *raised: Any) -> None:
+        if raised[1] is None:
             self.close()
         elif self._opened is not None:
-            self._opened.__exit__(kind, error, trace)
+            self._opened.__exit__(*raised)
 
     def _open(self) -> None:
         self._path = self._folder / f"{self._name}_{len(self.shards):06d}.bin"

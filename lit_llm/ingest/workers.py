@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from lit_llm.core.errors import UserError
@@ -87,7 +86,7 @@ class Outcome(NamedTuple):
     error: Exception | None = None
 
 
-class Workers:
+class Workers(contextlib.AbstractContextManager["Workers"]):
     """``count`` processes that run tasks; with 0, this process runs them. Use as a context manager: it ends the processes.
 
     Args:
@@ -126,10 +125,7 @@ class Workers:
                     self._send(pipe, following)
                 yield task, message.result
 
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for pipe, process in self._started.items():
             if error is not None:
                 process.kill()

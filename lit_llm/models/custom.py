@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lit_llm.core.dtensor import fill_
 from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import as_flag
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 
@@ -121,7 +122,7 @@ class Architecture:
                 found.append(
                     f"model.{setting.name} is {value}, but {self.class_path} does not read it: use architecture.init_args "
                     f"and remove model.{setting.name} "
-                    f"(--model.{setting.name} {_as_flag(setting.default)})"
+                    f"(--model.{setting.name} {as_flag(setting.default)})"
                 )
         if chunk_size is not None:
             found.append(
@@ -170,10 +171,6 @@ def class_problem(key: str, value: Any) -> str | None:
     except UserError as error:
         return str(error)
     return None
-
-
-def _as_flag(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 class CustomModel(nn.Module):

@@ -9,7 +9,7 @@ Memory and executed FLOPs are traced from the model, which imports torch when th
 """
 
 from lit_llm.core.hardware import Hardware, find, table
-from lit_llm.plan.layout import Layout
+from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.plan import Plan, as_dict, make_plan

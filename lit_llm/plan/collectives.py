@@ -12,7 +12,6 @@ from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.micro_batch import stages_work
 from lit_llm.plan.optimizer import MuonWork
-from lit_llm.plan.pipeline_order import stages_of_rank, weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import TRAFFIC
 from lit_llm.plan.weights import Weights, average_bytes, gathered_bytes, reduced_bytes, stored_bytes
@@ -91,7 +90,7 @@ class Collective(NamedTuple):
 
 def fullest_stage(settings: RunSettings) -> Weights:
     """A tensor-parallel rank's part of the weights of the rank of the pipeline that has most."""
-    held = (weights_of_rank(settings, rank) for rank in range(settings.layout.pipeline.ranks))
+    held = (settings.weights_of_rank(rank) for rank in range(settings.layout.pipeline.ranks))
     return max(held, key=lambda each: sum(weight.split for weight in each))
 
 
@@ -101,7 +100,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
     Numbers are left out: sums of the loss and of gradient norms, gradients of norms between tensor-parallel ranks.
     """
     layout, optimizer = settings.layout, settings.optimizer
-    weights, sharing, tp = weights_of_rank(settings, rank), layout.divisor("parameters"), layout.tensor_parallel
+    weights, sharing, tp = settings.weights_of_rank(rank), layout.divisor("parameters"), layout.tensor_parallel
     apart = tuple(weight for weight in weights if weight.experts and settings.experts_apart)
     local = tuple(weight for weight in weights if weight not in apart)
     found: list[Collective] = []
@@ -123,7 +122,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
     if sharing > 1:
         blocks, others = gathered_bytes(local, *settings.sizes)
         if isinstance(settings.model, GPTConfig) and not (settings.model.tie_embeddings or layout.kept.weights):
-            looked_up = sum(stage.first + stage.ahead for stage in stages_of_rank(settings, rank))
+            looked_up = sum(stage.first + stage.ahead for stage in settings.pipeline_stages(rank))
             others += gathered_bytes(_embedding(local), *settings.sizes)[1] * max(0, looked_up - 1)
         found += fsdp_collectives(blocks, others, reduced_bytes(local), sharing, stride=tp, kept=layout.kept)
     if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
@@ -135,7 +134,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         stride = layout.data_parallel * layout.context // ranks * tp
         found.append(Collective(purpose, "all_reduce", whole / sharing, ranks, stride, overlap=2 / 3))
     if optimizer.is_muon:
-        muon = MuonWork.of(weights_of_rank(settings, rank, whole=True), layout, normuon=optimizer.normuon)
+        muon = MuonWork.of(settings.weights_of_rank(rank, whole=True), layout, normuon=optimizer.normuon)
         found += muon_collectives(muon, settings.weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda))
     return found
 
@@ -204,7 +203,7 @@ def _of_blocks(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collecti
         if calls:
             found.append(Collective(purpose, kind, size, ranks, stride, each=True, calls=calls))
     tokens, tp = settings.sequences * settings.local_length, layout.tensor_parallel
-    losses = sum(stage.last + stage.ahead for stage in stages_of_rank(settings, rank)) if tp > 1 else 0
+    losses = sum(stage.last + stage.ahead for stage in settings.pipeline_stages(rank)) if tp > 1 else 0
     return [*found, *[Collective("tensor parallel", "all_gather", 12 * tokens * tp, tp, each=True)] * losses]
 
 

@@ -13,9 +13,9 @@ from lit_llm.core.hardware import Hardware, device_of
 from lit_llm.core.number_text import duration, two_digits
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
+from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule
 from lit_llm.plan.speed import Options, dense_peak, step_times

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from lit_llm.core.hardware import Hardware
 from lit_llm.distributed.keep_rule import KeptWhole, keep
-from lit_llm.plan.layout import Layout
+from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import MuonWork, row_state_bytes, state_bytes, work_bytes
-from lit_llm.plan.pipeline_order import weights_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import Step
 from lit_llm.plan.weights import (
@@ -86,7 +85,7 @@ def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
 
 def _memory_of_rank(step: Step) -> Memory:
     """Peak memory of a rank, for the first micro-batch of a step."""
-    settings, layout, weights = step.settings, step.settings.layout, weights_of_rank(step.settings, step.rank)
+    settings, layout, weights = step.settings, step.settings.layout, step.settings.weights_of_rank(step.rank)
     gradients = stored_bytes(weights, settings.weight_bytes, trainable=True)
     resident, work = _resident(step, weights)
     moments: list[tuple[str, dict[str, int], int]] = []  # what a phase adds, and what else the computing stream holds
@@ -124,7 +123,7 @@ def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
     weight_bytes, optimizer, work = settings.weight_bytes, settings.optimizer, 0
     found = {}
     if not layout.cpu_offload:
-        whole = weights_of_rank(settings, step.rank, whole=True)  # not split by tensor parallelism
+        whole = settings.weights_of_rank(step.rank, whole=True)  # not split by tensor parallelism
         found["weights"] = stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
         found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
         found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout)

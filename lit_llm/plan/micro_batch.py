@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.memory import SOFTMAX_NUMEL
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.parallel_layout import NO_PIPELINE
 from lit_llm.distributed.pipeline_layers import KINDS as SCHEDULES
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.plan.layout import NO_PIPELINE
-from lit_llm.plan.pipeline_order import StageShare, Task, micro_batches_to_play, orders, weights_of_stages
+from lit_llm.distributed.pipeline_order import StageShare, Task, micro_batches_to_play, orders
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.segments import (
     ACTIVATIONS,
@@ -43,7 +43,7 @@ from lit_llm.plan.segments import (
     combined,
     extended,
 )
-from lit_llm.plan.weights import OwnModel, average_bytes, cached_by_text, gathered_groups, reduced_bytes
+from lit_llm.plan.weights import OwnModel, average_bytes, cached_by_text, gathered_groups, reduced_bytes, weights_of_stages
 
 if TYPE_CHECKING:  # imports torch
     from lit_llm.plan.trace import Body

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.distributed.keep_rule import sharded_dimension
-from lit_llm.plan.layout import Layout
+from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.plan.weights import Weight, Weights
 
 _ONE, _TWO = ("Lion", "Muon", "RMSprop", "Adagrad", "Adafactor"), ("Adam", "AdamW", "NAdam", "RAdam")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lit_llm.core.errors import refuse
 from lit_llm.core.hardware import Hardware
+from lit_llm.distributed.parallel_layout import FSDP2
+from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.models.attention_kernel_choice import unsupported_attention
 from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
-from lit_llm.plan.layout import Layout
 from lit_llm.plan.measured_run import settings_values
 from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
-from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.run_settings import CHECKPOINTING, Phase, RunSettings, phases
 from lit_llm.plan.speed import Options, Times, dense_peak, fitted_seconds, step_times
 from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, stored_bytes, weights_of
@@ -272,7 +271,7 @@ def next_steps(
         view = "trainer.strategy gradient_as_bucket_view (recipes/strategy/ddp.yaml)"
         tried[view] = with_layout(bucket_copies=False)
     if layout.shards != "parameters" and layout.replicate > 1:
-        tried[_FSDP2] = replace(settings, layout=_sharded(layout))
+        tried[FSDP2] = replace(settings, layout=layout.sharded())
     if layout.shards == "parameters":
         kept, flag = resolved(settings, hardware).layout.kept, "--trainer.strategy.{} true"
         if kept.weights:
@@ -289,8 +288,8 @@ def next_steps(
     if layout.shards == "parameters" and not layout.cpu_offload:
         tried["--trainer.strategy.cpu_offload true"] = with_layout(cpu_offload=True)
     found, is_too_large = [], capacity_bytes is not None and memory.needed > capacity_bytes
-    meshes = {flag: replace(settings, layout=mesh) for flag, mesh in _meshes(layout, hardware)} if is_too_large else {}
-    for flag, changed in (tried | meshes).items():
+    meshes = layout.smaller_meshes(hardware.devices_per_node) if is_too_large else ()
+    for flag, changed in (tried | {flag: replace(settings, layout=mesh) for flag, mesh in meshes}).items():
         if changed.problems():
             continue
         needed = peak_memory(resolved(changed, hardware), cuda=hardware.is_gpu).needed
@@ -300,29 +299,6 @@ def next_steps(
             if is_too_large and fits:
                 break
     return found
-
-
-_FSDP2 = "recipes/strategy/fsdp2.yaml"
-
-
-def _sharded(layout: Layout) -> Layout:
-    """That of `_FSDP2` on the same devices."""
-    layout = replace(layout, strategy="fsdp2", replicate=1, shard=layout.data_parallel, shards="parameters")
-    return replace(layout, bucket_copies=False, auto=("weights", "gradients"))
-
-
-def _meshes(layout: Layout, hardware: Hardware) -> Iterator[tuple[str, Layout]]:
-    """Meshes of the same devices with smaller parts of the model, with the flags that choose them."""
-    flag = "--trainer.strategy."
-    mesh, words = (layout, "") if layout.is_mesh else (_sharded(layout), f"--config {_FSDP2} ")
-    for name, size in (("tensor_parallel", mesh.tensor_parallel), ("pipeline", mesh.pipeline.ranks), ("context", mesh.context)):
-        times = 2
-        while mesh.shard % times == 0 and (name == "pipeline" or size * times <= hardware.devices_per_node):
-            value: Any = mesh.pipeline._replace(ranks=size * times) if name == "pipeline" else size * times
-            smaller = replace(mesh, shard=mesh.shard // times, **{name: value})
-            smaller = replace(smaller, shards="parameters" if smaller.shard * smaller.context > 1 else "nothing")
-            yield f"{words}{flag}{name} {size * times} {flag}shard auto", smaller
-            times *= 2
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------

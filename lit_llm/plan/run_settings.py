@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from lit_llm.core.batch_sizes import batch_problem, micro_batch
+from lit_llm.core.batch_sizes import Stages, batch_problem, micro_batch, sequences_before
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import sharded_dimension
 from lit_llm.distributed.layout_problems import model_problems
+from lit_llm.distributed.parallel_layout import Layout
+from lit_llm.distributed.pipeline_order import StageShare, shares
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.weights import OwnModel, PlannedModel, Weight, Weights, weights_of
+from lit_llm.plan.weights import OwnModel, PlannedModel, Weight, Weights, weights_of, weights_of_stages
 
 if TYPE_CHECKING:
     from lit_llm.data.mixture_order import PhaseDraws
@@ -34,9 +35,6 @@ CHECKPOINTING = ("none", "cheap", "attention", "full")
 
 # -- data -------------------------------------------------------------------------------------------------------------
 
-Stages = tuple[tuple[int, int], ...]
-"""Of a batch ramp: (number of the first step, from 0; sequences per step)."""
-
 
 @dataclass(frozen=True)
 class DataFacts:
@@ -53,19 +51,6 @@ class DataFacts:
     phases: tuple[PhaseDraws, ...] = ()
     sequences: int | None = None
     packing: str = ""
-
-
-def sequences_before(stages: Stages, step: int) -> int:
-    """Sequences in the first `step` steps."""
-    ends = [first for first, _ in stages[1:]] + [step]
-    return sum(max(0, min(end, step) - first) * size for (first, size), end in zip(stages, ends, strict=True))
-
-
-def steps_for(stages: Stages, sequences: int) -> int:
-    """The fewest steps that consume at least `sequences` sequences."""
-    first, size = stages[-1]
-    enough = first - (-sequences // size)
-    return bisect_left(range(enough), sequences, key=lambda step: sequences_before(stages, step))
 
 
 # -- the learning rate ------------------------------------------------------------------------------------------------
@@ -194,6 +179,15 @@ class RunSettings:
             return -(-size // holders) * ranks / size
 
         return tuple(replace(w, held=held(w)) if w.experts and self.layout.strategy != "single" else w for w in weights)
+
+    def pipeline_stages(self, rank: int) -> tuple[StageShare, ...]:
+        """What a rank of the pipeline has; without a pipeline all."""
+        return shares(self.layout.pipeline, self.gpt.n_layer, rank, self.gpt.predict_ahead)
+
+    def weights_of_rank(self, rank: int, *, whole: bool = False) -> Weights:
+        """A rank's part of the weights of its stages of the pipeline; with `whole` all of them."""
+        weights = weights_of(self.model, self.lora) if whole else self.weights
+        return weights if self.layout.pipeline.ranks == 1 else weights_of_stages(weights, self.pipeline_stages(rank))
 
     def holders(self, ranks: int) -> int:
         """Ranks that share the same experts, where `ranks` share other weights."""

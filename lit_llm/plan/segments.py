@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.plan.layout import Layout
+from lit_llm.distributed.pipeline_order import StageShare
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.pipeline_order import StageShare, stages_of_rank
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import (
     Weights,
@@ -199,7 +199,7 @@ class Step:
     @property
     def stages(self) -> tuple[StageShare, ...]:
         """Of the pipeline, that the rank has; the whole model without a pipeline."""
-        return stages_of_rank(self.settings, self.rank)
+        return self.settings.pipeline_stages(self.rank)
 
     @property
     def pipeline(self) -> PipelineLayout | None:

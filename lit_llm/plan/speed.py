@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_llm.core.hardware import Hardware
+from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.plan.collectives import exchange_of, fullest_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.optimizer import MuonWork, state_bytes
-from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import OwnModel, Weights, is_tied, stored_bytes, weights_of
 

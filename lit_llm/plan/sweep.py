@@ -11,7 +11,7 @@ from typing import Any
 from lit_llm.core import hardware as hardware_table
 from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.hardware import Hardware
-from lit_llm.plan.layout import STRATEGIES, Layout, layout_of_name
+from lit_llm.distributed.parallel_layout import STRATEGIES, Layout, layout_of_name
 from lit_llm.plan.plan import Options, Plan, make_plan
 from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings, canonical_precision
 

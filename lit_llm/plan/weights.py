@@ -6,10 +6,11 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
+from lit_llm.distributed.pipeline_order import StageShare
 from lit_llm.models.config import GPTConfig
 
 if TYPE_CHECKING:  # imports torch
@@ -250,3 +251,12 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
     embedding = () if tied else tuple(weight for weight in weights if weight.part == "token embedding")
     root = tuple(weight for weight in weights if weight.block is None and weight not in embedding)
     return largest, root, embedding, max(1, len(blocks))
+
+
+def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights:
+    """The weights of a rank's stages. An embedding that is tied, or serves to predict ahead, is also on that of the last."""
+    blocks = {block for stage in stages for block in stage.layers}
+    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
+    twice = is_tied(weights) or any(stage.ahead for stage in stages)
+    held = {"token embedding": first or (last and twice), "position embedding": first}
+    return tuple(w for w in weights if (held.get(w.part, last) if w.block is None else w.block in blocks))

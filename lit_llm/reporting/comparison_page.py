@@ -70,8 +70,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
     found = {run.name: diagnose(observed(run.run)) for run in runs}
     settings = {run.name: _settings(run) for run in runs}
     varying = varying_settings(list(settings.values()))
-    title = f"Comparison of {counted(len(runs), 'run')}"
-    body = [f"<h1>{title}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
+    body = []
     best = places[0]
     if best.value is not None:
         body.append(html.keys([("best run", best.run.name, ""), (f"its {tag}", f"{best.value:.4f}", "")]))
@@ -95,7 +94,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
         body.append(html.table(head, rows, summary=f"all settings that differ: {len(varying)}"))
     environments = Counter(run.launches[-1].environment for run in runs if run.launches)
     body += [html.heading("Environment"), html.pairs([(counted(many, "run"), said) for said, many in environments.items()])]
-    return html.document(title, body)
+    return html.document(f"Comparison of {counted(len(runs), 'run')}", body, command)
 
 
 def cautions(places: Sequence[RankedRun]) -> Iterator[str]:

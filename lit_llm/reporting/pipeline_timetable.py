@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.plan.pipeline_order import Task, orders
+from lit_llm.distributed.pipeline_order import Task, orders
 
 DURATION = {"forward": 1, "backward": 2, "gradients of inputs": 1, "gradients of weights": 1}
 """A forward pass takes 1, the gradient of an input 1, and that of weights 1."""

@@ -8,9 +8,9 @@ from collections import Counter
 from lit_llm.core import html_page as html
 from lit_llm.core.html_page import Bar
 from lit_llm.core.number_text import count, duration, money_range, percent, size, two_digits
+from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.plan.memory import Memory, usable_bytes
 from lit_llm.plan.micro_batch import micro_batch
-from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.plan import Plan
 from lit_llm.plan.segments import Operation
 from lit_llm.plan.speed import update_bytes
@@ -22,17 +22,13 @@ def plan_page(plan: Plan, command: str) -> str:
     """The page of one plan. `command`: that made it."""
     title = f"Plan: {count(plan.parameters)} parameters on {devices(plan)}"
     short, *others = sections(plan)
-    body = [*top(title, command), html.keys(_keys(plan)), html.pairs(short.rows)]
+    body = [html.keys(_keys(plan)), html.pairs(short.rows)]
     body += [html.heading("Memory of a step"), memory_figure(plan)]
     body += [html.heading("Time of a step"), step_figures(plan)]
     for section in others:
         table = html.table(section.header, section.rows) if section.header else html.pairs(section.rows)
         body += [html.heading(section.title), table]
-    return html.document(title, body)
-
-
-def top(title: str, command: str) -> list[str]:
-    return [f"<h1>{html.escape(title)}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
+    return html.document(title, body, command)
 
 
 def _keys(plan: Plan) -> list[tuple[str, str, str]]:

@@ -9,7 +9,6 @@ from lit_llm.core import html_page as html
 from lit_llm.core.number_text import duration, money, two_digits
 from lit_llm.plan.sweep import Variant
 from lit_llm.reporting.charts import Line, chart
-from lit_llm.reporting.plan_page import top
 from lit_llm.reporting.plan_text import SWEEP, sweep_row
 
 _TIMES = {
@@ -29,7 +28,7 @@ _TIMES = {
 def sweep_page(found: Sequence[Variant], best: Variant | None, command: str) -> str:
     """The page of a sweep. `best`: the variant that was chosen, if one was."""
     title = f"Sweep: {len(found)} combinations"
-    return html.document(title, [*top(title, command), html.heading("Time against cost"), sweep_figure(found, best)])
+    return html.document(title, [html.heading("Time against cost"), sweep_figure(found, best)], command)
 
 
 class Point(NamedTuple):

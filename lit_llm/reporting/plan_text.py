@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.number_text import count, duration, money_range, percent, size, two_digits
 from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.memory import CONTEXT_GB, usable_bytes
 from lit_llm.plan.plan import Plan
-from lit_llm.plan.run_settings import steps_for
 from lit_llm.plan.sweep import Variant
 from lit_llm.plan.weights import OwnModel
 

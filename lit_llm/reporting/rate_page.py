@@ -11,8 +11,7 @@ from lit_llm.training.rate_search import FoundRates
 
 def rate_page(found: FoundRates, title: str, command: str) -> str:
     """A whole file."""
-    body = [f"<h1>{html.escape(title)}</h1>", f"<p><code>{html.escape(command)}</code></p>"]
-    body.append(html.keys([(key, number(rate), "") for key, rate in found.rates.items()]))
+    body = [html.keys([(key, number(rate), "") for key, rate in found.rates.items()])]
     rows = [
         (key, number(found.recipe[key]), number(rate), f"{number(min(each))} – {number(max(each))}")
         for (key, rate), each in zip(found.rates.items(), found.by_seed.values(), strict=True)
@@ -36,7 +35,7 @@ def rate_page(found: FoundRates, title: str, command: str) -> str:
             f"<p>Without the differences between batches. Lowest at {number(sweep.edge)}. "
             f"The search began at {number(sweep.start)}.</p>"
         )
-    return html.document(title, body)
+    return html.document(title, body, command)
 
 
 def _chart(lines: list[Line], label: str, *, cut: bool = False) -> str:

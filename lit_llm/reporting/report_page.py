@@ -55,10 +55,7 @@ def report_page(runs: Sequence[RunCurves], command: str, recorded: Sequence[Evid
         command: that made it.
         recorded: for each run, the earlier curve with which it is compared.
     """
-    names = ", ".join(run.name for run in runs)
-    body = [f"<h1>{escape(f'Report: {names}')}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
-    body.append(html.keys(_keys(runs[0])) if len(runs) == 1 else _ranking(runs))
-    body += _described(runs)
+    body = [html.keys(_keys(runs[0])) if len(runs) == 1 else _ranking(runs), *_described(runs)]
     body += [f"<p>{escape(said)}</p>" for run in runs for said in missing(run)]
     body += [part for run in runs for part in _findings(run, titled=len(runs) > 1)]
     body += charts(runs, [each.follower for each in recorded if each is not None and each.follower is not None])
@@ -70,7 +67,7 @@ def report_page(runs: Sequence[RunCurves], command: str, recorded: Sequence[Evid
     environments = [(run.name, run.launches[-1].environment) for run in runs if run.launches]
     body += [html.heading("Settings"), _settings(runs), html.heading("Environment")]
     body.append(html.pairs(environments) if environments else "<p>Not recorded.</p>")
-    return html.document(f"Report: {names}", body)
+    return html.document(f"Report: {', '.join(run.name for run in runs)}", body, command)
 
 
 def charts(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower] = ()) -> list[str]:

@@ -31,7 +31,6 @@ import time
 import uuid
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from lit_llm.core.disk import UnusableFile, open_ordinary, read_json
@@ -153,7 +152,7 @@ class RunLock:
         self.acquire()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _try_to_write(self) -> bool:

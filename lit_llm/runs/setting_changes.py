@@ -5,11 +5,12 @@ Keys are named as their flags. Checkpoints store the settings under "settings"; 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from lit_llm.core.yaml_reading import as_flag
 
 SETTINGS = "settings"
 """Key in a checkpoint: {key: value} of the settings of the run that are not free, with the defaults of the chosen classes."""
@@ -117,10 +118,10 @@ def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, accepte
         if change is Change.ANNOUNCED or (change is Change.REFUSED and accepted):
             decays = key in _RATES and str(now.get("schedule")).endswith(".Decay")
             note = _OF_DECAY if decays else _NOTES.get(key)
-            found.announced.append(f"{key} {_shown(before)} → {_shown(value)}{f' ({note})' if note else ''}")
+            found.announced.append(f"{key} {as_flag(before)} → {as_flag(value)}{f' ({note})' if note else ''}")
         elif change is Change.REFUSED:
             found.refused.append(
-                f"{key} was {_shown(before)} in the checkpoint and is {_shown(value)} (--{key} {_shown(before)}, or "
+                f"{key} was {as_flag(before)} in the checkpoint and is {as_flag(value)} (--{key} {as_flag(before)}, or "
                 "--accept_changes true)"
             )
     return found
@@ -135,8 +136,3 @@ def _effective(settings: Mapping[str, Any], key: str) -> Any:
     """The value of a setting. A schedule without an end of its own ends with the run."""
     value = settings[key]
     return settings.get("trainer.max_steps") if key == "schedule.total_steps" and value is None else value
-
-
-def _shown(value: Any) -> str:
-    """A value as a flag takes it."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -12,8 +12,8 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDevice
 from lit_llm.core._lightning import ddp_option
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.parallel_layout import Layout, layout_of_name, mesh_layout
 from lit_llm.optim.torch_muon import TorchMuon
-from lit_llm.plan.layout import Layout, layout_of_name, mesh_layout
 from lit_llm.plan.optimizer import TORCH_MUON, Optimizer
 from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule, canonical_precision
 from lit_llm.plan.weights import PlannedModel

@@ -11,11 +11,10 @@ from lightning.pytorch import Callback
 from recipe_runs import curve, run
 
 from lit_llm.callbacks import GradientNoise
-from lit_llm.commands import find_lr
-from lit_llm.commands.find_batch import overlay_text
 from lit_llm.commands.noise_scale import Noise, _FrozenNoise, find_batch, mean_noise, measuring_micro_batch, nearest_batch
-from lit_llm.commands.short_runs import ShortRuns
+from lit_llm.commands.short_runs import ShortRuns, overlay_text
 from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import read_yaml
 
 TINY = ["--config", "tiny.yaml"]
 
@@ -95,10 +94,8 @@ def test_a_batch_is_whole_micro_batches_on_all_devices():
 
 def test_a_command_of_several_lines_is_a_comment():
     command = "find-batch --samples.prompts '[a\nseed_everything: 3\u2028x: 4'"
-    assert yaml.safe_load(overlay_text(8, 4, command)) == {
-        "data": {"init_args": {"global_batch_size": 8, "micro_batch_size": 4}}
-    }
-    assert yaml.safe_load(find_lr.overlay_text({"lr": 0.1}, command)) == {"optimizer": {"init_args": {"lr": 0.1}}}
+    settings = {"optimizer": {"init_args": {"lr": 0.1, "adamw_lr": 1.2e-5}}}
+    assert read_yaml(overlay_text(settings, command)) == settings
 
 
 @pytest.mark.parametrize(

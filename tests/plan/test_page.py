@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import pytest
 
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.parallel_layout import layout_of_name
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Layout, Optimizer, Options, RunSettings, find, make_plan, sweep
-from lit_llm.plan.layout import layout_of_name
 from lit_llm.plan.run_settings import Schedule
 from lit_llm.reporting.pipeline_timetable import DURATION, idle_share, timetable
 from lit_llm.reporting.plan_page import parts_of_step, plan_page, timeline

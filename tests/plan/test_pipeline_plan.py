@@ -10,15 +10,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from lit_llm.core._torch import gradients_of_inputs
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.parallel_layout import STRATEGIES, layout_of_name
 from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.distributed.pipeline_order import orders, shares
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.gpt import GPT
 from lit_llm.plan import Layout, Optimizer, RunSettings, find, make_plan, total_parameters
 from lit_llm.plan.collectives import communicated_bytes
-from lit_llm.plan.layout import STRATEGIES, layout_of_name
 from lit_llm.plan.micro_batch import micro_batch as micro_batch_cache
-from lit_llm.plan.pipeline_order import orders, shares, weights_of_stages
-from lit_llm.plan.weights import weights_of
+from lit_llm.plan.weights import weights_of, weights_of_stages
 from lit_llm.training.planned_settings import layout_of
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)

@@ -18,11 +18,11 @@ from lit_llm.core.number_text import count, duration, money, money_range, percen
 from lit_llm.data.mixture_order import Phase, PhaseDraws, SourceDraws, smallest_quotas
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.parallel_layout import layout_of_name
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.layout import layout_of_name
 from lit_llm.plan.memory import CONTEXT_GB, peak_memory
 from lit_llm.plan.run_settings import Schedule, canonical_precision
 from lit_llm.reporting.plan_text import SWEEP, markdown, render, sections, sweep_row, table_rows

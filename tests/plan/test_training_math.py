@@ -11,6 +11,7 @@ from lit_llm.callbacks.learning_rate_schedules import wsd
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.latent_config import LatentConfig
 from lit_llm.optim import MuonAdamW, TorchMuon
@@ -35,7 +36,6 @@ from lit_llm.plan.collectives import (
 )
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.run_settings import phases
 from lit_llm.plan.weights import weights_of
 from lit_llm.reporting.plan_text import sparkline

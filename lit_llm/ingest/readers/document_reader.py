@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import BinaryIO, cast
 
 from lit_llm.core.disk import naming
@@ -22,7 +21,7 @@ from lit_llm.ingest.readers.tar import read_tar
 from lit_llm.ingest.source import Source
 
 
-class DocumentReader:
+class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
     """The documents of a file, in pieces, in bounded memory. The content decides the format, not the file's name.
 
     Iterate once; a context manager. An empty file has no document.
@@ -68,10 +67,7 @@ class DocumentReader:
         """How many documents had no text so far: null or empty."""
         return self._of.skipped
 
-    def __enter__(self) -> DocumentReader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
     def __iter__(self) -> Iterator[Piece]:

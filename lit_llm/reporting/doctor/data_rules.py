@@ -12,51 +12,43 @@ _TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled", "validati
 """What follows from wrong targets."""
 
 
-def _shifted(run: Observed) -> float | None:
-    return run.median("health/shifted_targets")
+def _are_inputs(run: Observed, tag: str, where: str) -> str | None:
+    """That the targets are other inputs than the next ones."""
+    share, shifted = run.median(tag), run.median("health/shifted_targets")
+    if share is not None and shifted is not None and share > 0.95 and shifted < 0.9:
+        return f"{share:.1%} of the targets are the input {where}"
+    return None
 
 
-@error(
-    "targets-not-shifted",
+@error.certain(  # the definition of next-token prediction
     "the targets are the inputs: the model learns to copy",
     "targets[t] = inputs[t + 1]; shift them once, in the data or in the loss",
     "health/copied_targets, a batch of the data",
-    "certain",  # the definition of next-token prediction
     explains=_TARGETS,
 )
-def copied(run: Observed) -> str | None:
-    share, shifted = run.median("health/copied_targets"), _shifted(run)
-    if share is not None and shifted is not None and share > 0.95 and shifted < 0.9:
-        return f"{share:.1%} of the targets are the input at their own position"
-    return None
+def targets_not_shifted(run: Observed) -> str | None:
+    return _are_inputs(run, "health/copied_targets", "at their own position")
 
 
-@error(
-    "targets-shifted-twice",
+@error.certain(  # the definition of next-token prediction; Hugging Face models shift labels themselves
     "the targets are shifted in the data and again in the loss",
     "shift the targets once, in the data or in the loss",
     "health/twice_shifted_targets, a batch of the data",
-    "certain",  # the definition of next-token prediction; Hugging Face models shift labels themselves
     explains=_TARGETS,
 )
-def shifted_twice(run: Observed) -> str | None:
-    share, shifted = run.median("health/twice_shifted_targets"), _shifted(run)
-    if share is not None and shifted is not None and share > 0.95 and shifted < 0.9:
-        return f"{share:.1%} of the targets are the input two positions on"
-    return None
+def targets_shifted_twice(run: Observed) -> str | None:
+    return _are_inputs(run, "health/twice_shifted_targets", "two positions on")
 
 
-@error(
-    "targets-unrelated",
+@error.certain(  # the definition of next-token prediction
     "inputs and targets do not belong together: some of either were replaced, masked, shuffled or of another sequence",
     "look at a batch of the data",
     "health/shifted_targets",
-    "certain",  # the definition of next-token prediction
     explains=_TARGETS,
 )
-def unrelated(run: Observed) -> str | None:
-    shifted, rows = _shifted(run), run.values("health/shifted_targets", -1)
-    if shifted is None or copied.seen(run) or shifted_twice.seen(run):
+def targets_unrelated(run: Observed) -> str | None:
+    shifted, rows = run.median("health/shifted_targets"), run.values("health/shifted_targets", -1)
+    if shifted is None or targets_not_shifted.seen(run) or targets_shifted_twice.seen(run):
         return None
     if shifted <= 0.9:
         return f"only {shifted:.1%} of the counted targets are the next input"
@@ -66,71 +58,61 @@ def unrelated(run: Observed) -> str | None:
     return f"in {len(odd)} of {len(rows)} rows as few as {min(odd):.1%} of the targets are the next input"
 
 
-@warning(
-    "samples-not-shuffled",
+@warning.certain(  # the target after a sequence is the first token of the next one
     "the sequences of a batch are consecutive text: training reads the data in order",
     "shuffle the samples",
     "health/consecutive_sequences",
-    "certain",  # the target after a sequence is the first token of the next one
     explains=(*ROUGH, "over-fitting", "validation-other-text"),
 )
-def in_order(run: Observed) -> str | None:
+def samples_not_shuffled(run: Observed) -> str | None:
     share = run.median("health/consecutive_sequences")
     if share is None or share < 0.9 or (run.last("health/commonest_target") or 0.0) > 0.5:
         return None
     return f"{share:.0%} of the sequences continue the one before them in their batch"
 
 
-@error(
-    "tokens-shuffled",
+@error.likely(  # in English a letter halves the uncertainty about the next one (Shannon 1951)
     "a token says nothing about the next one: tokens of the text are out of order, or random on some ranks",
     "look at a batch of the data, decoded",
     "health/bigram_loss, health/unigram_loss",
-    "likely",  # in English a letter halves the uncertainty about the next one (Shannon 1951)
     explains=(*SLOW, "validation-other-text"),
 )
-def shuffled(run: Observed) -> str | None:
+def tokens_shuffled(run: Observed) -> str | None:
     pairs, single = run.recent("health/bigram_loss"), run.recent("health/unigram_loss")
     if pairs is None or single is None or single < 1 or pairs < 0.95 * single or not run.last("setup/vocab_size"):
         return None
     return f"counting pairs of tokens predicts the next one no better ({pairs:.2f} nats) than counting tokens ({single:.2f})"
 
 
-@warning(
-    "one-token-dominates",
+@warning.likely(
     "most targets are the same token, such as padding that counts",
     "give padding the target -100",
     "health/commonest_target",
-    "likely",
     explains=(*SLOW, "loss-too-low", "positions-alike", "duplicated-data", "validation-counts-others"),
 )
-def one_token(run: Observed) -> str | None:
+def one_token_dominates(run: Observed) -> str | None:
     share = run.last("health/commonest_target")
     return f"{share:.0%} of the targets are one and the same token" if share is not None and share > 0.5 else None
 
 
-@warning(
-    "unknown-tokens",
+@warning.certain(  # ids are compared with the tokenizer's
     "the vocabulary is too small for the text, or of another text: characters become the unknown token",
     "a larger vocabulary (--data.tokenizer.vocab_size), or a tokenizer that has all bytes",
     "health/unknown_tokens",
-    "certain",  # ids are compared with the tokenizer's
     explains=(*SLOW, "loss-too-low", "one-token-dominates", "validation-other-text"),
 )
-def unknown(run: Observed) -> str | None:
+def unknown_tokens(run: Observed) -> str | None:
     share = run.last("health/unknown_tokens")
     return f"{share:.1%} of the inputs are the unknown token" if share is not None and share > 0.02 else None
 
 
-@warning(
-    "token-never-learned",
+@warning.likely(  # every input but the first was the target of the one before it
     "a token of the text never is a target that counts: a mask takes it for padding, or leaves it out",
     "give padding an id of its own; look at the targets of a decoded batch",
     "health/unlearned_inputs",
-    "likely",  # every input but the first was the target of the one before it
     explains=(*JUDGED, "targets-ignored", "validation-counts-others"),
 )
-def never_learned(run: Observed) -> str | None:
+def token_never_learned(run: Observed) -> str | None:
     share = run.median("health/unlearned_inputs", run.step // 2)
     ignored = run.median("health/ignored_targets") or 0.0
     if share is None or share < 0.01 or not 0.5 < ignored / share < 2:  # else other targets are ignored, too
@@ -138,108 +120,92 @@ def never_learned(run: Observed) -> str | None:
     return f"{share:.1%} of the inputs are tokens that never were counted targets"
 
 
-@warning(
-    "positions-alike",
+@warning.likely(  # tokens are compared; forms, tables and pictures are alike on purpose
     "sequences share a part: a header, notice or template is repeated in all of them, or rows are padded alike",
     "remove it from the text (`clean`), or give it the target -100",
     "health/equal_columns, a decoded batch of the data",
-    "likely",  # tokens are compared; forms, tables and pictures are alike on purpose
     explains=("duplicated-data", "validation-other-text", "validation-differs", "loss-too-low"),
 )
-def alike(run: Observed) -> str | None:
+def positions_alike(run: Observed) -> str | None:
     share, ignored = run.median("health/equal_columns"), run.median("health/ignored_targets") or 0.0
-    if share is None or not 0.15 < share < 1 or ignored > share / 2 or not run.from_scratch or one_batch.seen(run):
+    if share is None or not 0.15 < share < 1 or ignored > share / 2 or not run.from_scratch or batch_repeated.seen(run):
         return None
     return f"at {share:.0%} of the positions all sequences of a micro-batch have the same token"
 
 
-@error(
-    "ranks-share-data",
+@error.certain(  # hashes of the sequences
     "all ranks train on the same samples",
     "give each rank samples of its own (DistributedSampler, or the rank in the seed of the order)",
     "health/shared_samples",
-    "certain",  # hashes of the sequences
     explains=("duplicated-data", "batch-repeated"),
 )
-def shared(run: Observed) -> str | None:
+def ranks_share_data(run: Observed) -> str | None:
     share = run.median("health/shared_samples")
     return f"{share:.0%} of the ranks begin a micro-batch with the sequence of another rank" if share and share > 0.5 else None
 
 
-@error(
-    "ranks-differ-in-text",
+@error.likely(  # shares of tokens in samples of one text agree
     "a rank reads another text than the others, or ids of another tokenizer: its copy of the data is damaged, old, or of "
     "another kind",
     "compare the shards of all machines (hashes in meta.json)",
     "health/rank_text_difference",
-    "likely",  # shares of tokens in samples of one text agree
     explains=(*SLOW, *ROUGH, *JUDGED, "tokens-shuffled", "noise-in-training", "validation-other-text", "targets-unrelated"),
 )
-def ranks_text(run: Observed) -> str | None:
+def ranks_differ_in_text(run: Observed) -> str | None:
     distances = [value for _, value in run.counted("health/rank_text_difference")]
     distance = statistics.median(distances[-3:]) if len(distances) > 1 else 0.0
     return None if distance < 0.2 else f"the shares of tokens on a rank are {distance:.0%} away from those on all ranks"
 
 
-@error(
-    "future-leak",
+@error.certain(  # logits before a changed input must not change
     "a position sees later positions: a mask is missing or wrong, or a transpose, a sort or a convolution mixes positions",
     "is_causal=True, or a mask that is lower triangular; look at what reorders tokens",
     "health/future_leak",
-    "certain",  # logits before a changed input must not change
     explains=("loss-too-low", *JUDGED, "diverged"),
 )
-def leak(run: Observed) -> str | None:
+def future_leak(run: Observed) -> str | None:
     change = run.median("health/future_leak")
     if change is not None and change > 0.02:
         return f"other inputs further on changed the logits of a sequence's first eighth by {change:.1%} (median)"
     return None
 
 
-@warning(
-    "targets-ignored",
+@warning.likely(
     "most positions do not count, so that most of the compute is wasted",
     "look at the masks of the data; --data.packing best_fit if it is padding",
     "health/ignored_targets, a batch of the data",
-    "likely",
     explains=(*SLOW, "loss-not-finite", "gradients-vanish", "parameters-not-trained", "validation-counts-others"),
 )
-def ignored(run: Observed) -> str | None:
+def targets_ignored(run: Observed) -> str | None:
     share = run.median("health/ignored_targets")
     most = 0.5 if run.from_scratch and not _has_chats(run) else 0.98  # fine-tuning trains on answers only
     return f"{share:.1%} of the targets are ignored (-100)" if share is not None and share > most else None
 
 
-@error(
-    "question-lost",
+@error.certain(  # the template was asked
     "the chat template leaves out what the user says, so that answers cannot be predicted",
     "another template (--data.chat_template)",
     "chat_template.jinja in the run folder",
-    "certain",  # the template was asked
     explains=("over-fitting", "loss-stuck"),
 )
 def question_lost(run: Observed) -> str | None:
     return "the template writes a question and an answer without the question" if run.question and not run.question[0] else None
 
 
-@warning(
-    "questions-learned",
+@warning.certain(  # the template was asked
     "the chat template marks the user's turns as the assistant's, so that questions are learned, too",
     "{% generation %} around the assistant's turns only",
     "chat_template.jinja in the run folder",
-    "certain",  # the template was asked
     explains=("questions-count",),
 )
 def questions_learned(run: Observed) -> str | None:
     return "the question of a user is marked as an answer" if run.question and run.question[1] else None
 
 
-@error(
-    "questions-count",
+@error.likely(  # a conversation does not begin with an answer, and under best_fit each sequence begins with a conversation
     "the mask of the chats is inverted or missing: questions are learned",
     "targets of -100 on the user's turns, and only there",
     "health/opening_targets, a batch of the data",
-    "likely",  # a conversation does not begin with an answer, and under best_fit each sequence begins with a conversation
     explains=(*JUDGED, "targets-ignored", "validation-counts-others"),
 )
 def questions_count(run: Observed) -> str | None:
@@ -250,14 +216,12 @@ def questions_count(run: Observed) -> str | None:
     return f"{opens:.0%} of the sequences begin with a target that counts, and {ignored:.0%} of all targets do not count"
 
 
-@warning(
-    "answers-without-end",
+@warning.likely(  # a template ends all turns alike
     "answers end without the token that ends a turn, so that generation will not stop",
     "count the token that ends a turn: inside of {% generation %}",
     "health/answer_ends, chat_template.jinja in the run folder",
-    "likely",  # a template ends all turns alike
 )
-def endless(run: Observed) -> str | None:
+def answers_without_end(run: Observed) -> str | None:
     share = run.median("health/answer_ends")
     if not _has_chats(run) or share is None or share > 0.3:  # turns may end in two ways
         return None
@@ -278,49 +242,43 @@ def _repeated(run: Observed, tag: str) -> float | None:
     return statistics.median(rows[len(rows) // 2 :]) if rows else None
 
 
-@error(
-    "batch-repeated",
+@error.certain(  # hashes of the sequences
     "the same sequences are read again and again: only a part of the data is read, its position does not advance or was not "
     "restored, or rows or workers share it",
     "look at the sampler: it must advance, and differ between ranks and workers",
     "health/repeated_samples",
-    "certain",  # hashes of the sequences
     explains=(*JUDGED, "loss-too-low", "duplicated-data", "validation-other-text", "training-loss-differs"),
 )
-def one_batch(run: Observed) -> str | None:
+def batch_repeated(run: Observed) -> str | None:
     share = _repeated(run, "health/repeated_samples")
     if share is not None and share > 0.5:
         return f"{share:.0%} of the sequences had occurred before in this launch, which has not made one pass over the data"
     return None
 
 
-@warning(
-    "duplicated-data",
+@warning.possible(  # Lee et al. 2022, Deduplicating training data makes language models better
     "the training text has copies, or a template that recurs",
     "remove copies (`clean --near_duplicates 0.7`)",
     "health/repeated_spans, health/repeated_samples",
-    "possible",  # Lee et al. 2022, Deduplicating training data makes language models better
     explains=("over-fitting", "loss-too-low", "validation-other-text"),
 )
-def duplicates(run: Observed) -> str | None:
+def duplicated_data(run: Observed) -> str | None:
     share = _repeated(run, "health/repeated_spans")
     mixed = str(run.setting("data.class_path", "")).endswith("Mixture")  # repeats small sources on purpose
-    if share is not None and share > 0.25 and not mixed and run.from_scratch and one_batch.seen(run) is None:
+    if share is not None and share > 0.25 and not mixed and run.from_scratch and batch_repeated.seen(run) is None:
         return (
             f"{share:.0%} of the spans of tokens had occurred before in this launch, which has not made one pass over the data"
         )
     return None
 
 
-@error(
-    "validation-in-training",
+@error.likely(  # spans of tokens that occur in both, and once in the validation text
     "the validation text is in the training text, so that validation loss says nothing",
     "split by document before copies are made (`clean`, `prepare --data.val_fraction 0.1`)",
     "health/validation_overlap",
-    "likely",  # spans of tokens that occur in both, and once in the validation text
     explains=("duplicated-data",),
 )
-def overlap(run: Observed) -> str | None:
+def validation_in_training(run: Observed) -> str | None:
     share = run.last("health/validation_overlap")
     passes = run.passes_at(run.step - run.start_of_launch(run.step))  # each launch counts anew
     if share is None or passes is None or passes <= 0:
@@ -333,43 +291,37 @@ def overlap(run: Observed) -> str | None:
     return None
 
 
-@warning(
-    "data-too-small",
+@warning.likely(  # Muennighoff et al. 2023: up to four passes are nearly as good as new text
     "the run repeats its text more often than helps",
     "fewer steps, a smaller model, or more text",
     "setup/train_tokens, progress/tokens, val/loss",
-    "likely",  # Muennighoff et al. 2023: up to four passes are nearly as good as new text
     explains=("over-fitting", "duplicated-data", "batch-repeated", "loss-too-low"),
 )
-def small_data(run: Observed) -> str | None:
+def data_too_small(run: Observed) -> str | None:
     if run.passes is not None and run.passes > 5 and run.from_scratch:
         return f"the run has made {run.passes:.1f} passes over {run.last('setup/train_tokens'):,.0f} tokens"
     return None
 
 
-@error(
-    "data-damaged",
+@error.certain(  # the hash of each shard in meta.json
     "a shard changed after it was written",
     "prepare the data again (`prepare --replace true`)",
     "meta.json of the folder of shards",
-    "certain",  # the hash of each shard in meta.json
     explains=(*ROUGH, "duplicated-data"),
 )
-def damaged(run: Observed) -> str | None:
+def data_damaged(run: Observed) -> str | None:
     if not run.damages:
         return None
     first, *others = run.damages
     return first + (f", and {len(others)} more" if others else "")
 
 
-@warning(
-    "vocabulary-unused",
+@warning.likely(
     "the vocabulary is not that of the text's tokenizer, or ids were cut, as by an integer type that is too small",
     "remove --model.vocab_size, or use the tokenizer that the text was prepared with; look at the largest id of the data",
     "health/untouched_embeddings",
-    "likely",
 )
-def unused_vocabulary(run: Observed) -> str | None:
+def vocabulary_unused(run: Observed) -> str | None:
     shares, each_step = run.finite("health/untouched_embeddings"), run.tokens_per_step
     size = run.last("setup/vocab_size")
     if not shares or each_step is None or size is None or not run.from_scratch:  # an import brings its own

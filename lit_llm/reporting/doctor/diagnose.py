@@ -30,7 +30,7 @@ from lit_llm.reporting.doctor import (
     validation_rules,
 )
 from lit_llm.reporting.doctor.case_file import read_case
-from lit_llm.reporting.doctor.finding import Finding, Rule
+from lit_llm.reporting.doctor.finding import SURE, Finding, Rule
 from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.plan_record import recorded_launches
@@ -42,7 +42,6 @@ _FILES = (
 )  # fmt: skip
 RULES = tuple(each for file in _FILES for each in vars(file).values() if isinstance(each, Rule))
 """In this order, where nothing else says which finding comes first."""
-_SURE = ("certain", "likely", "possible")
 
 
 def diagnose(run: Observed) -> list[Finding]:
@@ -52,7 +51,7 @@ def diagnose(run: Observed) -> list[Finding]:
         replace(finding, follows_from=tuple(other.name for other in found if finding.name in other.rule.explains))
         for finding in found
     ]
-    return sorted(findings, key=lambda each: (bool(each.follows_from), each.rule.severity, _SURE.index(each.rule.sure)))
+    return sorted(findings, key=lambda each: (bool(each.follows_from), each.rule.severity, SURE.index(each.rule.sure)))
 
 
 MOST_BYTES = 2 * 10**9

@@ -21,15 +21,13 @@ LEAST_STEPS = (2 * MOVES) ** 2
 """Their root is twice `MOVES`."""
 
 
-@error(
-    "expert-bias-too-large",
+@error.likely(
     "the biases of the experts outweigh the scores of the router, at most 1: their rate is too high, or their sign wrong",
     "--expert_balance.rate 0.001",
     "experts/bias, experts/load",
-    "likely",
     explains=(*SLOW, "experts-unbalanced", "loss-spikes"),
 )
-def bias_too_large(run: Observed) -> str | None:
+def expert_bias_too_large(run: Observed) -> str | None:
     """A bias outweighs every score; or moves do, so that biases go back and forth and balance nothing.
 
     Not: biases that nothing moves (of imported weights), that still grow, that balance, or of few tokens.
@@ -53,30 +51,26 @@ def bias_too_large(run: Observed) -> str | None:
     )
 
 
-@error(
-    "experts-mix-tokens",
+@error.likely(  # neither a mask nor dropout makes both differ
     "what experts give a token depends on other tokens of the batch: tokens beyond a capacity are dropped, or outputs go back "
     "to other tokens",
     "a larger capacity, or none, as here; outputs in the order of the tokens",
     "health/future_leak, health/validation_noise",
-    "likely",  # neither a mask nor dropout makes both differ
     explains=("future-leak", "validation-is-random", *SLOW, "loss-too-low", "validation-differs"),
 )
-def mixes(run: Observed) -> str | None:
+def experts_mix_tokens(run: Observed) -> str | None:
     leak, noise = run.median("health/future_leak"), run.median("health/validation_noise")
     if not run.setting("model.moe") or leak is None or noise is None or leak < 0.02 or noise < 0.01:
         return None
     return f"later inputs changed the logits of earlier ones by {leak:.1%}, and a copy of the same sequences by {noise:.1%}"
 
 
-@warning(
-    "experts-unbalanced",
+@warning.likely(
     "nothing balances the experts, or too weakly",
     "--model.moe.balance 0.01, or --expert_balance ExpertBalance with a rate of 0.001",
     "experts/load, experts/dead",
-    "likely",
 )
-def unbalanced(run: Observed) -> str | None:
+def experts_unbalanced(run: Observed) -> str | None:
     experts, top_k = run.setting("model.moe.experts"), run.setting("model.moe.top_k")
     if not _enough_tokens(run) or experts < 2 * top_k:
         return None

@@ -32,7 +32,7 @@ class Rule:
         cause: the likely cause, as a sentence.
         change: the flag or the step that mends it.
         look_at: tags or files that confirm it.
-        sure: how sure the cause is if the symptom is there: "certain", "likely" or "possible".
+        sure: one of `SURE`.
         explains: names of rules whose symptoms follow from this cause.
     """
 
@@ -46,11 +46,25 @@ class Rule:
     seen: Seen
 
 
-def _rule(
-    severity: Severity, name: str, cause: str, change: str, look_at: str, sure: str, explains: tuple[str, ...] = ()
-) -> Callable[[Seen], Rule]:
-    """Makes a rule of the function below it. Its thresholds were measured (docs/evidence/doctor.md), or a comment says why."""
-    return partial(Rule, severity, name, cause, change, look_at, sure, explains)
+SURE = ("certain", "likely", "possible")
+"""How sure the cause is if the symptom is there, the surest first."""
+
+
+class _Rules:
+    """Decorators that make a rule of a function: `@error.likely(cause, change, look_at, explains=…)`.
+
+    The rule has the name of the function, with "-" for "_". Its thresholds were measured (docs/evidence/doctor.md), or a
+    comment says why; one behind the parenthesis, why it is that sure.
+    """
+
+    def __init__(self, severity: Severity) -> None:
+        self.certain, self.likely, self.possible = (partial(self._rule, severity, sure) for sure in SURE)
+
+    @staticmethod
+    def _rule(
+        severity: Severity, sure: str, cause: str, change: str, look_at: str, explains: tuple[str, ...] = ()
+    ) -> Callable[[Seen], Rule]:
+        return lambda seen: Rule(severity, seen.__name__.replace("_", "-"), cause, change, look_at, sure, explains, seen)
 
 
 SLOW = ("loss-stuck", "learning-rate-too-low", "no-better-than-counts", "layer-unlike-others")
@@ -59,7 +73,7 @@ ROUGH = ("diverged", "loss-spikes", "loss-not-finite", "learning-rate-too-high",
 """What follows from a cause that makes training unstable."""
 JUDGED = ("validation-unlike-training", "validation-metric-wrong", "validation-differs", "over-fitting")
 """What follows from a cause that makes validation and training incomparable."""
-error, warning, advice = (partial(_rule, severity) for severity in Severity)
+error, warning, advice = map(_Rules, Severity)
 
 
 @dataclass(frozen=True)

@@ -20,30 +20,26 @@ def _shares(run: Observed) -> tuple[list[float], int]:
     return [share for step, share in run.finite("health/first_gradient_share") if counts.get(step) == count], int(count)
 
 
-@error(
-    "gradients-not-cleared",
+@error.certain(  # they are 0 or None after zero_grad
     "the gradients of earlier steps are not cleared",
     "optimizer.zero_grad() before the first backward pass of each step",
     "health/leftover_gradient",
-    "certain",  # they are 0 or None after zero_grad
     explains=_RATE,
 )
-def left_over(run: Observed) -> str | None:
+def gradients_not_cleared(run: Observed) -> str | None:
     left = run.values("health/leftover_gradient")
     if len(left) < 2 or statistics.median(left) == 0:
         return None
     return f"gradients had a norm of {statistics.median(left):.3g} before the first backward pass of a step (median)"
 
 
-@error(
-    "gradients-vanish",
+@error.likely(  # Micikevicius et al. 2018, Mixed precision training
     "most gradients are exactly zero: they underflow for lack of a loss scale, or are masked",
     "--trainer.precision bf16-mixed; scale the loss in fp16",
     "health/zero_gradients",
-    "likely",  # Micikevicius et al. 2018, Mixed precision training
     explains=(*_RATE, "gradients-changed", "parameters-not-trained"),
 )
-def underflow(run: Observed) -> str | None:
+def gradients_vanish(run: Observed) -> str | None:
     share = run.median("health/zero_gradients", 1)
     if share is None or share < 0.5 or run.setting("model.moe"):  # experts without tokens have none
         return None
@@ -52,15 +48,13 @@ def underflow(run: Observed) -> str | None:
     return f"{share:.0%} of the gradients of matrices are exactly 0"
 
 
-@error(
-    "micro-batches-lost",
+@error.likely(  # a sum of gradients contains the square of each
     "only a part of the micro-batches has an effect: gradients are cleared between them",
     "clear gradients once in a step, before its first backward pass",
     "health/first_gradient_share, health/micro_batches",
-    "likely",  # a sum of gradients contains the square of each
     explains=_RATE,
 )
-def lost(run: Observed) -> str | None:
+def micro_batches_lost(run: Observed) -> str | None:
     shares, count = _shares(run)
     # Later a batch that is known by heart has no gradient, although its parts have.
     share = statistics.median(shares[:5]) if len(shares) > 1 else 1.0
@@ -72,31 +66,27 @@ def lost(run: Observed) -> str | None:
     return f"the step's gradient has {share:.0%} of its first micro-batch's in it (a sum of {count} has at least 100 %)"
 
 
-@error(
-    "micro-batches-alike",
+@error.certain(  # equal gradients add up to a multiple
     "the micro-batches of a step are the same samples",
     "look at the sampler: it must advance with each micro-batch",
     "health/first_gradient_share, health/repeated_samples",
-    "certain",  # equal gradients add up to a multiple
     explains=("duplicated-data", "batch-repeated", "over-fitting", "no-better-than-counts"),
 )
-def alike(run: Observed) -> str | None:
+def micro_batches_alike(run: Observed) -> str | None:
     shares, count = _shares(run)
     if count < 2 or len(shares) < 2 or max(abs(share / count - 1) for share in shares) > 1e-3:
         return None
     return f"the gradient of a step is {count} times that of its first micro-batch, in all {len(shares)} sampled steps"
 
 
-@error(
-    "gradients-changed",
+@error.likely(  # the gradient of one micro-batch is that of the step
     "something changes gradients before the optimizer: a sum instead of a mean, a loss scale that stays in, gradients of "
     "earlier steps, a mask, or noise",
     "look at code that touches `grad`; divide by the number of micro-batches once",
     "health/first_gradient_share, grad/norm",
-    "likely",  # the gradient of one micro-batch is that of the step
     explains=_RATE,
 )
-def changed(run: Observed) -> str | None:
+def gradients_changed(run: Observed) -> str | None:
     shares, count = _shares(run)
     if len(shares) < 2 or not count:
         return None
@@ -109,15 +99,13 @@ def changed(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "update-increases-loss",
+@error.likely(  # the sign of update times gradient
     "updates go up the gradient: a sign is wrong",
     "subtract the gradient; maximize=False; minimise the loss, not its negative",
     "health/descent, train/loss",
-    "likely",  # the sign of update times gradient
     explains=_RATE,
 )
-def ascent(run: Observed) -> str | None:
+def update_increases_loss(run: Observed) -> str | None:
     """At step 1, where no earlier gradient counts, a layer goes up; or the median layer does in the first rows."""
     found = {layer: [value for _, value in points[:3]] for layer, points in run.by_layer("descent").items() if points}
     first = {layer: points[0][1] for layer, points in run.by_layer("descent").items() if points and points[0][0] <= 1}

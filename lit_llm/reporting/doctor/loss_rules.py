@@ -14,33 +14,29 @@ LARGEST_GAIN = 3.0
 """Root mean square of a matrix times the root of its inputs; GPT-3's 0.02 at width 12,288 has 2.2, torch's Linear 0.6."""
 
 
-@error(
-    "fp16-overflow",
+@error.likely(  # Micikevicius et al. 2018, Mixed precision training
     "numbers exceed fp16's largest, 65,504",
     "--trainer.precision bf16-mixed",
     "grad/norm, health/activation_max, health/logit_max",
-    "likely",  # Micikevicius et al. 2018, Mixed precision training
     explains=(*SLOW, *ROUGH),
 )
-def half_precision_overflow(run: Observed) -> str | None:
+def fp16_overflow(run: Observed) -> str | None:
     if not str(run.setting("trainer.precision", "")).startswith("16"):
         return None
     norms = run.points("grad/norm")
     late = [step for step, norm in norms if not math.isfinite(norm) and step > max(20, run.step // 10)]
     if len(late) >= max(2, 0.02 * len(norms)):  # the scaler tries larger scales now and then
         return f"gradients were infinite in {len(late):,} rows, at first after the search for a scale at step {late[0]:,}"
-    return not_finite.seen(run)
+    return loss_not_finite.seen(run)
 
 
-@error(
-    "loss-not-finite",
+@error.likely(  # the usual first symptom of divergence
     "the learning rate is too high, a value overflowed, or a mean over no targets divides by zero",
     "a third of the learning rate, more warmup (--schedule.warmup_steps); continue from the last good checkpoint",
     "grad/norm and health/activation_max before that step",
-    "likely",  # the usual first symptom of divergence
     explains=("loss-spikes", "guard-too-strict"),
 )
-def not_finite(run: Observed) -> str | None:
+def loss_not_finite(run: Observed) -> str | None:
     for tag in ("train/loss", "val/loss"):
         bad = [step for step, value in run.points(tag) if not math.isfinite(value)]
         if bad:
@@ -58,15 +54,13 @@ def scatter(values: Sequence[float]) -> float:
     return 1.4826 * statistics.median(steps) / math.sqrt(2) if steps else 0.0
 
 
-@error(
-    "initial-weights",
+@error.likely(  # the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks
     "the initial weights are too large",
     "--model.init_std 0.02, or remove the setting",
     "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
-    "likely",  # the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks
     explains=(*SLOW, *ROUGH, "attention-saturated", "no-context", "context-cut"),
 )
-def bad_start(run: Observed) -> str | None:
+def initial_weights(run: Observed) -> str | None:
     if not run.from_scratch:
         return None
     gain = run.last("setup/initial_gain")
@@ -81,15 +75,13 @@ def bad_start(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "loaded-weights-unfit",
+@error.likely(  # a trained model is better than one that knows nothing
     "the weights that training starts from do not fit the data: another tokenizer, or layers that were not loaded",
     "the tokenizer of these weights; compare names and shapes of what was loaded",
     "train/loss of step 1, setup/fresh_matrices",
-    "likely",  # a trained model is better than one that knows nothing
     explains=(*SLOW, *ROUGH, "over-fitting"),
 )
-def unfit(run: Observed) -> str | None:
+def loaded_weights_unfit(run: Observed) -> str | None:
     first, uniform, fresh = run.finite("train/loss")[:1], run.uniform_loss, run.last("setup/fresh_matrices")
     if run.setting("init_from") is not None and fresh is not None and fresh > 0.9:
         return f"before step 1 {fresh:.0%} of the kinds of matrices in blocks looked like random draws"
@@ -100,15 +92,13 @@ def unfit(run: Observed) -> str | None:
     return f"the first loss is {first[0][1]:.3f}; without any knowledge it is ln(vocabulary) = {uniform:.3f}"
 
 
-@error(
-    "initial-weights-small",
+@error.likely(  # equal units get equal gradients; Glorot and Bengio 2010
     "the initial weights are far too small, or units begin with equal weights",
     "--model.init_std 0.02, or remove the setting; draw weights at random",
     "setup/initial_gain, setup/alike_units",
-    "likely",  # equal units get equal gradients; Glorot and Bengio 2010
     explains=(*SLOW, "learning-rate-too-high", "no-context", "context-cut", "residual-lost", "dead-from-start"),
 )
-def small_start(run: Observed) -> str | None:
+def initial_weights_small(run: Observed) -> str | None:
     gain, alike = run.last("setup/initial_gain"), run.last("setup/alike_units")
     if not run.from_scratch:
         return None
@@ -121,12 +111,10 @@ def small_start(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "diverged",
+@error.possible(
     "training is unstable: the learning rate is too high, or the data, the gradients or the weights change at that step",
     "a third of the learning rate, or more warmup (--schedule.warmup_steps); look at the batches of that step",
     "grad/norm, health/update_ratio",
-    "possible",
     explains=("loss-spikes", "guard-too-strict"),
 )
 def diverged(run: Observed) -> str | None:
@@ -147,14 +135,12 @@ def diverged(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "loss-stuck",
+@error.possible(
     "the targets have nothing to do with the inputs, or the learning rate is much too low or too high",
     "look at a batch of the data; then try ten times the learning rate",
     "health/shifted_targets, health/update_ratio",
-    "possible",
 )
-def stuck(run: Observed) -> str | None:
+def loss_stuck(run: Observed) -> str | None:
     curve = run.smoothed("train/loss")
     if (
         len(curve) < 8 or run.step < 100 or not run.from_scratch or (run.uniform_loss or 0.0) < math.log(32)
@@ -170,14 +156,12 @@ def stuck(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "loss-too-low",
+@error.possible(  # the entropy of English is near 0.6 to 1.3 bits per character (Shannon 1951); a first pass does not reach it
     "the model sees its targets: labels are not shifted, the mask leaks, or the text repeats itself",
     "look at a batch of the data and at the attention mask",
     "health/copied_targets, health/future_leak, health/repeated_samples",
-    "possible",  # the entropy of English is near 0.6 to 1.3 bits per character (Shannon 1951); a first pass does not reach it
 )
-def too_good(run: Observed) -> str | None:
+def loss_too_low(run: Observed) -> str | None:
     if not run.from_scratch or (run.passes is not None and run.passes > 3):
         return None
     for tag in ("val/loss", "train/loss"):
@@ -187,13 +171,11 @@ def too_good(run: Observed) -> str | None:
     return None
 
 
-@warning(
-    "over-fitting",
+@warning.likely(  # standard; passes beyond four help little (Muennighoff et al. 2023)
     "the model learns the training text by heart: there is too little of it, or what it asks for does not follow from what it "
     "shows, such as answers of other questions",
     "stop earlier (the checkpoint `best`), give more text, or raise dropout or weight decay",
     "val/loss against train/loss",
-    "likely",  # standard; passes beyond four help little (Muennighoff et al. 2023)
 )
 def over_fitting(run: Observed) -> str | None:
     curve = run.finite("val/loss")
@@ -211,15 +193,13 @@ def over_fitting(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "validation-unlike-training",
+@error.likely(
     "the validation text has another tokenizer or vocabulary than the training text",
     "prepare both splits with the same tokenizer (`prepare`)",
     "meta.json of both folders of shards; val/loss",
-    "likely",
     explains=("over-fitting", "validation-other-text", "validation-differs"),
 )
-def gap(run: Observed) -> str | None:
+def validation_unlike_training(run: Observed) -> str | None:
     """The model has never learned anything about the validation text."""
     curve, train, uniform = run.finite("val/loss"), run.smoothed("train/loss"), run.uniform_loss
     if not curve or not train or uniform is None:
@@ -250,14 +230,12 @@ def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return found if len(found) >= max(2, 0.01 * len(rows)) else []
 
 
-@warning(
-    "loss-spikes",
+@warning.possible(  # Chowdhery et al. 2022, PaLM, 5.1
     "single batches are unlike the others, or the learning rate is near its limit",
     "look at the samples of the steps that the spike guard names; lower the learning rate if they are ordinary text",
     "spike/skipped, grad/norm",
-    "possible",  # Chowdhery et al. 2022, PaLM, 5.1
 )
-def spikes(run: Observed) -> str | None:
+def loss_spikes(run: Observed) -> str | None:
     found = _standing_out([(step, value) for step, value in run.finite("train/loss") if step > run.warmup_steps])
     skipped = sum(run.values("spike/skipped", run.warmup_steps))
     if found:

@@ -11,30 +11,26 @@ SCORE = 30.0
 """At initialisation. Softmax of normal scores of this standard deviation has no entropy left; healthy models begin below 5."""
 
 
-@error(
-    "norms-do-not-normalise",
+@error.likely(  # x / sqrt(mean square + epsilon); of branches that begin at zero and are normed, it was 10 times at step 60
     "the epsilon of a norm is larger than what it normalises",
     "an epsilon of 1e-5 or 1e-6; larger weights of the embedding",
     "health/norm_epsilon, health/activation_rms",
-    "likely",  # x / sqrt(mean square + epsilon); of branches that begin at zero and are normed, it was 10 times at step 60
     explains=SLOW,
 )
-def norms(run: Observed) -> str | None:
+def norms_do_not_normalise(run: Observed) -> str | None:
     ratio = run.median("health/norm_epsilon", run.step // 2)
     if ratio is None or not 100 <= ratio < 1e12:  # beyond, its input is zero
         return None
     return f"an epsilon is {ratio:.3g} times the mean square of its norm's input"
 
 
-@error(
-    "residual-lost",
+@error.likely(
     "a block does not add its input to its output",
     "x + branch(x) in that block",
     "health/residual",
-    "likely",
     explains=(*SLOW, *ROUGH),
 )
-def residual(run: Observed) -> str | None:
+def residual_lost(run: Observed) -> str | None:
     """A block begins by forgetting its input, which the others keep. Not the first block, whose input may be small."""
     first = {layer: points[0][1] for layer, points in run.by_layer("residual").items() if points and points[0][0] <= 1}
     if len(first) < 2 or not run.from_scratch:
@@ -51,15 +47,13 @@ def residual(run: Observed) -> str | None:
     return f"at step 1 input and output of {lowest} had a cosine of {first[lowest]:.2f}, those of other blocks {others:.2f}"
 
 
-@error(
-    "layer-unlike-others",
+@error.likely(
     "a layer is unlike the others: its initial weights, its scale, its learning rate, or its gradient",
     "what is different about that layer: its initialisation, its parameter group, its place in the model",
     "health/weight_norm, health/update_ratio, health/gradient_norm of that layer",
-    "likely",
     explains=("loss-stuck", "learning-rate-too-low", "no-better-than-counts"),
 )
-def odd_layer(run: Observed) -> str | None:
+def layer_unlike_others(run: Observed) -> str | None:
     return (_unlike_other_blocks(run) or _outgrows(run) or _moves_otherwise(run)) if run.from_scratch else None
 
 
@@ -123,27 +117,23 @@ def _is_matrix(layer: str) -> bool:
     return not layer.endswith(("norm", "convolution"))
 
 
-@error(
-    "attention-saturated",
+@error.likely(
     "attention scores are too large, so that each position sees one other: the scale is not 1 / sqrt(width of a head)",
     "remove --model.attention_scale; divide the scores by the root of the width of a head",
     "health/attention_logit_max",
-    "likely",
     explains=(*SLOW, "learning-rate-too-high", "no-context", "context-cut"),
 )
-def saturated(run: Observed) -> str | None:
+def attention_saturated(run: Observed) -> str | None:
     first = [points[0][1] for points in run.by_layer("attention_logit_max").values() if points and points[0][0] <= 1]
     if not first or not run.from_scratch or max(first) < SCORE:
         return None
     return f"the largest attention score before softmax was {max(first):.0f} at step 1, with initial weights"
 
 
-@error(
-    "no-context",
+@error.certain(  # logits behind a changed input must change
     "no position sees another one that is a quarter of the sequence before it: attention is off, or sees too little",
     "look at the attention mask, the window and the projections",
     "health/context_use, health/loss_by_position",
-    "certain",  # logits behind a changed input must change
     explains=(*SLOW, "parameters-not-trained"),
 )
 def no_context(run: Observed) -> str | None:
@@ -153,12 +143,10 @@ def no_context(run: Observed) -> str | None:
     return "other inputs a quarter of a sequence before did not change its last logits at all"
 
 
-@error(
-    "context-cut",
+@error.likely(  # logits behind a changed input must change
     "most positions do not see a quarter of the sequence before them: a window or another mask of attention is too narrow",
     "look at the mask of attention; model.window and mask_documents do not ask for this",
     "health/context_lost, health/loss_by_position",
-    "likely",  # logits behind a changed input must change
     explains=SLOW,
 )
 def context_cut(run: Observed) -> str | None:
@@ -168,14 +156,12 @@ def context_cut(run: Observed) -> str | None:
     return f"other inputs a quarter of a sequence before did not change {share:.0%} of its last logits at all"
 
 
-@warning(
-    "no-better-than-counts",
+@warning.possible(
     "the model uses hardly any context: layers are broken, or hardly trained",
     "look at what changed in the model; compare with a run without it",
     "train/loss against health/unigram_loss and health/bigram_loss",
-    "possible",
 )
-def like_counts(run: Observed) -> str | None:
+def no_better_than_counts(run: Observed) -> str | None:
     behind = run.behind_pairs
     if behind is None or behind < 0.75 or not run.from_scratch or not run.is_complete or run.step < 100:
         return None

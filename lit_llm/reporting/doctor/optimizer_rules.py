@@ -56,15 +56,13 @@ def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> 
     return found
 
 
-@error(
-    "parameters-not-trained",
+@error.certain(  # an update of exactly zero
     "parameters are frozen, detached from the loss, or all zero where they multiply, or the optimizer does not have them",
     "remove requires_grad = False; give the optimizer every parameter; start one factor of a product at random",
     "health/update_norm, setup/frozen, setup/unoptimized",
-    "certain",  # an update of exactly zero
     explains=SLOW,
 )
-def not_trained(run: Observed) -> str | None:
+def parameters_not_trained(run: Observed) -> str | None:
     missing = run.last("setup/unoptimized")
     if missing:
         return f"{missing:,.0f} parameters that require gradients are in no parameter group of the optimizer"
@@ -87,39 +85,33 @@ def not_trained(run: Observed) -> str | None:
     return f"no sampled step changed {', '.join(list(dict.fromkeys(still))[:4])}{others}, or gave it a gradient"
 
 
-@warning(
-    "base-is-trained",
+@warning.certain(  # parameters are counted
     "the base is trained, too, although there are adapters: nothing is frozen",
     "requires_grad = False for all parameters but the adapters",
     "setup/frozen",
-    "certain",  # parameters are counted
 )
-def base_trained(run: Observed) -> str | None:
+def base_is_trained(run: Observed) -> str | None:
     frozen = run.last("setup/frozen")
     return "no parameter is frozen" if run.setting("lora") is not None and frozen == 0 else None
 
 
-@error(
-    "guard-too-strict",
+@error.likely(
     "the spike guard skips steps that are not spikes",
     "--spike_guard.sigma 6; --spike_guard null",
     "spike/skipped",
-    "likely",
     explains=(*SLOW, "parameters-not-trained", "loss-spikes"),
 )
-def skips(run: Observed) -> str | None:
+def guard_too_strict(run: Observed) -> str | None:
     skipped = sum(run.values("spike/skipped"))
     if skipped < max(20, 0.2 * run.step):
         return None
     return f"{skipped:.0f} of {run.step:,} steps were skipped by the spike guard"
 
 
-@error(
-    "numbers-rounded",
+@error.likely(  # of one float32 number in 8,192 the last 13 bits are 0 by chance
     "numbers are rounded to a narrow type (bf16, fp16, fp8) somewhere, although the precision asks for float32",
     "keep weights and the optimizer's averages in float32 (--trainer.precision bf16-mixed); look for casts (.half(), .to(...))",
     "health/rounded and health/alike: weights, averages, gradients, activations",
-    "likely",  # of one float32 number in 8,192 the last 13 bits are 0 by chance
     explains=(
         *SLOW,
         *ROUGH,
@@ -131,7 +123,7 @@ def skips(run: Observed) -> str | None:
         "weights-changed-elsewhere",
     ),
 )
-def rounded(run: Observed) -> str | None:
+def numbers_rounded(run: Observed) -> str | None:
     trainer, named = run.setting("trainer"), {"weights": "updated weights", "averages": "optimizer's averages"}
     if not isinstance(trainer, Mapping) or "precision" not in trainer or trainer.get("plugins"):
         return None
@@ -153,16 +145,14 @@ def rounded(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "weights-changed-elsewhere",
+@error.certain(  # copies of weights are compared
     "something besides the optimizer changes the weights after its step: they are clipped, averaged, decayed, reset or "
     "overwritten",
     "look at what writes to parameters (copy_, clamp_, load_state_dict, .data) in training",
     "health/changed_after_step",
-    "certain",  # copies of weights are compared
     explains=(*SLOW, *ROUGH, "weight-decay-too-high", "update-increases-loss", "ranks-differ", "over-fitting"),
 )
-def changed_elsewhere(run: Observed) -> str | None:
+def weights_changed_elsewhere(run: Observed) -> str | None:
     changed = [(step, share) for step, share in run.finite("health/changed_after_step") if share > 0]
     if not changed:
         return None
@@ -170,15 +160,13 @@ def changed_elsewhere(run: Observed) -> str | None:
     return f"{share:.2%} of the weights changed after the optimizer's step {step:,}, and some in {len(changed)} sampled steps"
 
 
-@error(
-    "updates-rounded-away",
+@error.likely(  # bf16 has 8 significant bits; Zamirai et al. 2020, Revisiting BFloat16 training
     "weights in bf16 are too coarse for updates this small",
     "--trainer.precision bf16-mixed",
     "health/update_ratio",
-    "likely",  # bf16 has 8 significant bits; Zamirai et al. 2020, Revisiting BFloat16 training
     explains=SLOW,
 )
-def rounded_away(run: Observed) -> str | None:
+def updates_rounded_away(run: Observed) -> str | None:
     if run.setting("trainer.precision") != "bf16-true":
         return None
     ratios = _ratios_of_warmup(run, lambda ratios: ratios[-1])
@@ -190,16 +178,14 @@ def rounded_away(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "loss-scale",
+@error.certain(  # both are the same number in a step; Unsloth 2024, Bugs in gradient accumulation
     "the gradient is not that of the mean loss: micro-batches are added instead of averaged, the loss is a sum, or a part of "
     "it, such as a rank's, is lost",
     "divide the loss by the number of counted tokens of the global batch",
     "health/backward_loss_ratio, grad/norm",
-    "certain",  # both are the same number in a step; Unsloth 2024, Bugs in gradient accumulation
     explains=(*ROUGH, "clipped-at-every-step"),
 )
-def wrong_scale(run: Observed) -> str | None:
+def loss_scale(run: Observed) -> str | None:
     ratios = run.values("health/backward_loss_ratio", 0)
     if not ratios or run.setting("objective.init_args.weight"):  # distillation: a teacher's divergence is a part of the loss
         return None
@@ -211,15 +197,13 @@ def wrong_scale(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "learning-rate-too-high",
+@error.likely(
     "the learning rate is too high, or other updates are too large, such as those of an optimizer with damaged averages",
     "a tenth to a third of the learning rate (`find-lr` measures it)",
     "health/update_ratio, grad/norm, train/loss",
-    "likely",
     explains=("diverged", "loss-spikes", "loss-not-finite", "loss-stuck", "no-better-than-counts", "large-logits"),
 )
-def rate_too_high(run: Observed) -> str | None:
+def learning_rate_too_high(run: Observed) -> str | None:
     preferences = run.points("train/margin") and run.setting("lora") is None
     if preferences and (path := _path(run)) > max(PREFERENCES_HIGH, 2e-3 * run.step):
         return f"all updates together, were they in one direction, would have changed a quarter of the layers by {path:.0%}"
@@ -242,15 +226,13 @@ def _growths(run: Observed) -> list[float]:
     return found
 
 
-@warning(
-    "learning-rate-too-low",
+@warning.likely(
     "the learning rate is too low",
     "ten times the learning rate (`find-lr` measures it)",
     "health/update_ratio, train/loss",
-    "likely",
     explains=("loss-stuck", "no-better-than-counts"),
 )
-def rate_too_low(run: Observed) -> str | None:
+def learning_rate_too_low(run: Observed) -> str | None:
     adapters = run.setting("lora") is not None
     planned, lowest = run.planned_steps, PATH_LOW if run.from_scratch else ADAPTERS_LOW if adapters else TUNING_LOW
     if (
@@ -276,15 +258,13 @@ def _path(run: Observed) -> float:
     return _upper([statistics.mean(value for _, value in points) * run.step for points in layers if points] or [0.0])
 
 
-@warning(
-    "clipped-at-every-step",
+@warning.likely(  # a limit that always acts is a normalisation, and hides spikes
     "the limit of the gradient norm is far below the usual norm",
     "--gradient_norm.clip 1.0, or the median of grad/norm",
     "grad/norm, grad/clip_fraction",
-    "likely",  # a limit that always acts is a normalisation, and hides spikes
     explains=SLOW,
 )
-def clipped_always(run: Observed) -> str | None:
+def clipped_at_every_step(run: Observed) -> str | None:
     clip = run.setting("gradient_norm.init_args.clip")
     fractions, norm = run.values("grad/clip_fraction", run.warmup_steps), run.median("grad/norm", run.warmup_steps)
     after = run.median("grad/norm_clipped", run.warmup_steps)
@@ -299,27 +279,23 @@ def clipped_always(run: Observed) -> str | None:
     return None
 
 
-@warning(
-    "decayed-vectors",
+@warning.certain(  # the groups of GPT-3 and LLaMA training code
     "weight decay acts on norm weights and biases",
     "put parameters of one dimension into a group with weight_decay 0",
     "setup/decayed_vectors",
-    "certain",  # the groups of GPT-3 and LLaMA training code
 )
 def decayed_vectors(run: Observed) -> str | None:
     count = run.last("setup/decayed_vectors")
     return None if not count else f"{count:,.0f} norm weights or biases are in a parameter group with weight decay"
 
 
-@warning(
-    "warmup-too-long",
+@warning.likely(
     "the warm-up is longer than the run, or most of it",
     "--schedule.warmup_steps: 1 to 10 % of the steps",
     "lr",
-    "likely",
     explains=SLOW,
 )
-def endless_warmup(run: Observed) -> str | None:
+def warmup_too_long(run: Observed) -> str | None:
     rates, planned = run.finite("lr"), run.planned_steps
     if planned is None or run.step < max(50, planned // 2) or len(rates) < 8:
         return None
@@ -333,15 +309,13 @@ def endless_warmup(run: Observed) -> str | None:
     )
 
 
-@error(
-    "schedule-stands-still",
+@error.likely(  # these schedules change the rate
     "the schedule does not advance: the learning rate never changes",
     "step the schedule after each optimizer step",
     "lr",
-    "likely",  # these schedules change the rate
     explains=(*SLOW, "learning-rate-too-high", "no-warmup", "warmup-too-long"),
 )
-def stands_still(run: Observed) -> str | None:
+def schedule_stands_still(run: Observed) -> str | None:
     rates, kind = run.values("lr"), str(run.setting("schedule.class_path", ""))
     moves = kind.startswith("lit_llm.") and kind.endswith((".Cosine", ".Linear", ".InverseSquareRoot", ".Decay"))
     if not moves or run.planned_steps is None or len(rates) < 8 or max(rates) > 1.001 * min(rates) or not run.is_complete:
@@ -349,15 +323,13 @@ def stands_still(run: Observed) -> str | None:
     return f"the learning rate is {rates[0]:.3g} in all {len(rates)} rows, although the schedule is {kind.rpartition('.')[2]}"
 
 
-@warning(
-    "schedule-ends-early",
+@warning.likely(
     "the learning rate is near zero, or at its last value, long before the run ends: the schedule counts other steps",
     "--schedule.total_steps: the steps of the run",
     "lr",
-    "likely",
     explains=SLOW,
 )
-def ends_early(run: Observed) -> str | None:
+def schedule_ends_early(run: Observed) -> str | None:
     rates = run.finite("lr")
     highest = max((rate for _, rate in rates), default=0.0)
     last = rates[-1][0] if rates else 0
@@ -373,15 +345,13 @@ def ends_early(run: Observed) -> str | None:
     return f"the learning rate is below 1 % of its highest value since step {end:,} of {last:,}"
 
 
-@warning(
-    "rate-rises-again",
+@warning.likely(
     "the learning rate jumps up, or rises again after it has fallen: the schedule has cycles, or starts anew",
     "one schedule over all steps (--schedule.total_steps)",
     "lr",
-    "likely",
     explains=(*ROUGH, "warmup-too-long"),
 )
-def rises_again(run: Observed) -> str | None:
+def rate_rises_again(run: Observed) -> str | None:
     rates = run.finite("lr")
     for (_, before), (step, rate) in itertools.pairwise(rates[4:]):  # linear warmup: at most 6/5 from the fifth row on
         if rate > 1.5 * before > 0:
@@ -394,30 +364,26 @@ def rises_again(run: Observed) -> str | None:
     return None
 
 
-@warning(
-    "momentum-too-long",
+@warning.likely(  # an average with momentum m reaches back 1 / (1 - m) steps
     "the optimizer averages gradients over more steps than the run has, or nearly",
     "--optimizer.betas '[0.9, 0.95]', --optimizer.momentum 0.95",
     "setup/momentum",
-    "likely",  # an average with momentum m reaches back 1 / (1 - m) steps
     explains=(*SLOW, *ROUGH, "update-increases-loss", "unusual-setting"),
 )
-def long_momentum(run: Observed) -> str | None:
+def momentum_too_long(run: Observed) -> str | None:
     momentum, planned = run.last("setup/momentum"), run.planned_steps or run.step
     if momentum is None or momentum < 0.98 or planned > 10 / (1 - momentum + 1e-9):
         return None
     return f"momentum {momentum:g} averages over {1 / (1 - momentum + 1e-9):,.0f} steps, but the run has {planned:,}"
 
 
-@warning(
-    "weight-decay-too-high",
+@warning.likely(
     "weight decay pulls the weights to zero faster than they learn",
     "--optimizer.weight_decay 0.1",
     "setup/weight_decay, health/weight_norm",
-    "likely",
     explains=(*SLOW, "diverged"),
 )
-def much_decay(run: Observed) -> str | None:
+def weight_decay_too_high(run: Observed) -> str | None:
     decay, norms = run.last("setup/weight_decay"), run.total("weight_norm")
     if decay is not None and decay > 0.5:
         return f"weight decay is {decay:g} (usual: 0 to 0.3)"
@@ -426,25 +392,21 @@ def much_decay(run: Observed) -> str | None:
     return None
 
 
-@warning(
-    "epsilon-too-large",
+@warning.likely(  # Kingma and Ba 2015: 1e-8
     "the optimizer's epsilon outweighs the root of the squared gradients, so that updates shrink with them",
     "--optimizer.eps 1e-8",
     "setup/epsilon",
-    "likely",  # Kingma and Ba 2015: 1e-8
     explains=SLOW,
 )
-def large_epsilon(run: Observed) -> str | None:
+def epsilon_too_large(run: Observed) -> str | None:
     epsilon = run.last("setup/epsilon")
     return f"epsilon is {epsilon:g} (usual: 1e-10 to 1e-6)" if epsilon is not None and epsilon >= 1e-4 else None
 
 
-@advice(
-    "no-warmup",
+@advice.likely(  # Goyal et al. 2017; Liu et al. 2020, On the variance of the adaptive learning rate
     "the first steps use the full learning rate, when the optimizer's averages know one batch only",
     "--schedule.warmup_steps 100, or 1 % of the steps",
     "lr, grad/norm of the first steps",
-    "likely",  # Goyal et al. 2017; Liu et al. 2020, On the variance of the adaptive learning rate
 )
 def no_warmup(run: Observed) -> str | None:
     rates = run.finite("lr")
@@ -456,28 +418,24 @@ def no_warmup(run: Observed) -> str | None:
     return None
 
 
-@advice(
-    "batch-small",
+@advice.likely(  # McCandlish et al. 2018: the noise scale of language models is thousands of tokens even early in training
     "a step has few tokens, so that its gradient is mostly noise",
     "a larger --data.batch_size",
     "progress/tokens, grad/norm",
-    "likely",  # McCandlish et al. 2018: the noise scale of language models is thousands of tokens even early in training
 )
-def small_batch(run: Observed) -> str | None:
+def batch_small(run: Observed) -> str | None:
     tokens = run.tokens_per_step
     if tokens is None or not run.from_scratch or run.step < 50:
         return None
     return f"a step has {tokens:.0f} tokens" if tokens < 256 else None
 
 
-@advice(
-    "beta2-too-long",
+@advice.likely(  # an average with beta2 reaches back 1/(1 - beta2) steps; Kingma and Ba 2015
     "Adam's average of squares never forgets the first gradients",
     "--optimizer.betas '[0.9, 0.95]'",
     "the optimizer's betas",
-    "likely",  # an average with beta2 reaches back 1/(1 - beta2) steps; Kingma and Ba 2015
 )
-def long_memory(run: Observed) -> str | None:
+def beta2_too_long(run: Observed) -> str | None:
     betas = run.setting("optimizer.init_args.betas")
     if not isinstance(betas, list | tuple) or len(betas) != 2 or not isinstance(betas[1], int | float) or not 0 < betas[1] < 1:
         return None

@@ -13,15 +13,13 @@ from lit_llm.reporting.doctor.loss_rules import scatter
 from lit_llm.reporting.doctor.observed import Observed, Points
 
 
-@error(
-    "schedule-restarted",
+@error.likely(  # a schedule is a function of the step
     "the resumed run did not continue the schedule",
     "resume with the same schedule (--resume auto), and start a new run for a new one (--init_from)",
     "lr at the step of the resume",
-    "likely",  # a schedule is a function of the step
     explains=("loss-jumps-at-resume", *ROUGH, "rate-rises-again"),
 )
-def restarted_schedule(run: Observed) -> str | None:
+def schedule_restarted(run: Observed) -> str | None:
     rates = run.finite("lr")
     for first in run.first_steps:
         before = [rate for step, rate in rates if step <= first]
@@ -46,15 +44,13 @@ def _interpolated(rates: Points, step: int) -> float | None:
     return None
 
 
-@error(
-    "weights-replaced",
+@error.likely(  # the triangle inequality: norms cannot change by more than the updates between
     "other weights were put in place of the trained ones: they were drawn anew, or another checkpoint was loaded",
     "load the checkpoint after the model is built, and do not initialise it again",
     "setup/weight_norm, health/weight_norm, train/loss",
-    "likely",  # the triangle inequality: norms cannot change by more than the updates between
     explains=("loss-jumps-at-resume", "weights-changed-elsewhere", *ROUGH, *JUDGED),
 )
-def replaced(run: Observed) -> str | None:
+def weights_replaced(run: Observed) -> str | None:
     started = run.finite("setup/weight_norm") if run.first_steps else []
     launches = [(run.start_of_launch(step) + 1, norm) for step, norm in started]
     if found := _jump("all weights", sorted({*run.total("weight_norm"), *launches}), dict(run.total("update_norm")), 3.0):
@@ -82,29 +78,26 @@ def _jump(what: str, norms: Sequence[tuple[int, float]], updates: dict[int, floa
     return None
 
 
-@error(
-    "text-changed-at-resume",
+@error.possible(  # norms by layer go on
     "since the resume ids mean other tokens, or the text is another one: another tokenizer, vocabulary or data; else a setting "
     "of the model, as the norms of its weights go on",
     "resume with the tokenizer and the shards of the first launch",
     "train/loss and health/weight_norm at the step of the resume; decoded batches",
-    "possible",  # norms by layer go on
     explains=("loss-jumps-at-resume", *ROUGH, *JUDGED, "validation-other-text", "learning-rate-too-low"),
 )
-def other_tokens(run: Observed) -> str | None:
-    said, others = jumps.seen(run), (replaced, state_lost, restarted_schedule, optimizer_rules.not_trained)
-    return None if said is None or not run.total("weight_norm") or any(rule.seen(run) for rule in others) else said
+def text_changed_at_resume(run: Observed) -> str | None:
+    said = loss_jumps_at_resume.seen(run)
+    causes = (weights_replaced, optimizer_state_lost, schedule_restarted, optimizer_rules.parameters_not_trained)
+    return None if said is None or not run.total("weight_norm") or any(rule.seen(run) for rule in causes) else said
 
 
-@error(
-    "loss-jumps-at-resume",
+@error.likely(
     "the resumed run did not continue with the same model or data: weights, their order, a setting or the tokenizer differ",
     "compare what was saved with what was loaded, by name (--resume auto restores it); look at decoded batches",
     "train/loss at the step of the resume",
-    "likely",
     explains=(*ROUGH, *JUDGED),
 )
-def jumps(run: Observed) -> str | None:
+def loss_jumps_at_resume(run: Observed) -> str | None:
     for first in (step for step in run.first_steps if step > 10):
         rows = run.finite("train/loss")
         before, after = [loss for step, loss in rows if step <= first][-6:], [loss for step, loss in rows if step > first][:4]
@@ -114,15 +107,13 @@ def jumps(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "optimizer-state-lost",
+@error.certain(  # no state where there was one
     "the optimizer has forgotten its averages of gradients",
     "restore the optimizer's state with the weights (--resume auto); do not clear it",
     "health/stateless, setup/stateless",
-    "certain",  # no state where there was one
     explains=("loss-jumps-at-resume", *ROUGH, "over-fitting"),
 )
-def state_lost(run: Observed) -> str | None:
+def optimizer_state_lost(run: Observed) -> str | None:
     sampled, lost = run.finite("health/stateless"), run.last("setup/stateless")
     if lost is not None and lost > 0.5 and any(share < 0.5 for _, share in sampled):
         return f"{lost:.0%} of the parameters had no state when the run was resumed"
@@ -131,6 +122,11 @@ def state_lost(run: Observed) -> str | None:
     with_state = next((step for step, share in sampled if share < 0.5), math.inf)
     if gone := [step for step, share in sampled if share > 0.5 and step > with_state]:
         return f"the parameters had no state before the update at step {gone[0]:,}, but had some at step {with_state:,}"
-    if len(always) > 1 and min(always) > 0.5 and not kind.endswith("SGD") and not optimizer_rules.not_trained.seen(run):
+    if (
+        len(always) > 1
+        and min(always) > 0.5
+        and not kind.endswith("SGD")
+        and not optimizer_rules.parameters_not_trained.seen(run)
+    ):
         return f"in every sampled step {min(always):.0%} of the parameters had no state before the update"
     return None

@@ -35,15 +35,13 @@ USUAL: dict[str, tuple[float, float]] = {
 """Smallest and largest value that published runs have, or some times as much."""
 
 
-@warning(
-    "unusual-setting",
+@warning.likely(
     "a setting is far outside of what is usual",
     "the setting, or leave it out",
     "config.yaml",
-    "likely",
     explains=(*SLOW, *ROUGH, "clipped-at-every-step", "loss-scale", "preference-leak"),
 )
-def unusual(run: Observed) -> str | None:
+def unusual_setting(run: Observed) -> str | None:
     found = []
     for key, (low, high) in USUAL.items():
         value = run.setting(key)

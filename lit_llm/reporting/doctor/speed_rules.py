@@ -9,12 +9,10 @@ from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 
-@error(
-    "ranks-differ",
+@error.certain(  # DDP keeps the weights of all ranks equal, bit for bit
     "a rank has other weights than the others, so that averaged gradients fit none of them",
     "start every rank from the same checkpoint and seed; look for code that runs on one rank only",
     "health/rank_difference",
-    "certain",  # DDP keeps the weights of all ranks equal, bit for bit
     explains=ROUGH,
 )
 def ranks_differ(run: Observed) -> str | None:
@@ -24,15 +22,13 @@ def ranks_differ(run: Observed) -> str | None:
     return None
 
 
-@error(
-    "dead-from-start",
+@error.likely(  # units that are zero on every token get no gradient
     "the units of an MLP are dead from the first step on: its matrices all start at zero, or a bias far below zero",
     "start all matrices but the last one of a block at random",
     "health/dead_units of step 1",
-    "likely",  # units that are zero on every token get no gradient
     explains=(*SLOW, "dead-units", "gradients-vanish", "parameters-not-trained", "no-context"),
 )
-def dead_at_first(run: Observed) -> str | None:
+def dead_from_start(run: Observed) -> str | None:
     first = {layer: points[0] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}
     found = [layer for layer, (step, share) in first.items() if step <= 1 and share > 0.95]
     if not found or not run.from_scratch:
@@ -40,15 +36,13 @@ def dead_at_first(run: Observed) -> str | None:
     return f"the hidden units of {', '.join(found[:4])} were zero on every probed token of step 1"
 
 
-@warning(
-    "dead-units",
+@warning.likely(  # Lu et al. 2019, Dying ReLU and initialization
     "units of the MLP never are above zero, and so get no gradient",
     "a lower learning rate, a smaller initial bias, or --model.mlp swiglu",
     "health/dead_units",
-    "likely",  # Lu et al. 2019, Dying ReLU and initialization
     explains=(*SLOW, "large-logits", "gradients-vanish", "parameters-not-trained"),
 )
-def dead(run: Observed) -> str | None:
+def dead_units(run: Observed) -> str | None:
     found = {layer: points[-1] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}
     worst = max(found, key=lambda layer: found[layer][1], default=None)
     if worst is None or found[worst][1] <= 0.7:  # Lion, healthy: 0.64
@@ -57,12 +51,10 @@ def dead(run: Observed) -> str | None:
     return f"{share:.0%} of the hidden units of {worst} were zero on every probed token at step {step:,}"
 
 
-@warning(
-    "large-logits",
+@warning.possible(  # Chowdhery et al. 2022, PaLM, 5.1; Wortsman et al. 2023, Small-scale proxies
     "logits drift upwards, which ends in spikes",
     "--loss.z_loss 1e-4",
     "health/logit_max, health/logit_rms",
-    "possible",  # Chowdhery et al. 2022, PaLM, 5.1; Wortsman et al. 2023, Small-scale proxies
 )
 def large_logits(run: Observed) -> str | None:
     points = run.finite("health/logit_max")
@@ -71,12 +63,10 @@ def large_logits(run: Observed) -> str | None:
     return None
 
 
-@warning(
-    "slow-loader",
+@warning.likely(  # the time that steps wait for data
     "the data loader is slower than the model",
     "--data.num_workers 4; prepare the text once (`prepare`); a local disk",
     "time/data_fraction",
-    "likely",  # the time that steps wait for data
 )
 def slow_loader(run: Observed) -> str | None:
     shares = run.values("time/data_fraction")
@@ -90,12 +80,10 @@ def slow_loader(run: Observed) -> str | None:
     return f"steps wait for data in {mean:.0%} of the time (mean of {len(shares):,} rows)" if waits else None
 
 
-@warning(
-    "straggler",
+@warning.likely(
     "one rank is slower than the others, and all wait for it",
     "look at that machine: clock rate, temperature, other processes",
     "rank/straggler, rank/step_time_max, rank/step_time_mean",
-    "likely",
 )
 def straggler(run: Observed) -> str | None:
     slowest = run.values("rank/straggler")

@@ -9,44 +9,38 @@ from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 
-@error(
-    "validation-is-random",
+@error.certain(  # two evaluations of the same batch
     "dropout or other noise is on in validation: the model is not in eval mode",
     "module.eval() before validation; remove module.train() from validation_step",
     "health/validation_noise",
-    "certain",  # two evaluations of the same batch
     explains=(*JUDGED, "future-leak"),
 )
-def noise(run: Observed) -> str | None:
+def validation_is_random(run: Observed) -> str | None:
     largest = max(run.values("health/validation_noise"), default=0.0)
     return f"two evaluations of the same batch differ by {largest:.1%} of the largest logit" if largest > 0.01 else None
 
 
-@warning(
-    "validation-sequences-shorter",
+@warning.certain(  # the shapes of the batches
     "validation has other sequences than training, so that its loss is of less context",
     "the same block_size in training and validation",
     "health/validation_length",
-    "certain",  # the shapes of the batches
     explains=(*JUDGED, "validation-counts-others"),
 )
-def shorter(run: Observed) -> str | None:
+def validation_sequences_shorter(run: Observed) -> str | None:
     ratios = run.values("health/validation_length")
     if len(ratios) < 2 or max(ratios) > 0.7:  # a batch may be padded to less
         return None
     return f"a sequence of validation has {max(ratios):.2f} times the tokens of training's, or less"
 
 
-@warning(
-    "validation-counts-others",
+@warning.likely(  # both are counted; texts of other lengths have other padding
     "the masks of training and validation differ: targets that one ignores, such as questions, padding or what a length limit "
     "cuts off, count in the other",
     "ignore the same tokens in both (targets of -100)",
     "health/validation_ignored_targets against health/ignored_targets",
-    "likely",  # both are counted; texts of other lengths have other padding
     explains=JUDGED,
 )
-def other_mask(run: Observed) -> str | None:
+def validation_counts_others(run: Observed) -> str | None:
     """The shares of targets that count are far apart."""
     training, validation = run.median("health/ignored_targets"), run.median("health/validation_ignored_targets")
     if training is None or validation is None:
@@ -57,28 +51,24 @@ def other_mask(run: Observed) -> str | None:
     return f"{training:.0%} of the targets of training are ignored, and {validation:.0%} of those of validation"
 
 
-@error(
-    "validation-targets-unrelated",
+@error.certain(  # the definition of next-token prediction
     "inputs and targets of validation do not belong together: shifted once too often or not at all, or some of either replaced",
     "look at a batch of the validation data",
     "health/validation_shifted_targets",
-    "certain",  # the definition of next-token prediction
     explains=JUDGED,
 )
-def unrelated(run: Observed) -> str | None:
+def validation_targets_unrelated(run: Observed) -> str | None:
     share = run.median("health/validation_shifted_targets")
     return None if share is None or share > 0.9 else f"only {share:.1%} of the counted targets of validation are the next input"
 
 
-@error(
-    "validation-does-not-move",
+@error.certain(  # the same loss to seven digits
     "validation evaluates other weights than those that are trained, such as the model without its adapters",
     "evaluate the model that is trained; merge or keep the adapters",
     "val/loss",
-    "certain",  # the same loss to seven digits
     explains=JUDGED,
 )
-def constant(run: Observed) -> str | None:
+def validation_does_not_move(run: Observed) -> str | None:
     values, train = run.values("val/loss"), run.smoothed("train/loss")
     fell = bool(train) and train[-1][1] < 0.99 * train[0][1]  # else it is training that does not move
     if len(values) < 3 or not fell or max(values) - min(values) > 1e-7 * abs(values[0]) or not _moves(run):
@@ -92,15 +82,13 @@ def _moves(run: Observed) -> bool:
     return bool(changes) and statistics.median(changes) > 0
 
 
-@warning(
-    "validation-other-text",
+@warning.likely(
     "the validation text is of another kind than the training text, or one of them was changed, or encoded otherwise",
     "split one text by document (`prepare --data.val_fraction 0.1`)",
     "health/validation_bigram_loss against health/bigram_loss",
-    "likely",
     explains=("validation-differs", "over-fitting"),
 )
-def other_text(run: Observed) -> str | None:
+def validation_other_text(run: Observed) -> str | None:
     """Counts of the training text fit the validation text badly, so that it is not the model's fault."""
     losses = _losses_of_counts(run)
     if losses is None or losses[1] < 1.4 * losses[0] + 0.3:
@@ -108,30 +96,26 @@ def other_text(run: Observed) -> str | None:
     return "counted pairs of training tokens give {:.2f} nats on training and {:.2f} on validation text".format(*losses)
 
 
-@warning(
-    "validation-has-other-tokens",
+@warning.likely(  # by the time that pairs can be counted, a text of one kind has shown its tokens
     "the validation text has tokens that training never shows: one of them was cleaned, cased or encoded otherwise",
     "clean and prepare both splits in one way (`clean`, `prepare --data.val_fraction 0.1`)",
     "health/validation_unseen, decoded batches of both",
-    "likely",  # by the time that pairs can be counted, a text of one kind has shown its tokens
     explains=("validation-other-text", "validation-differs", "over-fitting"),
 )
-def other_tokens(run: Observed) -> str | None:
+def validation_has_other_tokens(run: Observed) -> str | None:
     share = run.recent("health/validation_unseen")
     if share is None or share < 0.01 or not run.from_scratch:
         return None
     return f"{share:.1%} of the targets of validation never were targets of training"
 
 
-@warning(
-    "noise-in-training",
+@warning.likely(
     "the training text has random tokens, all along or for a while, or is much harder to predict than the validation text",
     "look at decoded batches of the training data",
     "health/bigram_loss against health/validation_bigram_loss",
-    "likely",
     explains=(*SLOW, *ROUGH, *JUDGED, "tokens-shuffled"),
 )
-def noisy(run: Observed) -> str | None:
+def noise_in_training(run: Observed) -> str | None:
     rows = [(step, loss) for step, loss in run.counted("health/bigram_loss") if step > run.start_of_launch(step) + 20]
     usual = statistics.median(loss for _, loss in rows) if len(rows) > 5 else math.inf
     spell = [step for step, loss in rows if loss > usual + 2.5]  # healthy runs, batches of one sequence too: at most 1.3
@@ -145,16 +129,14 @@ def noisy(run: Observed) -> str | None:
     return "counted pairs of training tokens give {:.2f} nats on training and {:.2f} on validation text".format(*losses)
 
 
-@error(
-    "validation-metric-wrong",
+@error.likely(  # the same sequences are evaluated again
     "val/loss is not the loss of the validation batches: sums are not reset, other weights are evaluated, or it is divided by "
     "another number",
     "compute the loss of one validation batch, and compare; reset the metric before each validation",
     "val/loss against health/validation_batch_loss",
-    "likely",  # the same sequences are evaluated again
     explains=("validation-unlike-training", "validation-differs", "over-fitting"),
 )
-def metric(run: Observed) -> str | None:
+def validation_metric_wrong(run: Observed) -> str | None:
     """The distance of a batch from all batches changes from validation to validation, or is large in all of them."""
     pairs = _evaluated_again(run)
     if len(pairs) < 3 or run.setting("ema") or "Averaging" in str(run.setting("trainer.callbacks")):
@@ -179,16 +161,14 @@ def _evaluated_again(run: Observed) -> list[tuple[int, float, float]]:
     return [(step, value, again[step]) for step, value in run.finite("val/loss") if step in again and step > 0]
 
 
-@error(
-    "training-loss-differs",
+@error.likely(  # sequences of the same batch are evaluated again
     "train/loss is not the mean cross-entropy of the model's logits at the targets: label smoothing, a further loss, noise, "
     "another function of the logits, or another divisor",
     "compute the cross-entropy of one training batch, and compare",
     "train/loss against health/loss_by_position",
-    "likely",  # sequences of the same batch are evaluated again
     explains=(*SLOW, "validation-metric-wrong", "validation-differs", "loss-too-low"),
 )
-def training_metric(run: Observed) -> str | None:
+def training_loss_differs(run: Observed) -> str | None:
     """The loss of the step's sequences that were evaluated again is far from that of the step, always in one direction."""
     has_dropout = run.number("model.dropout") is None or run.drops  # or may; it is off when they are evaluated again
     other_loss = run.points("train/margin") or run.setting("objective.init_args.weight")
@@ -211,14 +191,12 @@ def training_metric(run: Observed) -> str | None:
     return f"train/loss is {value:.3f} in the median step, and {again:.3f} where some of its sequences are evaluated again"
 
 
-@warning(
-    "perplexity-wrong",
+@warning.certain(  # its definition
     "val/perplexity is not e to the power of val/loss, such as a mean of the batches' perplexities",
     "take the exponential of the mean loss over all targets, once",
     "val/perplexity against val/loss",
-    "certain",  # its definition
 )
-def perplexity(run: Observed) -> str | None:
+def perplexity_wrong(run: Observed) -> str | None:
     found = dict(run.finite("val/perplexity"))
     for step, loss in run.finite("val/loss"):
         if step in found and loss < 20 and abs(math.log(max(found[step], 1e-9)) - loss) > 0.01 * loss + 1e-3:
@@ -226,15 +204,13 @@ def perplexity(run: Observed) -> str | None:
     return None
 
 
-@warning(
-    "validation-differs",
+@warning.possible(
     "validation and training measure different things: the mode, the mask, padding, noise, the weights or the metric differ",
     "evaluate one training batch in both ways, and compare",
     "val/loss against train/loss",
-    "possible",
     explains=("over-fitting",),
 )
-def differs(run: Observed) -> str | None:
+def validation_differs(run: Observed) -> str | None:
     """Losses are further apart than counts of tokens say that the texts are."""
     curve, train = run.finite("val/loss"), run.smoothed("train/loss")
     if len(curve) < 2 or not train or run.points("train/margin") or (run.passes or 0.0) > 3 or not run.is_complete:
@@ -258,14 +234,12 @@ def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
     return (of_training, of_validation) if min(of_training, of_validation) < 0.9 * single else None
 
 
-@warning(
-    "bits-per-token",
+@warning.likely(  # a token of a vocabulary beyond 256 bytes has more than one byte on average
     "val/bits_per_byte counts a token as a byte",
     "divide by the bytes of the validation text, not by its tokens",
     "val/bits_per_byte against val/loss",
-    "likely",  # a token of a vocabulary beyond 256 bytes has more than one byte on average
 )
-def per_token(run: Observed) -> str | None:
+def bits_per_token(run: Observed) -> str | None:
     bits, loss, largest = run.last("val/bits_per_byte"), run.last("val/loss"), run.last("health/largest_id")
     if bits is None or loss is None or (largest or 0.0) < 512:  # ids of bytes are smaller
         return None
@@ -274,15 +248,13 @@ def per_token(run: Observed) -> str | None:
     return f"val/bits_per_byte is {bits:.4f}, which is val/loss {loss:.4f} in bits, although ids go up to {largest:,.0f}"
 
 
-@warning(
-    "average-lags",
+@warning.likely(  # the average gives the first weights a share of decay^steps
     "validation is of an average of the weights that still has much of the first ones, or does not follow them",
     "--ema.warmup true, or a smaller --ema.decay",
     "val/loss against train/loss",
-    "likely",  # the average gives the first weights a share of decay^steps
     explains=JUDGED,
 )
-def average(run: Observed) -> str | None:
+def average_lags(run: Observed) -> str | None:
     decay, steps = run.setting("ema.init_args.decay"), run.planned_steps
     pairs = _evaluated_again(run) if run.setting("ema") else []
     if pairs and run.is_complete and pairs[-1][1] - pairs[-1][2] > max(0.5, 0.25 * pairs[-1][2]):

@@ -1,15 +1,15 @@
-"""What a rank of a pipeline has and does: its stages, and the order of its actions, which is torch's."""
+"""What a rank of a pipeline has and does: its stages, and the order of its actions, which is torch's.
+
+Torch is imported only for the orders of several stages on a rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
-from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.weights import Weights, is_tied, weights_of
 
 _OF_TORCH = {
     "FORWARD": "forward",
@@ -109,23 +109,3 @@ def _of_one_stage(layout: PipelineLayout, rank: int, micro_batches: int) -> list
         if ahead + i < micro_batches:
             found.append(Task("forward", rank, ahead + i))
     return found
-
-
-def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
-    """What a rank of the pipeline has; without a pipeline all."""
-    return shares(settings.layout.pipeline, settings.gpt.n_layer, rank, settings.gpt.predict_ahead)
-
-
-def weights_of_rank(settings: RunSettings, rank: int, *, whole: bool = False) -> Weights:
-    """A rank's part of the weights of its stages of the pipeline; with `whole` all of them."""
-    weights = weights_of(settings.model, settings.lora) if whole else settings.weights
-    return weights if settings.layout.pipeline.ranks == 1 else weights_of_stages(weights, stages_of_rank(settings, rank))
-
-
-def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights:
-    """The weights of a rank's stages. An embedding that is tied, or serves to predict ahead, is also on that of the last."""
-    blocks = {block for stage in stages for block in stage.layers}
-    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-    twice = is_tied(weights) or any(stage.ahead for stage in stages)
-    held = {"token embedding": first or (last and twice), "position embedding": first}
-    return tuple(w for w in weights if (held.get(w.part, last) if w.block is None else w.block in blocks))

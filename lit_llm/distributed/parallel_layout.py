@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ _MESHES: dict[str, Callable[[int, int], dict[str, int]]] = {  # of so many devic
 }
 _WITHOUT_MESH = ("single", "ddp", "zero1", "zero2")
 STRATEGIES = (*_WITHOUT_MESH, *_MESHES)
+FSDP2 = "recipes/strategy/fsdp2.yaml"
 NO_PIPELINE = PipelineLayout(1)
 NOTHING_KEPT = KeptWhole(weights=False, gradients=False)
 
@@ -103,6 +104,25 @@ class Layout:
         """Number of ranks that share `what`: "parameters", "gradients" or "optimizer" (state)."""
         order = ("nothing", "optimizer", "gradients", "parameters")
         return self.shard * self.context if order.index(self.shards) >= order.index(what) else 1
+
+    def sharded(self) -> Layout:
+        """That of the recipe `FSDP2` on the same devices."""
+        layout = replace(self, strategy="fsdp2", replicate=1, shard=self.data_parallel, shards="parameters")
+        return replace(layout, bucket_copies=False, auto=("weights", "gradients"))
+
+    def smaller_meshes(self, devices_per_node: int) -> Iterator[tuple[str, Layout]]:
+        """Meshes of the same devices with smaller parts of the model, with the flags that choose them."""
+        flag = "--trainer.strategy."
+        mesh, words = (self, "") if self.is_mesh else (self.sharded(), f"--config {FSDP2} ")
+        dimensions = {"tensor_parallel": mesh.tensor_parallel, "pipeline": mesh.pipeline.ranks, "context": mesh.context}
+        for name, size in dimensions.items():
+            times = 2
+            while mesh.shard % times == 0 and (name == "pipeline" or size * times <= devices_per_node):
+                value: Any = mesh.pipeline._replace(ranks=size * times) if name == "pipeline" else size * times
+                smaller = replace(mesh, shard=mesh.shard // times, **{name: value})
+                smaller = replace(smaller, shards="parameters" if smaller.shard * smaller.context > 1 else "nothing")
+                yield f"{words}{flag}{name} {size * times} {flag}shard auto", smaller
+                times *= 2
 
 
 def layout_of_name(name: str, devices: int, devices_per_node: int) -> Layout:
