@@ -42,15 +42,6 @@ def with_empty_sources(words: list[str]) -> list[str]:
     return [*words[:first], "--data.sources={}", *words[first:]]
 
 
-def settings_of_source(key: str, known: list[str]) -> list[str]:
-    """The settings of the source that `key` names, with the names of the others': nothing else may name this one."""
-    if not (key.startswith("data.sources.") and key.count(".") == 3):
-        return []
-    source = key.rpartition(".")[0]
-    others = {each.rpartition(".")[2] for each in known if each.startswith("data.sources.") and each.count(".") == 3}
-    return [f"{source}.{name}" for name in sorted(others) if f"{source}.{name}" not in known]
-
-
 def _problem(assignment: Assignment) -> str | None:
     key, value = assignment.key, assignment.value
     if key == "data.sources" and value not in ({}, "{}"):

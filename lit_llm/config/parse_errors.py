@@ -17,7 +17,6 @@ from itertools import groupby
 from jsonargparse import Namespace
 
 from lit_llm.config.arguments import Arguments, Assignment, leaves
-from lit_llm.config.mixture_keys import settings_of_source
 from lit_llm.config.parser import known_classes
 from lit_llm.config.spelling import short, unknown_key
 from lit_llm.core.errors import UserError
@@ -136,7 +135,7 @@ def _sentence(assignment: Assignment, error: str, known: Callable[[], list[str]]
         return f"{key} is null, but needs a value (--{key})"  # as `ranges.null_problems` says it
     unknown = "unrecognized arguments" in error or "is not accepted" in error or "is not expected" in error
     if unknown and key not in (keys := known()):
-        return unknown_key(assignment, [*keys, *settings_of_source(key, keys)])
+        return unknown_key(assignment, keys)
     named = assignment.value
     if classes and (not isinstance(named, str) or named.rpartition(".")[2] not in classes):
         hint = f"; did you mean {near}?" if (near := nearest_class(str(named), classes)) else ""
