@@ -54,7 +54,7 @@ def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
     linear: peak + (final − peak)·x; cosine: final + ½(peak − final)(1 + cos πx);
     one_minus_sqrt: final + (peak − final)(1 − √x); exponential: peak·(final/peak)^x.
     """
-    if x >= 1:
+    if x >= 1 or peak == final:  # a group whose rate is 0 stays at 0
         return final
     if shape == "linear":
         return peak + (final - peak) * x

@@ -106,9 +106,9 @@ def write_report(out: Path, settings: CleanSettings, tally: Tally) -> None:
     """Write the counts, and samples of removed documents, a line each."""
     content: dict[str, Any] = asdict(tally)
     samples = content.pop("samples")
-    shown = asdict(settings) | {"paths": [public_name(path) for path in settings.paths]}
+    public = {name: [public_name(path) for path in getattr(settings, name)] for name in ("paths", "against")}
     # On one line: a reader of JSONL that meets this file refuses it, instead of taking it for text.
-    write_text(out / REPORT, json.dumps({"settings": shown, **content}, ensure_ascii=False) + "\n")
+    write_text(out / REPORT, json.dumps({"settings": asdict(settings) | public, **content}, ensure_ascii=False) + "\n")
     lines = [json.dumps(sample, ensure_ascii=False) + "\n" for rule in sorted(samples) for sample in samples[rule]]
     write_text(out / REMOVED, "".join(lines))
 

@@ -14,6 +14,7 @@ from lit_llm.clean.quality import QUALITY_RULES, Quality
 from lit_llm.clean.rules import Rule, Step
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError, noting, report
+from lit_llm.ingest.source import public_name
 
 _INDEX = "against.npz"
 
@@ -100,9 +101,8 @@ def _prepare_index(settings: CleanSettings, folder: Path) -> str:
         made_from.unlink(missing_ok=True)
         index = ReferenceIndex.of_documents(references, n=settings.against_ngram)
         if not index.counts.size:
-            raise UserError(
-                f"No document of {', '.join(settings.against)} has {SHORTEST} words: nothing can be found (--against)."
-            )
+            names = ", ".join(map(public_name, settings.against))
+            raise UserError(f"No document of {names} has {SHORTEST} words: nothing can be found (--against).")
         index.save(folder / _INDEX)
         write_text(made_from, wanted)
     index = ReferenceIndex.load(folder / _INDEX)

@@ -206,7 +206,7 @@ _NOT_WITH = {  # by what is written: why some flags do not apply, and which
     "dcp": ("--format dcp writes the checkpoint as it is", ("dtype", "max_shard_gb", "adapter", "init_from", "ema")),
     "gguf": ("--format gguf writes a whole model into one file", ("adapter", "max_shard_gb")),
     "code": ("--format code writes a whole model", ("adapter",)),
-    "adapter": ("--adapter needs no base weights", ("init_from",)),
+    "adapter": ("--adapter writes the adapter alone, into one file", ("init_from", "max_shard_gb")),
     "transformers": ("", ()),
 }
 

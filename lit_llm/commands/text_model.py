@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from lit_llm.checkpoint.adapters import EMA_HELP
 from lit_llm.checkpoint.compatibility import saved_model_config
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.own_flags import OwnFlags
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
+from lit_llm.core.hardware import device_problem
 from lit_llm.core.number_domain import INT64, Domain, whole
 from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
 from lit_llm.models.config import GPTConfig
@@ -74,10 +73,7 @@ class TextModel:
         Raises:
             UserError: There is no such device or run, or its files do not fit together; `NoChatTemplate` with `chat`.
         """
-        try:
-            torch.zeros(1, device=options.device).item()
-        except (RuntimeError, AssertionError):
-            raise UserError(f"device {options.device} is not available on this machine (--device cpu)") from None
+        refuse(filter(None, [device_problem(options.device)]))
         sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
         run = expanded(options.run)
         checkpoint = named_checkpoint(run, options.ckpt_path)

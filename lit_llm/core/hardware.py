@@ -143,6 +143,17 @@ def find(name: str) -> Hardware:
 # -- this machine -----------------------------------------------------------------------------------------------------
 
 
+def device_problem(name: str) -> str | None:
+    """Why torch cannot compute here on a device that a user has named; None if it can."""
+    import torch
+
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, ImportError):  # the last: torch has no module for that kind
+        return f"device {name} is not available on this machine (--device cpu)"
+    return None
+
+
 def this_machine(*, measure: bool, device: Any = None) -> Hardware:
     """This machine's device: its entry in the hardware table if there is one, else an entry without peaks.
 

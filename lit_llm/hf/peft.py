@@ -154,8 +154,8 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
             continue
         parts = [shapes[ours] for ours in link.ours]
         outputs, inputs = sum(part[0] for part in parts), parts[0][1]
-        if a is None or b is None or a.shape[1:] != (inputs,) or b.shape != (outputs, a.shape[0]):
-            problems.append(f"{name} needs lora_A (r, {inputs}) and lora_B ({outputs}, r)")
+        if a is None or b is None or not a.numel() or a.shape[1:] != (inputs,) or b.shape != (outputs, a.shape[0]):
+            problems.append(f"{name} needs lora_A (r, {inputs}) and lora_B ({outputs}, r), with r of at least 1")
             continue
         scale = _scale(content, name, a.shape[0], problems)
         pieces = replace(link, transposed=False).split(b, [torch.Size((part[0], a.shape[0])) for part in parts])

@@ -83,8 +83,8 @@ class Sketcher:
 
     def add(self, piece: bytes) -> None:
         for hashes in self._text.add(piece):
-            if len(hashes) > 4 * SKETCH_HASHES:  # among the smallest are repeats
-                hashes = np.partition(hashes, 4 * SKETCH_HASHES)[: 4 * SKETCH_HASHES]
+            if len(self._smallest) == SKETCH_HASHES:
+                hashes = hashes[hashes < self._smallest[-1]]
             self._smallest = np.unique(np.concatenate([self._smallest, hashes]))[:SKETCH_HASHES]
 
     def sketch(self) -> np.ndarray:

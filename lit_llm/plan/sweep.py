@@ -36,7 +36,7 @@ def _strategy(key: str, word: str) -> str:
 def _checkpointing(key: str, word: str) -> str | int:
     if word not in CHECKPOINTING and not word.isdecimal():
         raise UserError(f"activation_checkpointing={word} must be {', '.join(CHECKPOINTING)} or a number (--sweep).")
-    return int(word) if word.isdecimal() else word
+    return _number(key, word) if word.isdecimal() else word
 
 
 KEYS: dict[str, Callable[[str, str], Any]] = {  # what can be swept: the value that a word stands for

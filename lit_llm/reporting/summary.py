@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lit_llm.core.number_text import count, counted, duration, money_range
+from lit_llm.ingest.source import public_name
 from lit_llm.plan.compute import cost_usd
 from lit_llm.reporting.run_curves import Launch, RunCurves
 
@@ -90,7 +91,7 @@ def _data(run: RunCurves) -> str:
         if named := setting(f"data.init_args.{key}"):
             named = named if isinstance(named, list) else [named]
             more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-            parts.append(f"{key}: {', '.join(map(str, named[:3]))}{more}")
+            parts.append(f"{key}: {', '.join(public_name(str(each)) for each in named[:3])}{more}")
     if isinstance(sources := setting("data.init_args.sources"), Mapping | list):
         parts.append(f"sources: {', '.join(map(str, sources))}")
     if tokenizer := setting("data.init_args.tokenizer.class_path"):

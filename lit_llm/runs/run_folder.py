@@ -138,11 +138,14 @@ def reason_of_end(run_dir: Path, step: int | None) -> str | None:
 
 
 def set_aside(run_dir: Path) -> Path | None:
-    """Rename an existing run folder to `<name>.1`, `.2`, …; nothing is deleted. Returns the new path."""
-    if not run_dir.exists():
+    """Rename an existing run folder to `<name>.1`, `.2`, …; nothing is deleted. Returns the new path.
+
+    A link to nothing is one: a new folder could not take its place.
+    """
+    if not os.path.lexists(run_dir):
         return None
     number = 1
-    while (target := run_dir.with_name(f"{run_dir.name}.{number}")).exists():
+    while os.path.lexists(target := run_dir.with_name(f"{run_dir.name}.{number}")):
         number += 1
     run_dir.rename(target)
     return target

@@ -310,7 +310,7 @@ def causal_mask(run: CheckedRun) -> Line:
     place = length // 2
     ids = torch.randint(vocab_size, (1, length), generator=torch.Generator().manual_seed(0))  # (1, T)
     end = None
-    if config.mask_documents and config.eos_id is not None:
+    if config.mask_documents and config.eos_id is not None and length > 2:  # else no place is left behind the changed token
         ids[ids == config.eos_id] = (config.eos_id + 1) % vocab_size
         end = place + (length - place) // 2
         ids[0, end] = config.eos_id
@@ -323,7 +323,7 @@ def causal_mask(run: CheckedRun) -> Line:
     moved = (before - after).abs().amax(dim=-1)[0].cpu()  # (T,)
     rounding = 1e-3 * before.abs().max().item()
     wrong = ""
-    if moved[:place].max() > rounding:
+    if place and moved[:place].max() > rounding:
         wrong = f"the prediction at position {int(moved[:place].argmax())} depends on the later token at {place}"
     elif not moved[place:].max() > 0:
         wrong = f"the token at {place} has no effect"

@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_llm.checkpoint.adapters import base_sha256
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.core.errors import UserError, refuse
+from lit_llm.core.hardware import device_problem
 from lit_llm.data import TokenDataModule, Tokenizer, TokenShards
 from lit_llm.data.blocks import StreamBlocks
 from lit_llm.data.teacher import TeacherInfo, TeacherWriter, info_path, read_info
@@ -32,10 +33,7 @@ def teacher_problems(
         found.append(f"top_k is {top_k}, but there are {ids} ids (--top_k {ids})")
     if ids is not None and config.vocab_size is not None and config.vocab_size < ids:  # it may have rows of padding
         found.append(f"the teacher has {config.vocab_size} ids, but the data have {ids}: prepare them for it")
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError):
-        found.append(f"device {device} is not available on this machine (--device cpu)")
+    found += filter(None, [device_problem(device)])
     if (data.block_size or 0) > config.block_size:
         found.append(f"the teacher reads at most {config.block_size} tokens (--data.block_size {config.block_size})")
     return found

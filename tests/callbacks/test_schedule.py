@@ -6,7 +6,7 @@ import torch
 from foreign import Foreign, fit, make_trainer
 
 from lit_llm.callbacks import WSD, Constant, Cosine, InverseSquareRoot, Linear, Schedule
-from lit_llm.callbacks.learning_rate_schedules import wsd
+from lit_llm.callbacks.learning_rate_schedules import decayed, wsd
 
 cosine, linear = partial(wsd, shape="cosine"), partial(wsd, shape="linear")
 LLM = {"peak": 1e-3, "final": 1e-4, "warmup_steps": 1000, "total_steps": 10000}
@@ -52,6 +52,11 @@ def test_wsd_is_stable_then_decays_in_the_given_shape(shape, middle):
         for t in (1, 10, 50, 80, 90, 100, 101)
     ]
     assert rates == pytest.approx([0.1, 1.0, 1.0, 1.0, middle, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "one_minus_sqrt", "exponential"])
+def test_a_group_whose_rate_is_zero_stays_at_zero(shape):
+    assert [decayed(x, peak=0.0, final=0.0, shape=shape) for x in (0.1, 0.5, 1.0)] == [0.0, 0.0, 0.0]
 
 
 def test_the_rate_before_a_wsd_decay_does_not_depend_on_the_horizon():

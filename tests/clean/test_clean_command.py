@@ -12,7 +12,9 @@ import pytest
 from clean.clean_runs import write
 
 from lit_llm.__main__ import main
+from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.datatrove_script import datatrove_script
+from lit_llm.clean.removal_report import Tally, write_report
 from lit_llm.ingest.paths import list_sources
 
 
@@ -43,6 +45,13 @@ def test_the_output_is_what_prepare_reads_and_the_table_says_what_is_gone(projec
         {"text": "one two", "source": "raw/a.jsonl:1"},
         {"text": "three", "source": "raw/a.jsonl:3"},
     ]
+
+
+def test_the_report_has_no_password_of_a_url(tmp_path):
+    secret = ("https://me:secret@host/x.jsonl?signature=secret",)
+    write_report(tmp_path, CleanSettings(paths=secret, against=secret), Tally())
+    settings = json.loads((tmp_path / "report.json").read_text())["settings"]
+    assert settings["paths"] == settings["against"] == ["https://host/x.jsonl?…"]
 
 
 def test_a_run_without_steps_says_so_and_unchanged_documents_are_not_counted(project, capsys, without_worker):

@@ -127,6 +127,13 @@ def test_documents_are_kept_apart(folder):
     assert not failed(found) and "none after the end of its document" in found["mask"].found
 
 
+@pytest.mark.parametrize("positions", [1, 2])
+def test_sequences_too_short_for_another_document_pass(folder, positions):
+    found = lines(folder, "--model.block_size", str(positions), "--model.mask_documents", "true")
+    assert found["mask"].passed and found["labels shifted by one"].passed
+    assert found["labels shifted by one"].found.startswith("not tested") == (positions == 1)
+
+
 def test_a_mistake_in_the_recipe_is_fits_message(folder, capsys):
     assert main(["check", "--config", "tiny.yaml", "--model.n_head", "3"]) == 2
     assert "does not divide model.n_embd" in capsys.readouterr().err

@@ -101,6 +101,16 @@ def test_a_folder_in_place_of_a_file_and_other_wrong_places_are_refused(
     assert files(tmp_path) == before and sorted(os.listdir(tmp_path)) == ["circle", "dangling", "file", "folder"]
 
 
+def test_a_link_to_nothing_is_renamed_and_not_written_through(tmp_path):
+    out = tmp_path / "out"
+    for name in ("out", "out.1"):  # to a disk that has been cleared
+        (tmp_path / name).symlink_to(tmp_path / "gone")
+    with new_folder(out, replace=True) as partial:
+        (partial / "file").write_text("new")
+    assert (out / "file").read_text() == "new" and not out.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["out", "out.1", "out.2"] and (tmp_path / "out.2").is_symlink()
+
+
 def test_a_place_that_exists_only_after_its_folders_are_made_is_not_replaced(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "mine").write_text("mine")

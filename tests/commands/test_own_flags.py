@@ -19,6 +19,7 @@ MISTAKES = {
     ("generate", "--run", "x", "--prompt"): "--prompt needs a value",
     ("generate", "--run", "x", "--chat", "yes"): "--chat is 'yes', it must be true or false",
     ("fit", "--config", "quickstart", "--print_config", "1"): "--print_config is '1', it must be true or false",
+    ("generate", "--run", "x", "--device", "hpu"): "device hpu is not available on this machine (--device cpu)",
     ("generate", "--run", "x", "--stream"): "error: unknown flag --stream (python",
     ("clean", "--stream"): "error: unknown flag --stream (python",
     ("chat", "--run", "x", "--sytem", "y"): "unknown flag --sytem; did you mean --system?",

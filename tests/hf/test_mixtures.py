@@ -49,7 +49,7 @@ def test_a_model_of_ours_is_exported_as_the_family_that_computes_the_same(settin
     [
         ({**PLAIN, "moe": {**MOE, "router_bias": True}}, "model.moe.router_bias"),
         ({**PLAIN, "moe": {**MOE, "scale": 2.5}}, "model.moe.scale 2.5"),
-        ({**PLAIN, "moe": {**MOE, "router": "sigmoid"}, "layers": {"experts": [True, False]}}, "--model.layers {'experts'"),
+        ({**PLAIN, "moe": {**MOE, "router": "sigmoid"}, "layers": {"experts": [True, False]}}, '--model.layers {"experts"'),
         ({**PLAIN, "moe": {**MOE, "experts": 6, "router": "sigmoid", "groups": 6, "top_groups": 4}}, "model.moe.groups 6"),
     ],
 )

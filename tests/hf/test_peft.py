@@ -16,6 +16,7 @@ from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.adapters import base_record
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
+from lit_llm.commands.export import main as export
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.core.errors import UserError
 from lit_llm.hf.config_map import links
@@ -83,7 +84,10 @@ def test_an_adapter_of_peft_gives_the_same_logits_here_and_goes_back(family, tmp
     assert saved["lora"]["rank"] == 3 and saved["lora"]["alpha"] == 12
     assert all("lora" in name for name in saved["state_dict"])
     out = tmp_path / "back"
-    assert main(["export", "--run", str(tmp_path / "runs/adapter"), "--out", str(out), "--adapter"]) == 0
+    words = ["export", "--run", str(tmp_path / "runs/adapter"), "--out", str(out), "--adapter"]
+    with pytest.raises(UserError, match="leave out --max_shard_gb"):  # an adapter is one file
+        export([*words[1:], "--max_shard_gb", "1"])
+    assert main(words) == 0
     back = PeftModel.from_pretrained(built(family), out).eval()
     before = PeftModel.from_pretrained(built(family), tmp_path / "adapter").eval()
     torch.testing.assert_close(logits(back, True), logits(before, True), atol=2 * TOLERANCE, rtol=2 * TOLERANCE)
@@ -294,6 +298,16 @@ def test_weights_that_are_integers_are_refused(adapter, tmp_path):
     whole = {name: tensor.to(torch.int32) for name, tensor in tensors.items()}
     save_file(whole, tmp_path / "adapter_model.safetensors")
     with pytest.raises(UserError, match="int32"):
+        weights_here("llama", tmp_path)
+
+
+def test_an_adapter_of_rank_0_is_refused(adapter, tmp_path):
+    good = json.loads((adapter / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**good, "r": 0}))
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    none = {name: tensor[:0] if "lora_A" in name else tensor[:, :0].contiguous() for name, tensor in tensors.items()}
+    save_file(none, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="r of at least 1"):
         weights_here("llama", tmp_path)
 
 

@@ -412,6 +412,8 @@ def test_the_cheapest_that_meets_the_limits_is_chosen():
         (["hardware=h10"], "h100"),
         (["precision=fp4"], "fp4"),
         (["activation_checkpointing=some"], "some"),
+        (["activation_checkpointing=0"], "at least 1"),
+        (["activation_checkpointing=" + "9" * 5000], "at most 10,000,000"),
     ],
 )
 def test_what_cannot_be_swept_is_refused(words, said):

@@ -452,6 +452,15 @@ def test_a_run_with_few_rows_or_none_has_no_finding():
     assert diagnose(Observed({})) == []
 
 
+def test_a_run_with_three_rows_of_its_loss_is_compared_with_counts():
+    counts = {"health/unigram_loss": 4.9, "health/bigram_loss": 3.0, "health/counted_pairs": 1e6}
+    rows = {"train/loss": {1: 5.0, 50: 4.9, 100: 4.8}, "setup/vocab_size": {0: 256.0}}
+    rows |= {tag: {1: value, 50: value, 100: value} for tag, value in counts.items()}
+    run = Observed({tag: series(values) for tag, values in rows.items()}, CONFIG | {"trainer": {"max_steps": 100}})
+    (said,) = [finding.seen for finding in diagnose(run) if finding.name == "no-better-than-counts"]
+    assert said.startswith("training loss is 4.900;")  # the median
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_its_symptom_makes_it_the_first_finding(name):
     for run in CASES[name]:
@@ -614,6 +623,7 @@ def test_a_fine_tuning_may_ignore_most_targets():
         {"optimizer": {"init_args": {"betas": [0.9, None]}}},
         {"lora": {"rank": 0, "alpha": 16.0}},
         {"trainer": {"max_steps": math.inf}},
+        {"ema": {"init_args": {"decay": 2.5, "warmup": False}}, "trainer": {"max_steps": 100_000}},
     ],
 )
 def test_settings_of_another_kind_are_no_finding(config):

@@ -166,5 +166,5 @@ def no_better_than_counts(run: Observed) -> str | None:
     if behind is None or behind < 0.75 or not run.from_scratch or not run.is_complete or run.step < 100:
         return None
     pairs, single = run.recent("health/bigram_loss"), run.recent("health/unigram_loss")
-    loss = run.smoothed("train/loss")[-1][1]
+    loss = statistics.median(run.values("train/loss")[-5:])
     return f"training loss is {loss:.3f}; counting tokens gives {single:.3f}, counting pairs of tokens {pairs:.3f}"

@@ -255,10 +255,12 @@ def bits_per_token(run: Observed) -> str | None:
     explains=JUDGED,
 )
 def average_lags(run: Observed) -> str | None:
-    decay, steps = run.setting("ema.init_args.decay"), run.planned_steps
+    decay, steps = run.number("ema.init_args.decay"), run.planned_steps
     pairs = _evaluated_again(run) if run.setting("ema") else []
     if pairs and run.is_complete and pairs[-1][1] - pairs[-1][2] > max(0.5, 0.25 * pairs[-1][2]):
         return f"val/loss of the average is {pairs[-1][1]:.3f} at last; sequences of its first batch have {pairs[-1][2]:.3f}"
-    if not isinstance(decay, float) or steps is None or run.setting("ema.init_args.warmup", True) or decay**steps < 0.05:
+    if decay is None or not 0 < decay < 1 or steps is None or run.setting("ema.init_args.warmup", True):
+        return None
+    if decay**steps < 0.05:
         return None
     return f"after {steps:,} steps an average with decay {decay:g} still is {decay**steps:.0%} the initial weights"
