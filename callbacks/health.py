@@ -38,7 +38,7 @@ DESCRIPTIONS = {
     "health/update_ratio/LAYER": "update norm / weight norm",
     "health/descent/LAYER": "cosine of the update and the negative gradient, before clipping; below 0 the loss is increased",
     "health/activation_rms/BLOCK": "root mean square of a block's output",
-    "health/residual/BLOCK": "mean cosine of a block's input and output; small if the block does not add its input",
+    "health/residual/BLOCK": "mean cosine of a block's input and output; small if neither block nor model adds the input",
     "health/norm_epsilon": "largest epsilon of a norm in a block / mean square of its input; well below 1 where it normalises",
     "health/activation_max/BLOCK": "largest absolute value of a block's output",
     "health/attention_logit_max/BLOCK": "largest attention score of visible keys, before softmax and soft cap",

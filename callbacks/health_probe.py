@@ -165,8 +165,9 @@ def watched(blocks: dict[str, nn.Module], count: int, readings: Readings) -> Ite
     """
     handles = []
     with_probes: list[tuple[nn.Module, str]] = []
+    previous: list[Tensor] = []
     for name, block in blocks.items():
-        handles.append(block.register_forward_hook(partial(_of_block, name, count, readings)))
+        handles.append(block.register_forward_hook(partial(_of_block, name, count, readings, previous)))
         norms = [each for each in block.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)]
         handles += [norm.register_forward_pre_hook(partial(_of_norm, readings)) for norm in norms]
         probed = {
@@ -195,14 +196,21 @@ def _of_activation(probe: Callable[[Tensor], None], module: nn.Module, args: Any
     probe(output)
 
 
-def _of_block(name: str, count: int, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:
-    """The output of a block: (2 R, L, d), or a tuple that begins with it."""
+def _of_block(
+    name: str, count: int, readings: Readings, previous: list[Tensor], module: nn.Module, args: Any, output: Any
+) -> None:
+    """The output of a block: (2 R, L, d), or a tuple that begins with it. `previous`: the output of the block before."""
     x, before = next(tensors_in(output), None), next(tensors_in(args), None)
     if x is None:
         return
     if before is not None and before.shape == x.shape and x.is_floating_point():
-        cosine = nn.functional.cosine_similarity(local_part(before).float(), local_part(x).float(), dim=-1)
+        old, new = local_part(before).float(), local_part(x).float()
+        if previous and previous[0].shape == old.shape:
+            # If the model changes the output of a block before the next one reads it, we assume that it adds the block's input.
+            new = torch.where((previous[0] == local_part(before)).all(), new, old + new)
+        cosine = nn.functional.cosine_similarity(old, new, dim=-1)
         readings.mean(f"health/residual/{name}", cosine.sum(), cosine.numel())
+    previous[:] = [local_part(x)]
     x = local_part(x)
     x = x[:count] if x.dim() > 1 and x.size(0) == 2 * count else x
     add_rounded(readings, "activations", _some(x))

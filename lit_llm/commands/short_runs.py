@@ -17,10 +17,10 @@ from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, Built, build
 from lit_llm.config.resolve import devices_of, read_recipe
-from lit_llm.core._lightning import set_max_steps
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.data import TokenDataModule
+from lit_llm.data.run_length import steps_of_run
 from lit_llm.training.language_model import LanguageModel
 
 _QUIET: dict[str, Any] = {
@@ -70,16 +70,12 @@ class ShortRuns:
         self.data_options: dict[str, Any] = {}
         self._notes_said = False
         self._precision: Any = None
-        with self._built({}, 0) as built:
+        with self._built({}, 0, _QUIET) as built:
             chosen = built.config.optimizer.init_args.as_dict()
+            self.steps: int = _steps_of(built)
             self.seed = int(built.config.seed_everything)
             self.class_path: str = built.config.optimizer.class_path
             self.data = built.datamodule
-            if built.config.trainer.max_epochs not in (None, -1) and isinstance(self.data, TokenDataModule):
-                self.data.trainer = built.trainer  # whose last step follows from the data
-                self.data.prepare_data()
-                self.data.setup("fit")
-            self.steps: int = built.trainer.max_steps
             schedule = built.parts.get("schedule")
             self.from_weights: bool = built.config.init_from is not None
             self.has_adapters: bool = built.config.lora is not None
@@ -134,9 +130,8 @@ class ShortRuns:
     def _run(
         self, rates: dict[str, float], seed: int, steps: int, rate: Rate, ends: Ends, observers: Sequence[Callback] = ()
     ) -> list[float]:
-        with self._built(rates, seed) as built:
+        with self._built(rates, seed, {**_QUIET, "max_steps": self.steps, "max_epochs": -1}) as built:
             trainer, schedule = built.trainer, built.parts.get("schedule")
-            set_max_steps(trainer, self.steps)
             if schedule is not None:
                 schedule.resolve(trainer)
             planned: Planned = schedule.rate if schedule is not None else lambda t, configured: configured
@@ -151,7 +146,7 @@ class ShortRuns:
         return steered.losses or [math.nan]  # no step had a target
 
     @contextmanager
-    def _built(self, rates: dict[str, float], seed: int) -> Iterator[Built]:
+    def _built(self, rates: dict[str, float], seed: int, limits: dict[str, Any]) -> Iterator[Built]:
         """The recipe with these rates, and other weights and another order of the data for each seed."""
         recipe = read_recipe("fit", self._arguments)
         if self._notes_said:
@@ -164,11 +159,21 @@ class ShortRuns:
         for key, rate in rates.items():
             recipe.config.optimizer.init_args[key] = rate
         with tempfile.TemporaryDirectory(prefix="lit_llm-find-") as folder, _without_messages():
-            built = build(recipe, run_dir=Path(folder), trainer=_QUIET)
+            built = build(recipe, run_dir=Path(folder), trainer=limits)
             self._notes_said, self._precision = True, built.config.trainer.precision
             if seed and hasattr(built.datamodule, "seed"):
                 built.datamodule.seed += seed
             yield built
+
+
+def _steps_of(built: Built) -> int:
+    """Optimizer steps of the recipe's run; -1: unknown."""
+    data, limits = built.datamodule, built.config.trainer
+    if isinstance(data, TokenDataModule) and limits.max_epochs not in (None, -1):
+        data.prepare_data()
+        data.setup()
+        return steps_of_run(data, limits.max_steps, limits.max_epochs)
+    return limits.max_steps
 
 
 class _Steered(Callback):

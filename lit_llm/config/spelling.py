@@ -100,6 +100,7 @@ def _flat(known: dict[str, set[str] | None]) -> list[str]:
 def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[str] = ()) -> str:
     """One sentence about a key that does not exist, with the most similar one that does."""
     key, known = assignment.key, list(known)
+    known += _settings_of_source(key, known)
     name = key.rpartition(".")[2]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
     exact = [k for k in known if k.rpartition(".")[2] == name]  # the right name in another group
@@ -108,6 +109,15 @@ def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[st
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.65)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"unknown key {key}{hint} {assignment.where}"
+
+
+def _settings_of_source(key: str, known: list[str]) -> list[str]:
+    """The settings of the source that `key` names, with the names of the others': nothing else may name this one."""
+    if not (key.startswith("data.sources.") and key.count(".") == 3):
+        return []
+    source = key.rpartition(".")[0]
+    others = {each.rpartition(".")[2] for each in known if each.startswith("data.sources.") and each.count(".") == 3}
+    return [f"{source}.{name}" for name in sorted(others) if f"{source}.{name}" not in known]
 
 
 # -- arguments of a class, without importing it ------------------------------------------------------------------------

@@ -545,7 +545,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def epochs_by_source(self, steps: int) -> dict[str, float]:
         """Passes over each source that a run of `steps` steps reads. Data without sources have one, without a name."""
-        return {"": self.samples_before(steps) * self._block_size / self.train_tokens}
+        return {"": self.samples_at(steps) / self.epoch_samples}
 
     def describe_phases(self) -> list[str]:
         """A line about the phases of a mixture that are to come; none for other data, or at the end of a run."""

@@ -41,10 +41,16 @@ def set_end(trainer: Trainer, data: TokenDataModule) -> None:
             "overfit_batches has no effect on this data: remove --trainer.overfit_batches. "
             "To overfit on purpose, train on a small file."
         )
-    if trainer.max_epochs in (None, -1):
-        return
-    steps = steps_of_passes(data, trainer.max_epochs)
-    set_max_steps(trainer, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps))
+    set_max_steps(trainer, steps_of_run(data, trainer.max_steps, trainer.max_epochs))
+
+
+def steps_of_run(data: TokenDataModule, max_steps: int, max_epochs: int | None) -> int:
+    """Optimizer steps: `max_steps` (-1: no end), or fewer where `max_epochs` passes over the data end, which must be open."""
+    if max_epochs in (None, -1):
+        return max_steps
+    assert max_epochs is not None
+    steps = steps_of_passes(data, max_epochs)
+    return steps if max_steps == -1 else min(steps, max_steps)
 
 
 def steps_of_passes(data: TokenDataModule, passes: int) -> int:
@@ -59,7 +65,7 @@ def steps_of_passes(data: TokenDataModule, passes: int) -> int:
 def run_length(data: TokenDataModule, max_steps: int) -> str:
     """Such as "60 steps = 9,600 tokens = 1.20 epochs". The data must be open."""
     assert data.block_size is not None
-    tokens = data.samples_before(max_steps) * data.block_size
+    tokens = data.samples_at(max_steps) * data.block_size
     read = data.epochs_by_source(max_steps)
     epochs = ", ".join(f"{_epochs(number)} epochs{f' of {name}' if name else ''}" for name, number in read.items())
     return f"{max_steps:,} steps = {tokens:,} tokens = {epochs}"

@@ -122,8 +122,8 @@ def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[
     notes = []
     if config.mask_documents:
         notes.append(
-            "model.mask_documents cannot be exported: transformers gives the same logits for a single document, but in an "
-            "input of several, later ones attend to earlier ones, and their positions do not restart"
+            "model.mask_documents cannot be exported: the logits of a single document are the same, but in an input of "
+            "several, later ones attend to earlier ones, and their positions do not restart"
         )
     if config.predict_ahead:
         notes.append(

@@ -109,7 +109,9 @@ class Plan:
     def epochs(self) -> float | None:
         """Passes over the data; of a mixture see its phases."""
         data = self.settings.data
-        return self.settings.tokens / data.train_tokens if data.train_tokens and not data.phases else None
+        if not data.train_tokens or data.phases:
+            return None
+        return self.settings.tokens / (data.sequences * self.settings.sequence_length if data.sequences else data.train_tokens)
 
     @property
     def chinchilla_multiple(self) -> float:

@@ -27,6 +27,8 @@ MOST_COLUMNS, WIDEST = 12, 40
 _ABSENT = "–"
 _NO_QUANTITIES = ("seed_everything", "data.seed")
 """Numbers whose size means nothing."""
+_LENGTHS = ("trainer.max_steps", "trainer.max_epochs")
+"""Of runs: a longer one is better anyway."""
 
 
 def in_order(runs: Sequence[RunCurves]) -> tuple[str | None, list[RankedRun]]:
@@ -105,6 +107,11 @@ def cautions(places: Sequence[RankedRun]) -> Iterator[str]:
         losses.setdefault(tuple(_exact(settings[name].get(key, _ABSENT)) for key in chosen), []).append(value)
     if len(losses) < 2:
         return
+    preferences = {settings[name].get("objective.loss") for name, _ in finite}  # None: cross-entropy, also beside a teacher
+    if len(preferences) > 1:
+        minimised = ", ".join(sorted(each or "cross-entropy" for each in preferences))
+        yield f"These runs minimise different losses ({minimised}), so their order says nothing."
+        return
     (best, lowest), others = finite[0], [min(each) for each in losses.values()]
     gap = sorted(others)[1] - lowest
     spreads = [max(each) - min(each) for each in losses.values() if len(each) > 1]
@@ -116,7 +123,7 @@ def cautions(places: Sequence[RankedRun]) -> Iterator[str]:
         yield f"{ahead}: {less} than runs that differ by their seed alone, which are up to {max(spreads):.2g} apart."
     for key in chosen:
         tried = sorted({x for name, _ in finite if _is_quantity(x := settings[name].get(key))})
-        if len(tried) > 1 and settings[best].get(key) in (tried[0], tried[-1]) and key != "trainer.max_steps":
+        if len(tried) > 1 and settings[best].get(key) in (tried[0], tried[-1]) and key not in _LENGTHS:
             yield f"{key} {text(settings[best][key])} is at the end of the values that were tried: a better one may lie beyond."
 
 

@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 from lit_llm import callbacks
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
+from lit_llm.core._lightning import set_max_steps
 from lit_llm.core.errors import UserError
 from lit_llm.data.blocks import Blocks, MixtureBlocks
 from lit_llm.data.datamodule import TokenDataModule
-from lit_llm.data.run_length import run_length
+from lit_llm.data.run_length import run_length, steps_of_run
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import reset_adapters
@@ -110,6 +111,10 @@ class CheckedRun:
         self.run_dir, self.trained = run_dir, trained
         if isinstance(datamodule, TokenDataModule):
             self._recipes_batch = datamodule.micro_batch_size, datamodule.global_batch_size, datamodule.ramp
+            if trainer.max_epochs not in (None, -1):  # the steps of the recipe's batch: a smaller one has more in an epoch
+                datamodule.prepare_data()
+                datamodule.setup()
+                set_max_steps(trainer, steps_of_run(datamodule, trainer.max_steps, trainer.max_epochs))
         # A ramp needs the recipe's own batches.
         kept = [c for c in self.trainer.callbacks if not isinstance(c, callbacks.BatchRamp)]  # type: ignore[attr-defined]
         self.trainer.callbacks = [*kept, self.observer]  # type: ignore[attr-defined]
@@ -147,7 +152,7 @@ def checklist(run: CheckedRun) -> list[Line]:
     lines = [
         shapes(run.observer, module.whole_model),
         shifted_labels(run.observer, _packed_documents(run)),
-        first_loss(run.observer, module.whole_model, trained=run.trained),
+        first_loss(run.observer, module.whole_model, trained=run.trained, of_tokens=module.objective.of_tokens),
         gradients(run.observer),
         learning_rate(run.observer, trainer, module),
         save_and_load(run),
@@ -219,11 +224,13 @@ def _packed_documents(run: CheckedRun) -> Tensor | None:
     return found
 
 
-def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = False) -> Line:
+def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = False, of_tokens: bool = True) -> Line:
     """An untrained model predicts every id with equal probability, so its loss is ln V. A trained model's is lower."""
     assert model.config.vocab_size is not None
     if not observer.losses:
         return Line("first loss is ln V", True, f"not tested: no target in {STEPS} steps")
+    if not of_tokens:
+        return Line("first loss is ln V", True, f"not tested: {observer.losses[0]:.4f} is a loss of pairs, not of tokens")
     expected, loss = math.log(model.config.vocab_size), observer.losses[0]
     off = loss / expected - 1
     right = off <= FIRST_LOSS_TOLERANCE and (trained or off >= -FIRST_LOSS_TOLERANCE)
@@ -398,11 +405,13 @@ def _blocks_per_epoch(dataset: Any) -> dict[int, int]:
 
 def overfitting(run: CheckedRun) -> Line:
     """A model that cannot overfit one short batch has a bug. Halving the first loss is enough."""
-    goal = OVERFIT_RATIO if run.model.lora is None else OVERFIT_RATIO_OF_ADAPTERS
-    module, trainer = run.model, run.trainer
+    name, module, trainer = "one batch can be overfitted", run.model, run.trainer
+    if not module.objective.of_tokens:
+        return Line(name, True, "not tested: the recipe's rate is that of a loss of pairs, too low to learn tokens")
+    goal = OVERFIT_RATIO if module.lora is None else OVERFIT_RATIO_OF_ADAPTERS
     model, device = module.model, trainer.strategy.root_device
     assert model is not None
-    if run.model.lora is None:
+    if module.lora is None:
         model.init_weights()
     reset_adapters(model)
     model.train()
@@ -428,7 +437,7 @@ def overfitting(run: CheckedRun) -> Line:
         if loss < goal * first or not math.isfinite(loss):
             break
     text = f"loss {first:.2f} to {loss:.2f} in {step} steps on {batch['input_ids'].numel()} tokens, at the recipe's peak rate"
-    return Line("one batch can be overfitted", loss < goal * first, text)
+    return Line(name, loss < goal * first, text)
 
 
 def coordinates(run: CheckedRun) -> Line:

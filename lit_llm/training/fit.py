@@ -196,8 +196,8 @@ def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Pat
     """Print a table of evaluation metrics after `steps` optimizer steps."""
     metrics = trainer.callback_metrics
     table = Table("metric", "value", title=f"{run_dir} at step {steps}", title_justify="left")
-    by_source = [name for name in metrics if name.startswith(f"{prefix}/") and name.count("/") == 2]
-    for name in (f"{prefix}/loss", f"{prefix}/perplexity", f"{prefix}/bits_per_byte", *by_source):
+    first = [f"{prefix}/{name}" for name in ("loss", "perplexity", "bits_per_byte")]
+    for name in (*first, *(name for name in metrics if name.startswith(f"{prefix}/") and name not in first)):
         if name in metrics and math.isfinite(float(metrics[name])):
             table.add_row(name, f"{float(metrics[name]):.4f}")
     Console(file=sys.stdout).print(table)

@@ -161,7 +161,8 @@ class LanguageModel(TextGeneration):
             if not isinstance(model, PipelinedGPT):  # has drawn adapters of all stages
                 reset_adapters(model)
         if self.init_from is not None:
-            load_weights(model.whole if isinstance(model, PipelinedGPT) else model, self.init_from, average=self.use_ema)
+            average = self.use_ema and self.lora is None  # the base of adapters has none
+            load_weights(model.whole if isinstance(model, PipelinedGPT) else model, self.init_from, average=average)
         self.model = model
 
     @property

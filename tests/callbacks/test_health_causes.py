@@ -220,6 +220,31 @@ def test_norms_and_residuals_are_measured(tmp_path):
     assert row["health/residual/h.1"] == pytest.approx(cosine, abs=0.1)
 
 
+@pytest.mark.parametrize("added", [True, False])
+def test_a_residual_may_be_added_outside_of_the_block(tmp_path, added):
+    class Turning(Plain):
+        """Blocks that turn their input by 90°. With the input, that is 45°."""
+
+        def __init__(self):
+            super().__init__()
+            width = self.net["wte"].embedding_dim
+            self.net["h"] = nn.ModuleList(nn.Sequential(nn.Linear(width, width, bias=False)) for _ in range(3))
+            turn = torch.block_diag(*[torch.tensor([[0.0, -1.0], [1.0, 0.0]])] * (width // 2))
+            for block in self.net["h"]:
+                block[0].weight.data.copy_(turn)
+            self.start = None
+
+        def forward(self, input_ids):
+            x = self.net["wte"](input_ids)
+            for block in self.net["h"]:
+                x = x + block(x) if added else block(x)
+            return self.net["head"](x)
+
+    row = rows_of(Turning(), tmp_path, steps=1)[1]
+    expected = math.cos(math.pi / 4) if added else 0
+    assert [row[f"health/residual/h.{i}"] for i in (1, 2)] == pytest.approx([expected] * 2, abs=1e-3)
+
+
 def test_gradients_that_vanish_and_weights_that_are_rounded_show(tmp_path):
     class Coarse(Plain):
         def on_before_optimizer_step(self, optimizer):

@@ -55,6 +55,18 @@ def test_commands_use_the_average_where_they_are_asked_to(trained, capsys):
     assert of_average == pytest.approx(logged, abs=1e-4) != pytest.approx(of_weights, abs=1e-3)
 
 
+def test_adapters_have_an_average_and_their_base_has_none(folder, capsys):
+    assert run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "1", "--schedule.warmup_steps", "1")[0] == 0
+    short = ["--trainer.max_steps", "3", "--optimizer", "AdamW", "--optimizer.lr", "0.05", "--lora.rank", "2"]
+    words = ["fit", "--config", "tiny.yaml", "--init_from", "runs/tiny", "--ema.decay", "0.8", "--run_dir", "tuned", *short]
+    code, out, err = run(capsys, *words)
+    assert code == 0, err
+    of_average = table(out)["val/loss"]
+    evaluated = {flag: run(capsys, "validate", "--run", "tuned", "--use_ema", flag) for flag in ("true", "false")}
+    assert evaluated["true"][0] == 0, evaluated["true"][2]
+    assert table(evaluated["true"][1])["val/loss"] == of_average != table(evaluated["false"][1])["val/loss"]
+
+
 @pytest.mark.slow
 def test_a_run_starts_from_the_average_of_another_and_is_evaluated_by_its_own_weights(trained, capsys):
     still = ["--optimizer", "SGD", "--optimizer.lr", "0", "--trainer.max_steps", "2"]

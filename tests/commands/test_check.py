@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.self_attention import Attention
 from lit_llm.training import checklist as check
 from lit_llm.training.checklist import Observer
+from lit_llm.training.preference import Preference
 
 RECIPE = """
 model: {n_layer: 2, n_head: 2, n_embd: 32, block_size: 32}
@@ -84,6 +86,19 @@ def test_a_sound_recipe_passes_every_line_and_leaves_nothing_behind(folder, caps
     assert "4 sequences instead of 16" in out
     assert out.count("run: ") == 1 and "run: 50 steps = 25,600 tokens = " in out  # 50 x 16 x 32: of the recipe
     assert sorted(p.name for p in folder.iterdir()) == sorted([*before, "cache"])
+
+
+def test_the_length_of_the_run_is_that_of_the_recipes_batch(folder):
+    recipe = parse("fit", ["--config", "tiny.yaml", "--trainer.max_steps", "900", "--trainer.max_epochs", "1"])
+    built = build(recipe, run_dir=folder / "kept", trainer=ONE_DEVICE)
+    data = built.datamodule
+    checked = check.CheckedRun(built.trainer, built.model, data, folder / "kept", trained=False)
+    checked.cut_batch()
+    data.trainer = built.trainer
+    data.setup("fit")
+    steps = -(-len(data.train_blocks()) // 16)
+    assert data.global_batch_size == 4 and built.trainer.max_steps == steps < 900  # the schedule ends there
+    assert checked.run_lines()[0].startswith(f"run: {steps} steps = {steps * 16 * 32:,} tokens")
 
 
 @pytest.mark.slow
@@ -294,3 +309,13 @@ def test_the_first_loss_may_be_five_percent_off():
         assert check.first_loss(observer, model).passed is passes
     untested = check.first_loss(Observer(), model)  # no step had a target
     assert untested.passed and untested.found.startswith("not tested")
+
+
+def test_what_is_true_of_tokens_is_not_asked_of_pairs():
+    with torch.device("meta"):
+        model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=30))
+    observer = Observer()
+    observer.losses = [math.log(2)]  # of DPO: the model is its own reference
+    run = SimpleNamespace(model=SimpleNamespace(objective=Preference(), lora=None), trainer=None)
+    for line in (check.first_loss(observer, model, of_tokens=False), check.overfitting(run)):
+        assert line.passed and line.found.startswith("not tested")

@@ -45,10 +45,12 @@ def test_a_sweep_changes_one_rate_and_ends_when_told(folder):
     assert option_of({"algorithm": "muon"}, ("lr", "adamw_lr")) == option_of({"algorithm": "adamw"}, ("lr",)) == "lr"
 
 
-def test_the_run_may_end_with_its_epochs(folder):
-    runs = ShortRuns([*TINY, "--trainer.max_steps", "100000", "--trainer.max_epochs", "1"])
-    blocks = (runs.data.train_tokens - 1) // 16
-    assert runs.steps == -(-blocks // 4)
+def test_the_run_ends_where_its_epochs_end_and_a_short_run_does_not(folder):
+    runs = ShortRuns([*TINY, "--trainer.max_steps", "10000", "--trainer.max_epochs", "2"])
+    blocks = len(runs.data.train_blocks())
+    assert runs.steps == -(-2 * blocks // runs.data.global_batch_size)
+    runs.data_options = {"micro_batch_size": blocks, "global_batch_size": 2 * blocks}  # one step is both epochs
+    assert len(runs.observe(2, [], seed=0)) == 2
 
 
 class KnownLosses:

@@ -64,10 +64,12 @@ def test_a_plan_counts_the_blocks_of_packed_documents_and_says_what_packing_does
     (folder / "held.txt").write_text("some more text")
     texts = "--data TextFiles --data.train text.jsonl --data.val held.txt --out shards"
     assert run(capsys, "prepare", *texts.split())[0] == 0
-    flags = "--config tiny.yaml --data TokenShards --data.path shards --data.packing best_fit --trainer.max_steps -1"
-    _, out, _ = run(capsys, "plan", *flags.split(), "--trainer.max_epochs", "4", "--data.global_batch_size", "8")
-    text = " ".join(out.split())
-    assert "tokens 10 steps = 1.28 k" in text
+    flags = "--config tiny.yaml --data TokenShards --data.path shards --data.packing best_fit --trainer.max_epochs 4"
+    for max_steps in ("-1", "500"):  # a run ends where either limit does
+        _, out, _ = run(capsys, "plan", *flags.split(), "--trainer.max_steps", max_steps, "--data.global_batch_size", "8")
+        text = " ".join(out.split())
+        assert "tokens 10 steps = 1.28 k" in text
+        assert re.search(r"counted [^:]*: 4 epochs", text), "padding is no part of an epoch"
     assert "20 documents in 20 blocks, 19.06% padding. Cut: 0.0% of the documents (concatenate: 75.0%)" in text
     assert not list((folder / "shards").glob("*.idx")), "a plan leaves nothing behind"
 

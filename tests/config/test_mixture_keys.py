@@ -57,6 +57,7 @@ def test_flags_change_and_add_sources_of_a_recipe(recipe):
         slow("--data.sources=null", "data.sources is 'null', but must be a dict of sources"),
         slow("--data.sources.web=a", "data.sources.web is 'a', but must be a dict of settings"),
         slow("--data.sources.web.pth=a", "unknown key data.sources.web.pth; did you mean data.sources.web.path?"),
+        slow("--data.sources.books.pth=a", "did you mean data.sources.books.path?"),
         slow("--data.phases=null", "data.phases is 'null', but must be a list of phases"),
         slow("--data.phases={weights: {web: 1}}", "data.phases is '{weights: {web: 1}}', but must be a list of phases"),
         slow("--data.phases=[3]", "phase 1 of data.phases is 3, but must be a dict"),

@@ -17,6 +17,7 @@ from lit_llm.data import TokenShards
 from lit_llm.data.document_ends import Documents
 from lit_llm.data.pack_plan import PackPlan, write_plan
 from lit_llm.data.packing import best_fit, consecutive, pack
+from lit_llm.data.run_length import run_length
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shards import ShardWriter
 
@@ -232,6 +233,18 @@ def test_a_plan_for_other_data_or_blocks_and_missing_documents_are_refused(tmp_p
     with pytest.raises(UserError, match=r"packing best_fit needs to know where documents end, and .*train_000003\.bin has no"):
         data(tmp_path).setup("fit")
     data(tmp_path, packing="concatenate").setup("fit")
+
+
+def test_padding_is_no_part_of_an_epoch(tmp_path):
+    for name in ("train", "val"):
+        write(tmp_path, [[*range(10 * i + 1, 10 * i + 6), 0] for i in range(10)], name=name)
+    made = data(tmp_path)
+    made.setup("fit")
+    # 10 documents of 6 tokens, each alone in a block of 8. Seven steps of two blocks read 1.4 times the documents.
+    assert made.epochs_by_source(7) == {"": 1.4}
+    # Three steps, of which the first one of the checkpoint had four blocks.
+    made.load_state_dict({"consumed_samples": 4, "global_step": 1})
+    assert run_length(made, 3) == f"3 steps = {(4 + 2 + 2) * T} tokens = 0.80 epochs"
 
 
 def test_rank_0_joins_the_others_also_if_it_has_checked_the_data_alone(tmp_path, documents):

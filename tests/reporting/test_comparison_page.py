@@ -144,6 +144,19 @@ def test_a_small_lead_of_one_seed_at_the_end_of_a_sweep_is_called_that(tmp_path,
     assert "more than runs that differ by their seed alone, which are up to 0.0005 apart" in lead
 
 
+def test_losses_of_different_kinds_are_not_compared_nor_is_the_length_of_a_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    added = {"dpo": "objective: {init_args: {loss: dpo}}\n", "sft": "", "longer": ""}
+    for i, (name, text) in enumerate(added.items()):
+        path = made(f"s/{name}", 0.1, {40: 1.0 + i})
+        config = (path / "config.yaml").read_text()
+        (path / "config.yaml").write_text(config.replace("trainer: {", f"trainer: {{max_epochs: {i + 2}, ") + text)
+    notes = [line for line in compare(capsys, "--compare", "s")[1].splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1 and "cross-entropy, dpo" in notes[0]
+    notes = [line for line in compare(capsys, "--compare", "s/sft", "s/longer")[1].splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1 and "sft is ahead" in notes[0]
+
+
 def test_without_bits_of_each_run_the_losses_decide(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made("s/a", 0.1, {40: 2.0})

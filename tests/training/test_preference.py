@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.loss import LossConfig, cross_entropy, token_nll
+from lit_llm.training.fit import print_metrics
 from lit_llm.training.preference import Preference
 
 KINDS = pytest.mark.parametrize(
@@ -135,6 +138,13 @@ def test_the_metrics_are_means_over_pairs():
     again = sums_of(objective, given)
     assert (again.loss / again.count).item() == pytest.approx(math.log(2), rel=1e-12)
     assert dict(zip(names, (again.means[:, 0] / again.means[:, 1]).tolist(), strict=True))["accuracy"] == 0.5
+
+
+def test_an_evaluation_prints_every_mean(capsys):
+    logged = {"train/loss": 0.5, "val/accuracy": 0.75, "val/kl": -0.25, "val/loss": 0.625, "lr": 1.0}
+    print_metrics(SimpleNamespace(callback_metrics=logged), "val", Path("runs/dpo"), 3)
+    table = dict(re.findall(r"(\S+/\S+|lr)\s+\S\s+(\S+)", capsys.readouterr().out))
+    assert list(table.items()) == [("val/loss", "0.6250"), ("val/accuracy", "0.7500"), ("val/kl", "-0.2500")]
 
 
 def test_what_a_row_lacks_changes_nothing():
