@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_llm.core.batch_sizes import steps_for
-from lit_llm.core.number_text import count, duration, money_range, percent, size, two_digits
+from lit_llm.core.number_text import count, counted, duration, money_range, percent, size, two_digits
 from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.memory import CONTEXT_GB, usable_bytes
@@ -125,7 +125,8 @@ def _short(plan: Plan) -> list[tuple[str, str]]:
     if plan.usd is None:
         return [*rows, ("cost", f"unknown: no price for {plan.hardware.name} (--price)")]
     source = "at the assumed price range of the hardware table" if plan.options.price_usd_hour is None else "at the given price"
-    return [*rows, ("cost", f"about {money_range(*plan.usd)} {source}")]
+    cost = money_range(*plan.usd)
+    return [*rows, ("cost", f"{cost if cost.startswith('less') else f'about {cost}'} {source}")]
 
 
 def _model(plan: Plan) -> list[tuple[str, str]]:
@@ -205,7 +206,7 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
             f"{known}",
         ),
     ]
-    parts = "; ".join(f"{p.name} {p.steps:,} steps, {count(p.tokens)} tokens" for p in plan.phases)
+    parts = "; ".join(f"{p.name} {counted(p.steps, 'step')}, {count(p.tokens)} tokens" for p in plan.phases)
     rate = settings.schedule.rate
     drawn = f": {parts}  {sparkline(rate, settings.steps)}" if rate else ""
     rows.append(("schedule", f"{settings.schedule.kind}{drawn}"))
@@ -295,7 +296,7 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
             rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none, not even one sequence fits"))
     if plan.next_steps:
         flags = ((re.sub(" (?!--)", _NO_BREAK, flag), saved) for flag, saved in plan.next_steps)
-        switches = [f"{flag} (-{saved / 1e9:.2f}{_NO_BREAK}GB)" for flag, saved in flags]
+        switches = [f"{flag} (-{size(saved).partition(' (')[0].replace(' ', _NO_BREAK)})" for flag, saved in flags]
         rows.append(("to save memory", "; ".join(switches)))
     return rows
 
@@ -303,8 +304,8 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
 def _time(plan: Plan) -> list[tuple[str, str]]:
     settings, times, flops = plan.settings, plan.times, plan.flops
     if isinstance(settings.model, OwnModel):
-        counted = "counted in a trace" if plan.memory.is_known else "assumed: six per parameter"
-        per_token = f"{flops.total:.4g} ({counted})"
+        how = "counted in a trace" if plan.memory.is_known else "assumed: six per parameter"
+        per_token = f"{flops.total:.4g} ({how})"
     else:
         per_token = (
             f"{flops.total:.4g} = 6 N {flops.matmul:.4g} + attention {flops.attention:.4g} (full; causal: "
@@ -376,14 +377,15 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
         ),
     ]
     if settings.save_every:
-        every = f"every {settings.save_every:,} steps"
+        every = f"every {counted(settings.save_every, 'step')}"
         if plan.times.step:
             seconds = settings.save_every * plan.times.step
             every += f" = {duration(seconds)}: {percent(plan.lost(seconds))} lost"
         kept = min(settings.keep_last + 1, -(-settings.steps // settings.save_every))
         rows.append(("configured", f"{every}; keeps up to {kept} = {size(kept * plan.checkpoint_bytes)}"))
     if settings.validate_every:
-        text = f"every {settings.validate_every:,} steps, {plan.validations:,} passes"
+        passes = f"{plan.validations:,} pass{'es' * (plan.validations != 1)}"
+        text = f"every {counted(settings.validate_every, 'step')}, {passes}"
         tokens = settings.data.val_tokens
         if tokens:
             text += f" over {count(tokens)} tokens"
