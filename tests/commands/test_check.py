@@ -1,6 +1,7 @@
 """The launch checklist passes on what is right, and each line fails on what it is there for."""
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,9 +12,11 @@ from lit_llm.__main__ import main
 from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.parse import parse
 from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.loss import cross_entropy
 from lit_llm.models.self_attention import Attention
 from lit_llm.training import checklist as check
 from lit_llm.training.checklist import Observer
+from lit_llm.training.objective import CrossEntropy
 from lit_llm.training.preference import Preference
 
 RECIPE = """
@@ -319,3 +322,32 @@ def test_what_is_true_of_tokens_is_not_asked_of_pairs():
     run = SimpleNamespace(model=SimpleNamespace(objective=Preference(), lora=None), trainer=None)
     for line in (check.first_loss(observer, model, of_tokens=False), check.overfitting(run)):
         assert line.passed and line.found.startswith("not tested")
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_trained_weights_are_overfitted_as_they_are(trained):
+    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=30))
+    with torch.no_grad():
+        model.head.weight.normal_(std=2.0)
+    ids = torch.arange(32).view(2, 16) % 30
+    targets = (ids + 1) % 30
+    module = SimpleNamespace(
+        objective=CrossEntropy(),
+        lora=None,
+        model=model,
+        optimizer_factory=partial(torch.optim.AdamW, lr=1e-3),
+        sums_of=lambda batch, objective: model(batch["input_ids"], batch["targets"], loss=cross_entropy),
+    )
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    expected = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten()).item()
+    run = SimpleNamespace(
+        model=module,
+        trainer=trainer,
+        trained=trained,
+        observer=observed(ids, targets),
+        precision=nullcontext,
+        say=lambda _: None,
+    )
+    line = check.overfitting(run)
+    assert line.found.startswith(f"loss {expected:.2f} to ") is trained
+    assert line.passed
