@@ -77,6 +77,8 @@ def parse(words: list[str]) -> dict[str, list[str]]:
         key, equals, values = word.partition("=")
         if key not in KEYS or not equals or not values:
             problems.append(f"Cannot sweep {word!r}: use key=value,value with one of the keys {', '.join(KEYS)} (--sweep).")
+        elif key in found:
+            problems.append(f"{key} is swept twice: give all its values to one --sweep {key}=A,B.")
         else:
             found[key] = values.split(",")
     refuse(problems)

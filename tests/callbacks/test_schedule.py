@@ -1,11 +1,12 @@
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from foreign import Foreign, fit, make_trainer
 
-from lit_llm.callbacks import WSD, Constant, Cosine, InverseSquareRoot, Linear, Schedule
+from lit_llm.callbacks import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
 from lit_llm.callbacks.learning_rate_schedules import decayed, wsd
 
 cosine, linear = partial(wsd, shape="cosine"), partial(wsd, shape="linear")
@@ -35,6 +36,15 @@ def test_inverse_square_root_halves_when_the_step_quadruples():
     rate = [InverseSquareRoot(warmup_steps=100).rate(t, 1.0) for t in (50, 100, 400, 1600)]
     assert rate == pytest.approx([0.5, 1.0, 0.5, 0.25])
     assert InverseSquareRoot().rate(9, 1.0) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("total", "rate"), [(20, 1 - math.sqrt(0.5)), (10, 1.0)])  # the second has no step left
+def test_a_decay_of_the_remaining_steps_begins_at_the_rate_of_its_checkpoint(total, rate):
+    decay = Decay()
+    decay.load_state_dict({"began": 10, "rates": [1.0]})
+    decay.resolve(SimpleNamespace(max_steps=total))
+    assert decay.rate(10, 1.0) == 1.0
+    assert decay.rate((10 + total) // 2, 1.0) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(

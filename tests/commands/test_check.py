@@ -319,7 +319,7 @@ def test_what_is_true_of_tokens_is_not_asked_of_pairs():
         model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=30))
     observer = Observer()
     observer.losses = [math.log(2)]  # of DPO: the model is its own reference
-    run = SimpleNamespace(model=SimpleNamespace(objective=Preference(), lora=None), trainer=None)
+    run = SimpleNamespace(model=SimpleNamespace(objective=Preference(), lora=None), trainer=None, observer=observer)
     for line in (check.first_loss(observer, model, of_tokens=False), check.overfitting(run)):
         assert line.passed and line.found.startswith("not tested")
 
@@ -341,11 +341,13 @@ def test_trained_weights_are_overfitted_as_they_are(trained):
     )
     trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
     expected = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten()).item()
+    seen = observed(ids, targets)
+    seen.losses = [expected]
     run = SimpleNamespace(
         model=module,
         trainer=trainer,
         trained=trained,
-        observer=observed(ids, targets),
+        observer=seen,
         precision=nullcontext,
         say=lambda _: None,
     )

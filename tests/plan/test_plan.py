@@ -412,6 +412,7 @@ def test_the_cheapest_that_meets_the_limits_is_chosen():
         (["hardware=h10"], "h100"),
         (["precision=fp4"], "fp4"),
         (["activation_checkpointing=some"], "some"),
+        (["devices=1", "devices=2"], "devices is swept twice"),
         (["activation_checkpointing=0"], "at least 1"),
         (["activation_checkpointing=" + "9" * 5000], "at most 10,000,000"),
     ],
