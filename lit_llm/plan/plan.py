@@ -9,6 +9,7 @@ from typing import Any
 
 from lit_llm.core.errors import refuse
 from lit_llm.core.hardware import Hardware
+from lit_llm.core.schedule_phases import Phase, phases
 from lit_llm.distributed.parallel_layout import FSDP2
 from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.models.attention_kernel_choice import unsupported_attention
@@ -17,7 +18,7 @@ from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.measured_run import settings_values
 from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
-from lit_llm.plan.run_settings import CHECKPOINTING, Phase, RunSettings, phases
+from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings
 from lit_llm.plan.speed import Options, Times, dense_peak, fitted_seconds, step_times
 from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, stored_bytes, weights_of
 

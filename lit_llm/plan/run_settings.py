@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.batch_sizes import Stages, batch_problem, micro_batch, sequences_before
@@ -33,9 +31,6 @@ BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matri
 CHECKPOINTING = ("none", "cheap", "attention", "full")
 
 
-# -- data -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class DataFacts:
     """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
@@ -53,62 +48,12 @@ class DataFacts:
     packing: str = ""
 
 
-# -- the learning rate ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Schedule:
     """The learning-rate schedule: its class name, and the rate of a step with a peak of 1 (None: not known)."""
 
     kind: str = "Cosine"
     rate: Callable[[int], float] | None = None
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One phase of a run: its optimizer steps and tokens."""
-
-    name: str
-    steps: int
-    tokens: int
-
-
-_SAMPLES = 2048
-_MOST_PHASES = 12
-"""Beyond these, a schedule is one that varies."""
-
-
-def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[int], int]) -> list[Phase]:
-    """The phases warmup (the rate rises), stable (at the peak), decay (it falls) and constant (below the peak).
-
-    Their ends are exact in a run of up to _SAMPLES steps. In a longer one, a phase between two samples may be missed.
-
-    Args:
-        rate: of an optimizer step 1, 2, …, with a peak of 1.
-        tokens_before: the number of tokens in the first n steps, as a function of n.
-    """
-
-    def name(step: int) -> str:
-        now = rate(step)
-        before = rate(step - 1) if step > 1 else 1.0
-        if step == 1 and steps > 1 and rate(2) >= now:
-            before = now if rate(2) == now else 0.0
-        return "warmup" if now > before else "decay" if now < before else "stable" if now == 1.0 else "constant"
-
-    ends, step = [0], 1
-    for until in (max(1, steps * sample // _SAMPLES) for sample in range(1, _SAMPLES + 1)):
-        while (now := name(step)) != name(until) and len(ends) <= _MOST_PHASES:
-            step += bisect_left(range(step, until), True, key=lambda other: name(other) != now)
-            ends.append(step - 1)
-        step = until
-    if len(ends) > _MOST_PHASES:
-        return [Phase("varies", steps, tokens_before(steps))]
-    return [
-        Phase(name(last), last - begin, tokens_before(last) - tokens_before(begin)) for begin, last in pairwise([*ends, steps])
-    ]
-
-
-# -- a run ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

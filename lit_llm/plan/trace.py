@@ -24,9 +24,10 @@ from torch.autograd import Function
 from lit_llm.core._torch import gradients_of_inputs, put_tensor
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
+from lit_llm.distributed.tensor_parallel_sizes import local_config, share_experts, split_positions
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
 from lit_llm.models.sequence_shard import SequenceShard
-from lit_llm.plan.built_model import build_gpt, local_config, share_experts, split_positions, with_layers
+from lit_llm.plan.built_model import build_gpt, with_layers
 from lit_llm.plan.kernels import CudaKernels, keep_as_compiled
 from lit_llm.plan.recorder import Recorder, Sized, sized
 from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment, Step

@@ -122,8 +122,9 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
     Args:
         expert: ranks that share the experts of a layer.
     """
+    from lit_llm.distributed.tensor_parallel_sizes import local_config
     from lit_llm.optim import parameter_groups
-    from lit_llm.plan.built_model import build_gpt, build_own, local_config
+    from lit_llm.plan.built_model import build_gpt, build_own
 
     built: GPT | CustomModel
     if isinstance(model, OwnModel):

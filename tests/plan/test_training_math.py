@@ -8,6 +8,7 @@ import torch
 from planned_steps import peak_of, step_of
 
 from lit_llm.callbacks.learning_rate_schedules import wsd
+from lit_llm.core.schedule_phases import phases
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
@@ -36,7 +37,6 @@ from lit_llm.plan.collectives import (
 )
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.run_settings import phases
 from lit_llm.plan.weights import weights_of
 from lit_llm.reporting.plan_text import sparkline
 from lit_llm.training.planned_settings import planned_optimizer

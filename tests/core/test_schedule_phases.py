@@ -7,7 +7,7 @@ import pytest
 
 from lit_llm.callbacks import WSD, BatchRamp, Constant, Cosine, InverseSquareRoot, Linear
 from lit_llm.core.batch_sizes import sequences_before, steps_for
-from lit_llm.plan.run_settings import phases
+from lit_llm.core.schedule_phases import phases
 
 STEPS = 40
 
