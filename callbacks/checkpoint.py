@@ -78,8 +78,8 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
     Args:
         every_n_steps: optimizer steps between two saves.
         keep_last: number of newest files kept, at least 1. The best is kept in addition.
-        monitor: metric that determines the best checkpoint; null = no best. If validation does not log it, that is said before
-            the first step, where there is a sanity check. For a loss, its other usual names are tried, such as val_loss.
+        monitor: metric that determines the best checkpoint; null = no best. If validation does not log it, a sentence says so
+            before the first step, where there is a sanity check. For a loss, its other usual names are tried, such as val_loss.
         mode: whether the smallest or the largest value is best. NaN and infinity are never best.
         dirpath: a local folder; null = `<trainer.default_root_dir>/checkpoints`.
         every_n_minutes: also save when this many minutes have passed since the last save; null = off. May be a few steps

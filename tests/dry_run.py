@@ -123,7 +123,7 @@ class RankRun:
 
     @property
     def peak(self) -> int:
-        """Bytes."""
+        """Peak memory of the step, in bytes."""
         return sum(self.memory.values())
 
     @property

@@ -1,7 +1,7 @@
 """What is wrong when a remote file cannot be read, as one sentence.
 
-Each service has exceptions of its own, and fsspec passes most of them on. They are told apart by the names
-of their types, so that no package is imported for its errors, and by their status codes.
+Each service has exceptions of its own, and fsspec passes most of them on. Names of types
+and status codes identify them, so that no package is imported for its errors.
 """
 
 from __future__ import annotations

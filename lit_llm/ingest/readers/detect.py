@@ -27,7 +27,7 @@ _AS_TEXT = ", or read it as plain text (--data.format text)"
 _LEAVE_OUT = "leave it out"
 _SHARD = "is a token shard, it holds tokens and no text: train on it with --data TokenShards --data.train FILE"
 
-# Formats that are not read: the first bytes, and what is said after the name of the file.
+# Formats that are not read: the first bytes, and the rest of the message that begins with the file's name.
 _REFUSALS: list[tuple[bytes, str]] = [
     (re.escape((20240520).to_bytes(4, "little")), _SHARD),
     (re.escape((20240801).to_bytes(4, "little")), _SHARD),

@@ -1,4 +1,4 @@
-"""What a reader is told, and what it gives: text in pieces, so that memory is bounded whatever the length of a document."""
+"""What a reader receives and returns: text in pieces, so that memory is bounded whatever the length of a document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 @dataclass
 class SourceFile:
-    """A file while it is read: what a reader is told, and what it reports beside the documents."""
+    """A file while it is read: what a reader receives, and what it reports beside the documents."""
 
     name: str
     """For messages."""
