@@ -66,6 +66,7 @@ def own_flags() -> OwnFlags:
     add("--from_certificate", metavar="FILE", help="plan with the speeds that `certify` measured on its machine.")
     add("--json", type=bool, help="all figures, raw, units in their names.")
     add("--markdown", type=bool, help="the page as Markdown.")
+    add("--header", type=bool, help="the lines that begin a recipe's file, with the smallest hardware on which it fits.")
     add("--html", metavar="FILE", help="also write a page with pictures of memory, time, and pipeline or sweep.")
     add("--replace", type=bool, help=REPLACE_HELP)
     return parser
@@ -144,6 +145,8 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         measured=speed,
     )
     limits = [f"--{name}" for name in ("max_memory", "deadline") if getattr(own, name) is not None]
+    if own.header and (axes or limits):
+        raise UserError(f"a header is of one plan: leave out --header or {' and '.join(limits) or '--sweep'}")
     compared, notes = axes or (sweep.DEFAULT if limits else {}), [*planned.notes]
     if own.devices is not None and "devices" in compared:
         by = "--sweep" if axes else " and ".join(limits)
@@ -163,6 +166,10 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         write_new(Path(own.html), plan_page(plan, own.command), replace=own.replace, flag="--html")
     if own.json:
         print(json.dumps(as_dict(plan), indent=2))
+    elif own.header:
+        from lit_llm.reporting.recipe_header import header
+
+        print(header(plan, own.command), end="")
     elif own.markdown:
         print(markdown(plan), end="")
     else:

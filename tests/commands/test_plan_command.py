@@ -10,6 +10,7 @@ import pytest
 
 from lit_llm.__main__ import main
 from lit_llm.config.planned_recipe import PlannedRecipe
+from lit_llm.config.recipe_files import SHIPPED, Header
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, table
@@ -395,6 +396,21 @@ def test_a_certificate_gives_the_speeds_of_its_machine(folder, capsys):
     ):
         code, _, err = run(capsys, "plan", "--config", "tiny.yaml", *words)
         assert code == 2 and said in err and "(--from_certificate)" in err and err.count("error: ") == 1, err
+
+
+@pytest.mark.parametrize("name", ["quickstart", "minicpm-2.4b"])
+def test_the_header_is_that_of_the_shipped_recipe(name, folder, capsys):
+    """tests/recipes/test_recipes.py counts the figures of shipped headers itself."""
+    recipe = SHIPPED / f"{name}.yaml"
+    command = re.search(r"# plan +python -m lit_llm (.*)", recipe.read_text())[1].split()
+    code, out, err = run(capsys, *command, "--header")
+    assert code == 0, err
+    (folder / "new.yaml").write_text(f"# A title\n{out}model: {{}}\n")
+    written, facts = Header.of(folder / "new.yaml"), Header.of(recipe).facts
+    assert not written.is_overlay and written.facts.pop("expect") != facts["expect"]
+    assert written.facts.items() <= facts.items() and len(written.facts) == 7
+    code, _, err = run(capsys, *command, "--header", "--sweep", "devices=1,2")
+    assert code == 2 and "--header" in err and "--sweep" in err
 
 
 @pytest.mark.slow

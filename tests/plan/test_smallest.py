@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from smallest_hardware import smallest
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallel_layout import layout_of_name
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, make_plan, table, total_parameters
+from lit_llm.reporting.recipe_header import smallest
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
 XL = GPTConfig(n_layer=48, n_head=25, n_embd=1600, block_size=1024, vocab_size=50257, **GPT2)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from smallest_hardware import smallest
 
 from lit_llm.__main__ import main
 from lit_llm.commands.plan import own_flags
@@ -21,6 +20,7 @@ from lit_llm.core.number_text import duration, percent
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan import Plan, find, make_plan
+from lit_llm.reporting.recipe_header import smallest
 from lit_llm.runs.run_folder import default_run_dir
 from lit_llm.training.auto_precision import choose_for
 

@@ -1,19 +1,55 @@
-"""The smallest hardware in the table on which a recipe fits, and the flags it needs there."""
+"""The header of a recipe: figures of its plan as the first lines of its file. The smallest hardware on which it fits."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lit_llm.core import hardware as hardware_table
 from lit_llm.core.hardware import Hardware
+from lit_llm.core.number_text import duration, percent
 from lit_llm.distributed.parallel_layout import layout_of_name
 from lit_llm.plan.memory import peak_memory, resolved, usable_bytes
+from lit_llm.plan.plan import Plan
 from lit_llm.plan.run_settings import RunSettings
 
 CPU_GB = 2.0
 """Memory that any computer has free. A recipe that needs no more, unchanged, runs on a CPU."""
 MOST_DEVICES = 4096
+
+
+UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
+
+
+def header(plan: Plan, command: str) -> str:
+    """Lines `# key          value  (more)` of the recipe that `command` has planned, as `recipes list` reads them."""
+    command = re.sub(r" --header(?:[ =]true)?(?= |$)", "", command)
+    settings, n, tokens = plan.settings, plan.settings.layout.devices, plan.settings.tokens
+    unit, letter = next((each for each in UNITS if tokens >= each[0] / 2), UNITS[-1])
+    found, is_gpu = smallest(settings), plan.hardware.is_gpu
+    where = f"on {'each of ' if n > 1 else ''}{n:,} x {plan.hardware.name}, " if is_gpu else ""
+    mfu = "" if plan.mfu is None else f", at an MFU of {percent(plan.mfu)}"
+    speed = (
+        f"{duration(plan.run_seconds)}  (by that plan{mfu})" if plan.run_seconds else "unknown  (certify measures the speed)"
+    )
+    memory = f"{plan.memory.needed / 1e9:.{1 if is_gpu else 2}f} GB"
+    batch = f"{settings.global_batch:,} sequences of {settings.sequence_length:,} = {settings.tokens_per_step:,} tokens a step"
+    facts = {
+        "parameters": f"{plan.parameters:,}",
+        "tokens": f"{tokens / unit:.1f}{letter}  ({settings.steps:,} steps)",
+        "fits on": "no hardware of the table" if found is None else f"{found}  ({found.how})",
+        "batch": batch,
+        "plan": " \\\n#                ".join(textwrap.wrap(command, 110, break_long_words=False, break_on_hyphens=False)),
+        "memory": f"{memory}  ({where}by that plan; micro-batches of {settings.sequences})",
+        "time": speed,
+        "expect": "the loss: measured with what and how, published where, or never run",
+    }
+    return "".join(f"# {key:<12} {value}\n" for key, value in facts.items())
+
+
+# -- the smallest hardware --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -29,6 +65,13 @@ class Smallest:
         if not self.hardware.is_gpu:
             return f"a CPU: {self.bytes_per_device / 1e9:.2f} GB"
         return f"{self.devices} x {self.hardware.name}"
+
+    @property
+    def how(self) -> str:
+        """The flags, and the memory."""
+        if not self.hardware.is_gpu:
+            return "peak of the tensors, by plan"
+        return f"{' '.join(self.flags) or 'as it is'}: {self.bytes_per_device / 1e9:.1f} GB each"
 
 
 def smallest(settings: RunSettings) -> Smallest | None:
