@@ -323,7 +323,7 @@ class Decay(Schedule):
 
     def rate(self, t: int, peak: float) -> float:
         assert self._began is not None
-        x = (t - self._began) / max(1, self._total - self._began)  # no step may be left: a validation is
+        x = (t - self._began) / max(1, self._total - self._began)  # logged also where no step is left
         return decayed(x, peak=peak, final=self.final_ratio * peak, shape=self.shape)
 
     def state_dict(self) -> dict[str, Any]:

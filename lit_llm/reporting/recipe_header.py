@@ -18,16 +18,14 @@ from lit_llm.plan.run_settings import RunSettings
 CPU_GB = 2.0
 """Memory that any computer has free. A recipe that needs no more, unchanged, runs on a CPU."""
 MOST_DEVICES = 4096
-
-
-UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
+_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def header(plan: Plan, command: str) -> str:
     """Lines `# key          value  (more)` of the recipe that `command` has planned, as `recipes list` reads them."""
     command = re.sub(r" --header(?:[ =]true)?(?= |$)", "", command)
     settings, n, tokens = plan.settings, plan.settings.layout.devices, plan.settings.tokens
-    unit, letter = next((each for each in UNITS if tokens >= each[0] / 2), UNITS[-1])
+    unit, letter = next((each for each in _UNITS if tokens >= each[0] / 2), _UNITS[-1])
     found, is_gpu = smallest(settings), plan.hardware.is_gpu
     where = f"on {'each of ' if n > 1 else ''}{n:,} x {plan.hardware.name}, " if is_gpu else ""
     mfu = "" if plan.mfu is None else f", at an MFU of {percent(plan.mfu)}"
