@@ -128,6 +128,9 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     axes: dict[str, list[str]] = {}
     with noting(problems):
         axes = sweep.parse(own.sweep or [])
+    limits = [f"--{name}" for name in ("max_memory", "deadline") if getattr(own, name) is not None]
+    if own.header and (own.sweep or limits):
+        problems.append(f"A header is of one plan: leave out --header or {' and '.join(limits) or '--sweep'}.")
     with noting(problems):
         nodes = 1 if hardware is None else hardware.devices_per_node
         elsewhere = None if hardware is None or own.hardware in (None, "auto") else choose_for(hardware)
@@ -144,9 +147,6 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         served_tokens=own.serve_tokens,
         measured=speed,
     )
-    limits = [f"--{name}" for name in ("max_memory", "deadline") if getattr(own, name) is not None]
-    if own.header and (axes or limits):
-        raise UserError(f"a header is of one plan: leave out --header or {' and '.join(limits) or '--sweep'}")
     compared, notes = axes or (sweep.DEFAULT if limits else {}), [*planned.notes]
     if own.devices is not None and "devices" in compared:
         by = "--sweep" if axes else " and ".join(limits)
