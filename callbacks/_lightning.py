@@ -17,10 +17,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.evaluation_loop import RestartStage
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
 from .contracts import HearsOfInterruption, offered
+from .errors import UserError, without
 
 C = TypeVar("C", bound=Callback)
 
@@ -472,6 +474,17 @@ def around_validation(trainer: Trainer, began: Callable[[], None], ended: Callab
 def callback_of(trainer: Trainer, kind: type[C]) -> C | None:
     """The trainer's first callback of a class; None without one."""
     return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)  # type: ignore[attr-defined]
+
+
+def refuse_other_shards(trainer: Trainer, callback: type[Callback]) -> None:
+    """Raises:
+    UserError: The strategy shards parameters, but not as DTensors: a rank would take its part for the whole.
+    """
+    if isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy):
+        raise UserError(
+            f"{callback.__name__} reads shards of DTensors, and {type(trainer.strategy).__name__} makes others: use"
+            f" Lightning's ModelParallelStrategy (FSDP2), or {without(callback)}."
+        )
 
 
 def data_parallel(trainer: Trainer) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from ._lightning import _PutsBack, data_parallel, micro_batches_begun, set_accumulation_window
 from .contracts import HasMicroBatches, offered, offered_by_data
-from .errors import UserError
+from .errors import UserError, setting, without
 from .ranges import check_ranges, whole
 
 
@@ -77,8 +77,8 @@ class BatchRamp(_PutsBack):
 
     def __init__(self, tokens_per_batch: Annotated[list[tuple[int, int]], whole(0)]) -> None:
         tokens_per_batch = [(_whole(threshold), _whole(size)) for threshold, size in tokens_per_batch]
-        check_ranges(BatchRamp, "batch_ramp", locals())
-        flag = "(--batch_ramp.tokens_per_batch)"
+        check_ranges(BatchRamp, locals())
+        flag = f"({setting(BatchRamp, 'tokens_per_batch')})"
         if not tokens_per_batch or tokens_per_batch[0][0] != 0:
             raise UserError(f"tokens_per_batch is {tokens_per_batch} but its first pair must begin at 0 tokens {flag}.")
         for (before, _), (after, _) in pairwise(tokens_per_batch):
@@ -127,7 +127,7 @@ class BatchRamp(_PutsBack):
                 found.append(
                     f"batch_ramp: {size} tokens per batch is not a multiple of {unit // ranks} tokens per micro-batch x"
                     f" {ranks} data-parallel rank{'s' if ranks > 1 else ''} = {unit}: use {nearest} tokens"
-                    " (--batch_ramp.tokens_per_batch)."
+                    f" ({setting(BatchRamp, 'tokens_per_batch')})."
                 )
         return found
 
@@ -138,12 +138,12 @@ class BatchRamp(_PutsBack):
         if trainer.accumulate_grad_batches != 1:
             found.append(
                 f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) conflicts with BatchRamp:"
-                " remove --trainer.accumulate_grad_batches."
+                f" remove {setting(Trainer, 'accumulate_grad_batches')}."
             )
         if trainer.strategy.handles_gradient_accumulation:
             found.append(
                 f"{type(trainer.strategy).__name__} handles gradient accumulation itself, with a fixed number of"
-                " micro-batches: remove --batch_ramp or use another --trainer.strategy."
+                f" micro-batches: {without(BatchRamp)}, or use another {setting(Trainer, 'strategy')}."
             )
         return found
 
@@ -151,7 +151,7 @@ class BatchRamp(_PutsBack):
         problems = self.trainer_problems(trainer)
         if not pl_module.automatic_optimization:
             problems.append(
-                f"{type(pl_module).__name__} uses manual optimization, which BatchRamp does not support: remove --batch_ramp."
+                f"{type(pl_module).__name__} uses manual optimization, which BatchRamp does not support: {without(BatchRamp)}."
             )
         source = offered_by_data(trainer, HasMicroBatches) or offered(pl_module, HasMicroBatches)
         ranks = data_parallel(trainer)[1]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ._lightning import _AfterSteps, accumulates, validation_follows
 from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
-from .errors import UserError
+from .errors import UserError, refused
 from .ranges import STEPS, above, check_ranges, whole
 
 _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss", "validation_loss", "eval/loss", "eval_loss")
@@ -100,9 +100,9 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         every_n_minutes: Annotated[float | None, above(0, 10**6)] = None,
         keep_every_n_steps: Annotated[int | None, whole(1, STEPS)] = None,
     ) -> None:
-        check_ranges(StepCheckpoint, "checkpoint", locals())
+        check_ranges(StepCheckpoint, locals())
         if dirpath is not None and "://" in str(dirpath):
-            raise UserError(f"dirpath is {dirpath} but links need a local folder (--checkpoint.dirpath).")
+            raise UserError(refused(StepCheckpoint, "dirpath", f"is {dirpath}, but links need a local folder"))
         self.every_n_steps = every_n_steps
         self.keep_last = keep_last
         self.monitor = monitor

@@ -13,9 +13,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ._lightning import _AfterSteps, reshard
+from ._lightning import _AfterSteps, refuse_other_shards, reshard
 from ._torch import AVERAGE, lerp_, local_box, local_part
-from .errors import UserError
+from .errors import UserError, without
 from .ranges import STEPS, below, check_ranges, whole
 
 
@@ -34,13 +34,14 @@ class EMA(_AfterSteps):
 
     Validation measures the average, unless `validate` is false: in `fit`, and by `trainer.validate` after a `fit`. With
     `ckpt_path`, that measures the weights of the checkpoint. Only one parameter at a time is copied for it; of bf16 ones, all
-    are kept aside. Buffers and frozen parameters are those of the model.
+    are kept aside. Buffers and frozen parameters are those of the model. The average of a parameter that is unfrozen while
+    training begins with its weights after the next step.
 
     Contract:
         on_train_start: the average is that of the checkpoint, or begins with the weights.
         on_train_batch_end: updates it after optimizer steps.
-        on_validation_start: exchanges weights and average; on_validation_epoch_end, on_validation_interrupted, on_exception,
-            on_save_checkpoint: exchanges them back.
+        on_validation_start: exchanges weights and average; on_validation_end, on_validation_interrupted, on_exception,
+            on_save_checkpoint: exchanges them back. A module's `on_validation_epoch_end` still has the average.
         on_save_checkpoint: adds the average to the checkpoint, under the key `AVERAGE`.
         State: the number of updates, and the average.
     Cost: 4 bytes a trainable parameter; one pass over weights and average an update.
@@ -53,7 +54,7 @@ class EMA(_AfterSteps):
         validate: whether validation measures the average instead of the weights.
 
     Raises:
-        UserError: numbers out of range; the checkpoint's average is of another model.
+        UserError: numbers out of range; the checkpoint's average is of another model; a strategy that shards without DTensor.
     """
 
     def __init__(
@@ -64,22 +65,24 @@ class EMA(_AfterSteps):
         warmup: bool = True,
         validate: bool = True,
     ) -> None:
-        check_ranges(EMA, "ema", locals())
+        check_ranges(EMA, locals())
         self.decay = decay
         self.every_n_steps = every_n_steps
         self.start_step = start_step
         self.warmup = warmup
         self.validate = validate
-        self._average: dict[nn.Parameter, Tensor] = {}  # empty before start_step
+        self._average: dict[str, Tensor] = {}  # by the first name of a parameter; empty before start_step
+        self._names: dict[nn.Parameter, str] = {}  # of the parameters that are averaged
         self._updates = 0
         self._saved: Any = None  # the average in the checkpoint that is resumed, until training starts
         self._owner: LightningModule | None = None  # whose average it is
         self._exchanged = False
-        self._kept: dict[nn.Parameter, Tensor] = {}  # while exchanged: the weights that are narrower than their average
+        self._kept: dict[str, Tensor] = {}  # while exchanged: the weights that are narrower than their average
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self._average, self._kept, self._exchanged = {}, {}, False
+            refuse_other_shards(trainer, EMA)
+            self._average, self._names, self._kept, self._exchanged = {}, {}, {}, False
             self._saved, self._owner = None, pl_module
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -94,6 +97,8 @@ class EMA(_AfterSteps):
 
     def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if self._average:
+            if any(p.requires_grad and p not in self._names for p in pl_module.parameters()):
+                self._begin_others(pl_module)
             if step % self.every_n_steps == 0:
                 self._update()
         elif step >= self.start_step:
@@ -105,11 +110,11 @@ class EMA(_AfterSteps):
                 return
             if self._saved is not None:
                 self._restore(pl_module)
-            # Moving a module between devices may replace its parameters.
-            self._average = dict(zip(dict.fromkeys(_trainable(pl_module).values()), self._average.values(), strict=False))
+            state = pl_module.state_dict(keep_vars=True)  # moving a module between devices may replace its parameters
+            self._names = {state[name]: name for name in self._average}
         self._exchange(pl_module)
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._exchange_back(pl_module)
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -135,7 +140,7 @@ class EMA(_AfterSteps):
 
     def by_name(self, pl_module: LightningModule) -> dict[str, Tensor]:
         """The average by the names of `state_dict`; empty before `start_step`. Distributed like the parameters."""
-        return {name: self._average[p] for name, p in _trainable(pl_module).items()} if self._average else {}
+        return {name: self._average[self._names[p]] for name, p in _trainable(pl_module).items() if p in self._names}
 
     @contextmanager
     def averaged(self, pl_module: LightningModule) -> Iterator[None]:
@@ -150,9 +155,21 @@ class EMA(_AfterSteps):
     def _begin(self, pl_module: LightningModule) -> None:
         """The average is a copy of the weights."""
         self._updates = 0
-        for parameter in _trainable(pl_module).values():
-            self._average[parameter] = _empty_average(parameter)
-            local_part(self._average[parameter]).copy_(local_part(parameter))
+        self._begin_others(pl_module)
+
+    @torch.no_grad()
+    def _begin_others(self, pl_module: LightningModule) -> None:
+        """The average of each trainable parameter that has none is a copy of its weights."""
+        for name, parameter in _trainable(pl_module).items():
+            if parameter not in self._names:
+                local_part(self._add(name, parameter)).copy_(local_part(parameter))
+
+    def _add(self, name: str, parameter: nn.Parameter) -> Tensor:
+        """The memory for the average of a parameter, distributed like it."""
+        self._names[parameter] = name
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self._average[name] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        return self._average[name]
 
     @torch.no_grad()
     def _restore(self, pl_module: LightningModule) -> None:
@@ -160,9 +177,9 @@ class EMA(_AfterSteps):
         saved, self._saved = self._saved, None
         for name, parameter in _trainable(pl_module).items():
             if name not in saved or tuple(saved[name].shape) != tuple(parameter.shape):
-                raise UserError(f"the average in the checkpoint is of another model: {name} does not fit (--ema null).")
-            if parameter not in self._average:
-                average = self._average[parameter] = _empty_average(parameter)
+                raise UserError(f"the average in the checkpoint is of another model: {name} does not fit; {without(EMA)}.")
+            if parameter not in self._names:
+                average = self._add(name, parameter)
                 local_part(average).copy_(saved[name][local_box(average) if isinstance(average, DTensor) else ...])
 
     @torch.no_grad()
@@ -170,8 +187,8 @@ class EMA(_AfterSteps):
         keep = min(self.decay, (1 + self._updates) / (10 + self._updates)) if self.warmup else self.decay
         self._updates += 1
         wide: tuple[list[Tensor], list[Tensor]] = [], []
-        for parameter, average in self._average.items():
-            part, mean = local_part(parameter), local_part(average)
+        for parameter, name in self._names.items():
+            part, mean = local_part(parameter), local_part(self._average[name])
             if part.dtype == mean.dtype:
                 wide[0].append(mean)
                 wide[1].append(part)
@@ -181,7 +198,7 @@ class EMA(_AfterSteps):
             lerp_(*wide, 1 - keep)
 
     def _exchange(self, pl_module: LightningModule) -> None:
-        if self.validate and self._average:
+        if self.validate and self._average and not self._exchanged:
             self._swap(pl_module)
 
     def _exchange_back(self, pl_module: LightningModule) -> None:
@@ -192,14 +209,14 @@ class EMA(_AfterSteps):
     def _swap(self, pl_module: LightningModule) -> None:
         """Exchange weights and average, or exchange them back."""
         self._exchanged = not self._exchanged
-        for parameter, average in self._average.items():
-            part, mean = local_part(parameter), local_part(average)
+        for parameter, name in self._names.items():
+            part, mean = local_part(parameter), local_part(self._average[name])
             before = part.clone()
-            part.copy_(self._kept.pop(parameter, mean))
+            part.copy_(self._kept.pop(name, mean))
             if part.dtype == mean.dtype:
                 mean.copy_(before)
             elif self._exchanged:
-                self._kept[parameter] = before
+                self._kept[name] = before
         reshard(pl_module)
 
 
@@ -207,9 +224,3 @@ def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     """Trainable parameters by the names of `state_dict`. A tied one has several names."""
     state = module.state_dict(keep_vars=True).items()
     return {name: p for name, p in state if isinstance(p, nn.Parameter) and p.requires_grad}
-
-
-def _empty_average(parameter: nn.Parameter) -> Tensor:
-    """Distributed like the parameter."""
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    return torch.empty_like(parameter, dtype=dtype, requires_grad=False)

@@ -1,10 +1,54 @@
-"""The exception for a user's mistake."""
+"""The exception for a user's mistake, and how messages name a setting: as an argument of a class, or as a flag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+FlagOf = Callable[[type, str | None], str | None]
+_flag_of: FlagOf = lambda owner, argument: None  # noqa: E731
 
 
 class UserError(ValueError):
-    """A mistake in the input: one sentence a line, each with the value, the rule, and the flag or key that mends it.
+    """A mistake in the input: one sentence a line, each with the value, the rule, and the argument or flag that mends it.
 
     A callback raises it for an argument that is invalid, or a setting of the Trainer or the module that conflicts with it.
     `python -m lit_llm` prints it without a traceback and exits with code 2. Any other exception is a bug and keeps its
     traceback.
     """
+
+
+@contextmanager
+def flags(flag_of: FlagOf) -> Iterator[None]:
+    """Messages name settings as a command line does.
+
+    Args:
+        flag_of: the flag of a class, or of one of its arguments; None if the command line has none.
+    """
+    global _flag_of
+    before, _flag_of = _flag_of, flag_of
+    try:
+        yield
+    finally:
+        _flag_of = before
+
+
+def setting(owner: type, argument: str | None = None) -> str:
+    """How a message names a class or its argument: `WSD(total_steps)`, or `--schedule.total_steps` on a command line."""
+    return _flag_of(owner, argument) or (f"{owner.__name__}({argument})" if argument else owner.__name__)
+
+
+def without(callback: type) -> str:
+    """How a message says that a callback should be left out."""
+    flag = _flag_of(callback, None)
+    return f"remove {callback.__name__}" if flag is None else f"use {flag} null"
+
+
+def refused(owner: type, argument: str, why: str) -> str:
+    """The sentence about an argument with a value that is refused.
+
+    Args:
+        why: the value and the rule, such as "is 3, but must be at least 5".
+    """
+    flag = _flag_of(owner, argument)
+    return f"{owner.__name__}({argument}) {why}" if flag is None else f"{flag.lstrip('-')} {why} ({flag})"

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ._lightning import is_logged, write_row
 from ._torch import gathered
 from .contracts import CountsExperts, KnowsNorm, KnowsSkip, SplitsLayers, offered
-from .errors import UserError
+from .errors import UserError, without
 from .ranges import at_least, check_ranges
 
 
@@ -48,14 +48,13 @@ class ExpertBalance(Callback):
     """
 
     def __init__(self, rate: Annotated[float, at_least(0, 1)] = 1e-3) -> None:
-        check_ranges(ExpertBalance, "expert_balance", locals())
+        check_ranges(ExpertBalance, locals())
         self.rate = rate
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not getattr(pl_module, "expert_biases", None):
             raise UserError(
-                f"expert_balance moves the biases of experts, but {type(pl_module).__name__} has none "
-                "(--model.moe.experts 8, or --expert_balance null)"
+                f"ExpertBalance moves the biases of experts, but {type(pl_module).__name__} has none: {without(ExpertBalance)}."
             )
 
     @torch.no_grad()

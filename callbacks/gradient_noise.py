@@ -13,7 +13,7 @@ from ._lightning import callback_of, is_logged, write_row
 from ._torch import tensors_in
 from .batch_ramp import BatchRamp
 from .contracts import ScalesFirstGradient, ScalesLoss, offered
-from .errors import UserError
+from .errors import UserError, setting, without
 from .gradient_norm_and_clipping import GradientNorm, gradient_norm
 from .ranges import STEPS, below, check_ranges, whole
 
@@ -64,7 +64,7 @@ class GradientNoise(Callback):
     def __init__(
         self, every_n_steps: Annotated[int, whole(1, STEPS)] = 10, decay: Annotated[float, below(0, 1)] = 0.95
     ) -> None:
-        check_ranges(GradientNoise, "gradient_noise", locals())
+        check_ranges(GradientNoise, locals())
         self.every_n_steps, self.decay = every_n_steps, decay
         self.sums: Tensor | None = None  # (3,), on the device: of tr(Σ) and |G|², and of their weights
         self._micro_batches = 0  # of the current step, whose backward has ended
@@ -76,17 +76,17 @@ class GradientNoise(Callback):
         if trainer.accumulate_grad_batches < 2 and callback_of(trainer, BatchRamp) is None:
             raise UserError(
                 "GradientNoise compares the first micro-batch of a step with the whole step, but a step has one micro-batch: "
-                "lower --data.micro_batch_size, or turn it off with --gradient_noise null."
+                f"accumulate several (a smaller micro-batch), or {without(GradientNoise)}."
             )
         if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
             raise UserError(
                 f"GradientNoise needs the gradient of one rank, which {type(trainer.strategy).__name__} does not keep: use "
-                "--trainer.strategy ddp, or turn it off with --gradient_noise null."
+                f"DDP ({setting(Trainer, 'strategy')}), or {without(GradientNoise)}."
             )
         if offered(trainer.precision_plugin, ScalesLoss):
             raise UserError(
-                "GradientNoise does not work with the scaled gradients of 16-mixed: use --trainer.precision bf16-mixed, or "
-                "turn it off with --gradient_noise null."
+                "GradientNoise does not work with the scaled gradients of 16-mixed: use bf16-mixed "
+                f"({setting(Trainer, 'precision')}), or {without(GradientNoise)}."
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

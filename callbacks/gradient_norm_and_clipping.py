@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from ._lightning import is_logged, write_row
+from ._lightning import is_logged, refuse_other_shards, write_row
 from ._torch import local_part, multiply_, unscales_by_itself
 from .contracts import ScalesLoss, SplitsLayers, offered
-from .errors import UserError
+from .errors import UserError, setting
 from .ranges import Domain, check_ranges
 
 
@@ -88,7 +88,7 @@ def refuse_late_unscaling(trainer: Trainer, use: str) -> None:
         if unscales_by_itself(optimizer):
             raise UserError(
                 f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after {use}: use"
-                " --trainer.precision bf16-mixed, or an optimizer with fused=False."
+                f" bf16-mixed ({setting(Trainer, 'precision')}), or an optimizer with fused=False."
             )
 
 
@@ -115,11 +115,11 @@ class GradientNorm(Callback):
 
     Raises:
         UserError: clip <= 0; `Trainer(gradient_clip_val)` is set; fp16 loss scaling with an optimizer that unscales by
-            itself (fused), whose gradients are still scaled when they would be clipped.
+            itself (fused), whose gradients are still scaled when they would be clipped; a strategy that shards without DTensor.
     """
 
     def __init__(self, clip: Annotated[float | None, Domain(0, 10**9, above_low=True, also=(math.inf,))] = 1.0) -> None:
-        check_ranges(GradientNorm, "gradient_norm", locals())
+        check_ranges(GradientNorm, locals())
         self.clip = clip
         self.latest_norm: Tensor | None = None  # 0-d, on the device
         self._steps = 0  # optimizer steps since the last row
@@ -129,8 +129,9 @@ class GradientNorm(Callback):
         if trainer.gradient_clip_val:
             raise UserError(
                 f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) and GradientNorm(clip={self.clip}) would both"
-                " clip: remove --trainer.gradient_clip_val."
+                f" clip: remove {setting(Trainer, 'gradient_clip_val')}."
             )
+        refuse_other_shards(trainer, GradientNorm)
         refuse_late_unscaling(trainer, "they would be clipped")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -153,7 +153,7 @@ class HealthSignals(Callback):
     """
 
     def __init__(self, every_n_steps: Annotated[int, whole(1, STEPS)] = 100) -> None:
-        check_ranges(HealthSignals, "health", locals())
+        check_ranges(HealthSignals, locals())
         self.every_n_steps = every_n_steps
         self._layers: dict[str, list[Tensor]] = {}  # of this rank
         self._names: list[str] = []  # of the layers of all ranks

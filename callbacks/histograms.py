@@ -10,14 +10,13 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ._lightning import write_row
+from ._lightning import refuse_other_shards, write_row
 from ._torch import gathered, local_gradient, local_part, process_count
 from .contracts import SplitsLayers, offered
-from .errors import UserError
+from .errors import UserError, refused, setting, without
 from .gradient_norm_and_clipping import refuse_late_unscaling
 from .health_layers import copies, trained_parameters
 from .metrics_file import MetricsFile
@@ -51,17 +50,17 @@ class Histograms(Callback):
         parameters: regular expression; a parameter is logged if it occurs in its name. null = all trained parameters.
 
     Raises:
-        UserError: every_n_steps < 1; no valid regular expression, or no name has it; several optimizers; FSDP1, which
-            flattens parameters; fp16 loss scaling with an optimizer that unscales by itself (fused).
+        UserError: every_n_steps < 1; no valid regular expression, or no name has it; several optimizers; a strategy
+            that shards without DTensor; fp16 loss scaling with an optimizer that unscales by itself (fused).
     """
 
     def __init__(self, every_n_steps: Annotated[int, whole(1, STEPS)] = 500, parameters: str | None = None) -> None:
-        check_ranges(Histograms, "histograms", locals())
+        check_ranges(Histograms, locals())
         try:
             self._pattern = re.compile(parameters or "")
         except re.error as error:
             raise UserError(
-                f"parameters is {parameters!r}, which is no regular expression: {error} (--histograms.parameters)."
+                refused(Histograms, "parameters", f"is {parameters!r}, which is no regular expression: {error}")
             ) from None
         self.every_n_steps = every_n_steps
         self.parameters = parameters
@@ -75,11 +74,12 @@ class Histograms(Callback):
             names = ", ".join(type(logger).__name__ for logger in trainer.loggers if not isinstance(logger, MetricsFile))
             rank_zero_warn(
                 "Histograms writes nothing: TensorBoard and W&B take histograms, but the loggers are: "
-                f"{names or 'none'}. Add one to --trainer.logger, or turn histograms off with --histograms null."
+                f"{names or 'none'}. Add one to {setting(Trainer, 'logger')}, or {without(Histograms)}."
             )
             return
-        if len(trainer.optimizers) != 1 or isinstance(trainer.strategy, FSDPStrategy):
-            raise UserError("Histograms works with one optimizer, and not with FSDP1: use --histograms null.")
+        if len(trainer.optimizers) != 1:
+            raise UserError(f"Histograms works with one optimizer, not {len(trainer.optimizers)}: {without(Histograms)}.")
+        refuse_other_shards(trainer, Histograms)
         refuse_late_unscaling(trainer, "Histograms shows them")
         trained, ranks = trained_parameters(trainer, pl_module)
         self._held = {name: parameter for name, parameter in trained if self._pattern.search(name)}
@@ -88,7 +88,7 @@ class Histograms(Callback):
             self._copies = {name: number for stage in gathered(self._copies) for name, number in stage.items()}
         if not self._copies:
             raise UserError(
-                f"parameters is {self.parameters!r}, which occurs in no name of a trained parameter (--histograms.parameters)."
+                refused(Histograms, "parameters", f"is {self.parameters!r}, which occurs in no name of a trained parameter")
             )
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:

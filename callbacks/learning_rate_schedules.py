@@ -9,16 +9,19 @@ peak·t/warmup_steps. It does not start from a rate of 0, which would waste the 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.optim import Optimizer
 
 from ._lightning import is_logged, write_row
-from .errors import UserError
+from .errors import UserError, setting, without
 from .ranges import STEPS, Domain, at_least, check_ranges, whole
 
 DecayShape = Literal["linear", "cosine", "one_minus_sqrt", "exponential"]
@@ -66,9 +69,9 @@ def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
     return peak * (final / peak) ** x
 
 
-def _refuse_endless(shape: DecayShape, final_ratio: float) -> None:
+def _refuse_endless(schedule: type, shape: DecayShape, final_ratio: float) -> None:
     if shape == "exponential" and final_ratio == 0:
-        raise UserError("An exponential decay never reaches 0: set --schedule.final_ratio above 0.")
+        raise UserError(f"An exponential decay never reaches 0: set {setting(schedule, 'final_ratio')} above 0.")
 
 
 class Schedule(Callback, ABC):
@@ -78,24 +81,26 @@ class Schedule(Callback, ABC):
     (name = `group["name"]`, else the group's index).
 
     Contract:
-        on_fit_start: stores the peaks, before a restored checkpoint overwrites the groups' rates.
+        on_fit_start: stores the peaks, before a restored checkpoint overwrites the groups' rates. The peak of a group that is
+            added later, as Lightning's BaseFinetuning does, is its rate at the next update.
         on_train_start: warns if the checkpoint's rate differs from the rate of this schedule at its step.
         on_train_batch_start: sets the rates of the next update, once per optimizer step.
         on_before_optimizer_step: writes the row at logged steps.
-        State: none.
+        State: the peaks, if groups were added; otherwise none.
 
     Args:
         warmup_steps: optimizer steps of linear warmup.
 
     Raises:
-        UserError: numbers out of range; `total_steps` is None and `Trainer(max_steps=-1)`; several optimizers; the
-            LightningModule also returns a learning-rate scheduler.
+        UserError: numbers out of range; `total_steps` is None, and neither `Trainer(max_steps)` nor `Trainer(max_epochs)` and
+            the data say how long the run is; several optimizers; the LightningModule also returns a learning-rate scheduler.
     """
 
     def __init__(self, warmup_steps: Annotated[int, whole(0, STEPS)] = 0) -> None:
-        check_ranges(Schedule, "schedule", locals())
+        check_ranges(type(self), locals())
         self.warmup_steps = warmup_steps
         self._peaks: list[float] = []  # one per parameter group
+        self._saved_peaks: list[float] = []  # in the checkpoint that is resumed, if groups had been added
         self._set_for = 0  # the last update whose rates were set
 
     @abstractmethod
@@ -110,7 +115,7 @@ class Schedule(Callback, ABC):
             theirs = type(trainer.lr_scheduler_configs[0].scheduler).__name__
             raise UserError(
                 f"{type(self).__name__} and the {theirs} returned by {type(pl_module).__name__}.configure_optimizers"
-                " would both set the learning rate: return only the optimizer, or remove the callback (`schedule: null`)."
+                f" would both set the learning rate: return only the optimizer, or {without(type(self))}."
             )
         if len(trainer.optimizers) != 1:
             raise UserError(f"{type(self).__name__} needs exactly one optimizer, not {len(trainer.optimizers)}.")
@@ -120,15 +125,16 @@ class Schedule(Callback, ABC):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step
+        self._peaks += self._saved_peaks[len(self._peaks) :]
         if step == 0 or trainer.ckpt_path is None:
             return
-        for group, peak in zip(trainer.optimizers[0].param_groups, self._peaks, strict=True):
+        for group, peak in zip(trainer.optimizers[0].param_groups, self._peaks, strict=False):
             before, here = float(group["lr"]), self.rate(step, peak)
             if not math.isclose(before, here, rel_tol=1e-5, abs_tol=1e-5 * peak):
                 rank_zero_warn(
                     f"The learning rate jumps: the checkpoint of optimizer step {step} has {before:.4g}, but this"
                     f" {type(self).__name__} gives {here:.4g}. The schedule, its end or its peak differs from the checkpoint's"
-                    " (--schedule, --trainer.max_steps, --optimizer.lr)."
+                    f" ({setting(type(self))}, {setting(Trainer, 'max_steps')}, {setting(Optimizer, 'lr')})."
                 )
                 return
 
@@ -137,24 +143,50 @@ class Schedule(Callback, ABC):
         if t == self._set_for:  # another micro-batch of the same update
             return
         self._set_for = t
-        for group, peak in zip(trainer.optimizers[0].param_groups, self._peaks, strict=True):
+        groups = trainer.optimizers[0].param_groups
+        if added := groups[len(self._peaks) :]:
+            self._peaks += [float(group["lr"]) for group in added]
+            self._saved_peaks = self._peaks
+        for group, peak in zip(groups, self._peaks, strict=True):
             rate = self.rate(t, peak)
             if isinstance(group["lr"], torch.Tensor):  # capturable and compiled optimizers keep the rate in a tensor
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         step = trainer.global_step + 1
         if not is_logged(trainer, step):
             return
         row = {}
-        for i, (group, peak) in enumerate(zip(optimizer.param_groups, self._peaks, strict=True)):
+        for i, (group, peak) in enumerate(zip(optimizer.param_groups, self._peaks, strict=False)):
             if i == 0:
                 row["lr"] = float(group["lr"])
             elif peak != self._peaks[0]:
                 row[f"lr/{group.get('name', i)}"] = float(group["lr"])
         write_row(trainer, row, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"peaks": self._peaks} if self._saved_peaks else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved_peaks = state_dict["peaks"]
+
+
+def _length_of_run(trainer: Trainer, schedule: Schedule, remedy: str) -> int:
+    """Optimizer steps of the run: of `Trainer(max_steps)`, else of `max_epochs`, if the length of the data is known.
+
+    Args:
+        remedy: the setting beside `max_steps` that says where the schedule ends, for the error.
+    """
+    if trainer.max_steps != -1:
+        return trainer.max_steps
+    with contextlib.suppress(MisconfigurationException):  # the accumulation changes with the epochs
+        steps = trainer.estimated_stepping_batches  # infinite without max_epochs, -1 for data without a length
+        if 0 < steps < math.inf:
+            rank_zero_info(f"{type(schedule).__name__}: {trainer.max_epochs} epochs are {steps:,} optimizer steps.")
+            return int(steps)
+    raise UserError(f"{type(schedule).__name__} needs a number of steps: set {setting(Trainer, 'max_steps')}{remedy}.")
 
 
 class _Horizon(Schedule):
@@ -163,7 +195,7 @@ class _Horizon(Schedule):
     Args:
         warmup_steps: optimizer steps of linear warmup.
         final_ratio: final rate / peak rate, in [0, 1].
-        total_steps: optimizer steps at which the final rate is reached; None = the trainer's max_steps.
+        total_steps: optimizer steps at which the final rate is reached; None = those of the run.
     """
 
     shape: DecayShape
@@ -174,7 +206,7 @@ class _Horizon(Schedule):
         final_ratio: Annotated[float, at_least(0, 1)] = 0.1,
         total_steps: Annotated[int | None, whole(1, STEPS)] = None,
     ) -> None:
-        check_ranges(_Horizon, "schedule", locals())
+        check_ranges(type(self), locals())
         super().__init__(warmup_steps)
         self.final_ratio = final_ratio
         self.total_steps = total_steps
@@ -183,16 +215,16 @@ class _Horizon(Schedule):
 
     def resolve(self, trainer: Trainer) -> None:
         # `fast_dev_run` replaces max_steps. Its few steps are the first ones of a run of unknown length.
-        of_run = 10**9 if getattr(trainer, "fast_dev_run", False) else trainer.max_steps
-        self._total = of_run if self.total_steps is None else self.total_steps
-        if self._total == -1:
-            raise UserError(
-                f"{type(self).__name__} needs a number of steps: set --trainer.max_steps or --schedule.total_steps."
-            )
+        if self.total_steps is not None:
+            self._total = self.total_steps
+        elif getattr(trainer, "fast_dev_run", False):
+            self._total = 10**9
+        else:
+            self._total = _length_of_run(trainer, self, f" or {setting(type(self), 'total_steps')}")
         if self.warmup_steps > self._total:
             raise UserError(
                 f"warmup_steps is {self.warmup_steps} but the schedule ends after {self._total} steps:"
-                " lower --schedule.warmup_steps or raise --trainer.max_steps."
+                f" lower {setting(type(self), 'warmup_steps')} or raise {setting(Trainer, 'max_steps')}."
             )
 
     def rate(self, t: int, peak: float) -> float:
@@ -205,15 +237,24 @@ class Cosine(_Horizon):
 
     shape = "cosine"
 
+    def __init__(self, warmup_steps: int = 0, final_ratio: float = 0.1, total_steps: int | None = None) -> None:
+        super().__init__(warmup_steps, final_ratio, total_steps)
+
 
 class Linear(_Horizon):
     """Warmup, then a straight line to `final_ratio`·peak at `total_steps`. See :func:`wsd`, :class:`Schedule`."""
 
     shape = "linear"
 
+    def __init__(self, warmup_steps: int = 0, final_ratio: float = 0.1, total_steps: int | None = None) -> None:
+        super().__init__(warmup_steps, final_ratio, total_steps)
+
 
 class Constant(Schedule):
     """Warmup, then the peak forever. See :class:`Schedule`."""
+
+    def __init__(self, warmup_steps: int = 0) -> None:
+        super().__init__(warmup_steps)
 
     def rate(self, t: int, peak: float) -> float:
         return peak * t / self.warmup_steps if t <= self.warmup_steps else peak
@@ -221,6 +262,9 @@ class Constant(Schedule):
 
 class InverseSquareRoot(Schedule):
     """Warmup, then peak·√(warmup_steps/t) (Vaswani et al. 2017). Without warmup: peak/√t. See :class:`Schedule`."""
+
+    def __init__(self, warmup_steps: int = 0) -> None:
+        super().__init__(warmup_steps)
 
     def rate(self, t: int, peak: float) -> float:
         if t <= self.warmup_steps:
@@ -237,7 +281,7 @@ class WSD(_Horizon):
     Args:
         warmup_steps: optimizer steps of linear warmup.
         final_ratio: final rate / peak rate, in [0, 1]; above 0 for the exponential shape.
-        total_steps: optimizer steps at which the final rate is reached; None = the trainer's max_steps.
+        total_steps: optimizer steps at which the final rate is reached; None = those of the run.
         decay_steps: optimizer steps of decay; None = `decay_fraction` of the total, rounded, at least 1.
         decay_fraction: used when `decay_steps` is None; in (0, 1].
         shape: of the decay.
@@ -252,9 +296,9 @@ class WSD(_Horizon):
         decay_fraction: Annotated[float, Domain(0, 1, above_low=True)] = 0.2,
         shape: DecayShape = "one_minus_sqrt",
     ) -> None:
-        check_ranges(WSD, "schedule", locals())
+        check_ranges(type(self), locals())
         super().__init__(warmup_steps, final_ratio, total_steps)
-        _refuse_endless(shape, final_ratio)
+        _refuse_endless(type(self), shape, final_ratio)
         self.decay_steps = decay_steps
         self.decay_fraction = decay_fraction
         self.shape = shape
@@ -270,7 +314,9 @@ class WSD(_Horizon):
         if self.warmup_steps + self._decay > self._total:
             raise UserError(
                 f"Warmup ({self.warmup_steps} steps) and decay ({self._decay} steps) overlap in a schedule of"
-                f" {self._total} steps: lower --schedule.warmup_steps, --schedule.decay_steps or --schedule.decay_fraction."
+                f" {self._total} steps: lower "
+                + ", ".join(setting(type(self), name) for name in ("warmup_steps", "decay_steps", "decay_fraction"))
+                + "."
             )
 
 
@@ -291,13 +337,13 @@ class Decay(Schedule):
         shape: of the decay.
 
     Raises:
-        UserError: numbers out of range; `Trainer(max_steps=-1)`; a checkpoint whose rates are all 0.
+        UserError: numbers out of range; a run of unknown length; a checkpoint whose rates are all 0.
     """
 
     def __init__(self, final_ratio: Annotated[float, at_least(0, 1)] = 0.0, shape: DecayShape = "one_minus_sqrt") -> None:
         super().__init__()
-        check_ranges(Decay, "schedule", locals())
-        _refuse_endless(shape, final_ratio)
+        check_ranges(type(self), locals())
+        _refuse_endless(type(self), shape, final_ratio)
         self.final_ratio = final_ratio
         self.shape = shape
         self._total = 0
@@ -305,9 +351,7 @@ class Decay(Schedule):
         self._rates: list[float] = []  # at that step, one per parameter group
 
     def resolve(self, trainer: Trainer) -> None:
-        self._total = trainer.max_steps
-        if self._total == -1:
-            raise UserError("Decay needs a number of steps: set --trainer.max_steps.")
+        self._total = _length_of_run(trainer, self, "")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._began is None:
@@ -327,7 +371,7 @@ class Decay(Schedule):
         return decayed(x, peak=peak, final=self.final_ratio * peak, shape=self.shape)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"began": self._began, "rates": self._rates}
+        return {"began": self._began, "rates": self._rates}  # `on_train_start` makes them the peaks: added groups count
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._began, self._rates = state_dict["began"], state_dict["rates"]

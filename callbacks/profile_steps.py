@@ -13,7 +13,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from ._lightning import _AfterSteps
 from ._torch import start_memory_history, stop_memory_history
-from .errors import UserError
+from .errors import UserError, setting
 from .ranges import STEPS, check_ranges, whole
 
 _SNAPSHOT_ENTRIES = 100_000  # allocations and frees in a memory snapshot, at most
@@ -54,7 +54,7 @@ class Profile(_AfterSteps):
         memory_snapshot: bool = False,
         dirpath: str | None = None,
     ) -> None:
-        check_ranges(Profile, "profile", locals())
+        check_ranges(Profile, locals())
         self.wait = wait
         self.steps = steps
         self.all_ranks = all_ranks
@@ -69,10 +69,13 @@ class Profile(_AfterSteps):
         if self.memory_snapshot and trainer.strategy.root_device.type != "cuda":
             found.append(
                 f"memory_snapshot records CUDA memory, but this run uses {trainer.strategy.root_device.type}: remove"
-                " --profile.memory_snapshot."
+                f" {setting(Profile, 'memory_snapshot')}."
             )
         if isinstance(trainer.profiler, PyTorchProfiler):  # type: ignore[attr-defined]
-            found.append("Profile and Trainer(profiler='pytorch') cannot both record: remove --trainer.profiler or --profile.")
+            found.append(
+                f"Profile and Trainer(profiler='pytorch') cannot both record: remove {setting(Trainer, 'profiler')} or"
+                f" {setting(Profile)}."
+            )
         return found
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -99,7 +102,7 @@ class Profile(_AfterSteps):
             self._end_recording(snapshot=None)
             rank_zero_warn(
                 f"Profile recorded nothing: the run ended after step {trainer.global_step}, before step {self._first}"
-                " (--profile.wait)."
+                f" ({setting(Profile, 'wait')})."
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -3,7 +3,7 @@
 `check_ranges` holds arguments to their Literals, too.
 
     def __init__(self, window: Annotated[int, whole(2, 10**6)] = 128) -> None:
-        check_ranges(SpikeGuard, "spike_guard", locals())
+        check_ranges(SpikeGuard, locals())
 
 What reads settings, checks them and explains them takes the range from there with `ranges_of`.
 """
@@ -20,7 +20,7 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, cast, get_args, get_origin
 
-from .errors import UserError
+from .errors import UserError, refused
 
 LARGEST = 10**15
 """Bound of numbers without a bound of their own."""
@@ -76,7 +76,12 @@ class Domain:
 
     def sentence(self, name: str, value: Any) -> str | None:
         """One sentence with the value and the rule; None if the value is in the domain."""
-        return None if self.accepts(value) else f"{name} is {shown(value)}, but must be {self.rule(value)}"
+        why = self.why_not(value)
+        return None if why is None else f"{name} {why}"
+
+    def why_not(self, value: Any) -> str | None:
+        """The value and the rule, for a sentence about an argument; None if the value is in the domain."""
+        return None if self.accepts(value) else f"is {shown(value)}, but must be {self.rule(value)}"
 
     def rule(self, value: Any) -> str:
         """What a value must be, for one that is refused. Names the bound that it violates, and narrow bounds always."""
@@ -189,27 +194,29 @@ def range_problems(cls: type, group: str, values: Mapping[str, Any]) -> list[str
         group: the key of the class in a recipe.
         values: arguments by name; other names are ignored.
     """
-    of_class = ranges_of(cls)
-    found = (
-        of_class[name].problem(f"{group}.{name}", each) for name in values if name in of_class for each in _each(values[name])
-    )
-    return list(dict.fromkeys(problem for problem in found if problem is not None))
+    return [f"{group}.{name} {why} (--{group}.{name})" for name, why in _outside(cls, values)]
 
 
-def check_ranges(cls: type, group: str, values: Mapping[str, Any]) -> None:
+def check_ranges(cls: type, values: Mapping[str, Any]) -> None:
     """Refuse the arguments of a class that are outside their ranges, or none of the values of their Literals.
 
     Raises:
-        UserError: `range_problems`, if there are any, and a sentence for each other argument.
+        UserError: A sentence for each of them.
     """
-    problems = range_problems(cls, group, values)
+    problems = [refused(cls, name, why) for name, why in _outside(cls, values)]
     for name, choices in _choices_of(cls).items():
         if name in values and values[name] not in choices:
             *most, last = ("null" if each is None else str(each) for each in choices)
-            rule = f"{', '.join(most)} or {last}"
-            problems.append(f"{group}.{name} is {shown(values[name])}, but must be {rule} (--{group}.{name})")
+            problems.append(refused(cls, name, f"is {shown(values[name])}, but must be {', '.join(most)} or {last}"))
     if problems:
         raise UserError("\n".join(problems))
+
+
+def _outside(cls: type, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Name of the argument, value and rule of each number outside its range."""
+    of_class = ranges_of(cls)
+    found = ((name, of_class[name].why_not(each)) for name in values if name in of_class for each in _each(values[name]))
+    return list(dict.fromkeys((name, why) for name, why in found if why is not None))
 
 
 def _each(value: Any) -> Iterator[Any]:

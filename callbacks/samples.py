@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from ._lightning import SAMPLES, _AfterSteps, evaluation_mode
 from .contracts import WritesText, offered
-from .errors import UserError
+from .errors import UserError, without
 from .ranges import INT64, STEPS, Domain, check_ranges, whole
 
 
@@ -63,7 +63,7 @@ class TextSamples(_AfterSteps):
         top_k: Annotated[int | None, whole(1, 10**9)] = 50,
         seed: Annotated[int, whole(-INT64, INT64)] = 0,
     ) -> None:
-        check_ranges(TextSamples, "samples", locals())
+        check_ranges(TextSamples, locals())
         self.prompts = prompts
         self.every_n_steps = every_n_steps
         self.max_new_tokens = max_new_tokens
@@ -75,7 +75,7 @@ class TextSamples(_AfterSteps):
         if offered(pl_module, WritesText) is None:
             raise UserError(
                 f"TextSamples needs a method generate_text, which {type(pl_module).__name__} does not have:"
-                " remove the callback (`samples: null`)."
+                f" {without(TextSamples)}."
             )
         super().on_train_start(trainer, pl_module)
 

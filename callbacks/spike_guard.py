@@ -13,19 +13,24 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from ._lightning import _PutsBack, is_logged, wrap, write_row
+from ._lightning import _PutsBack, is_logged, refuse_other_shards, wrap, write_row
 from ._torch import process_count
 from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, ScalesLoss, offered, offered_by_data, offered_step_loss
-from .errors import UserError
+from .errors import UserError, refused, setting, without
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device, refuse_late_unscaling
 from .ranges import STEPS, above, check_ranges, whole
 
+LEARNED = 1e-4
+"""Share of the first loss below which a loss says that the text is known by heart."""
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
 
 
 class SpikeGuard(_PutsBack):
     """Skips an optimizer step if its loss or gradient norm is not finite or exceeds mean + sigma · std of recent good steps.
+
+    A step whose loss has fallen below 1/10,000 of the run's first one is no spike, whatever its norm: in a text that is known
+    by heart, tiny values differ by large factors.
 
     A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit, but not buffers that a
     forward pass writes. The trainer still counts it, so schedule and data advance. The loss is the module's `step_loss`
@@ -62,7 +67,8 @@ class SpikeGuard(_PutsBack):
 
     Raises:
         UserError: numbers out of range; several optimizers; LBFGS, which evaluates a step several times; fp16 loss
-            scaling with a fused optimizer, which unscales the gradients only after this callback reads them.
+            scaling with a fused optimizer, which unscales the gradients only after this callback reads them; a strategy that
+            shards without DTensor.
     """
 
     def __init__(
@@ -72,11 +78,9 @@ class SpikeGuard(_PutsBack):
         min_steps: Annotated[int, whole(2, 10**6)] = 32,
         max_consecutive: Annotated[int, whole(1, STEPS)] = 10,
     ) -> None:
-        check_ranges(SpikeGuard, "spike_guard", locals())
+        check_ranges(SpikeGuard, locals())
         if min_steps > window:
-            raise UserError(
-                f"spike_guard.min_steps is {min_steps}, but must be at most window, which is {window} (--spike_guard.min_steps)"
-            )
+            raise UserError(refused(SpikeGuard, "min_steps", f"is {min_steps}, but must be at most window, which is {window}"))
         self.window = window
         self.sigma = sigma
         self.min_steps = min_steps
@@ -84,6 +88,7 @@ class SpikeGuard(_PutsBack):
         self.diagnosis: str | None = None
         # Rows: 1 = column in use, loss, norm. One column per good step, oldest first; unused columns are zero.
         self._good = torch.zeros(3, window)
+        self._first = torch.tensor(math.nan)  # the first finite loss of the run
         self._losses = MeanOfMicroBatches()
         self._skip: Tensor | None = None  # 0-d: 1.0 = skip the current step, 0.0 = make it; None once it is applied
         self.latest_skip: Tensor | None = None  # the same, until the next step
@@ -98,15 +103,16 @@ class SpikeGuard(_PutsBack):
         if len(trainer.optimizers) != 1:
             raise UserError(
                 f"SpikeGuard needs exactly one optimizer, but {type(pl_module).__name__} has {len(trainer.optimizers)}:"
-                " remove --spike_guard."
+                f" {without(SpikeGuard)}."
             )
         optimizer = trainer.optimizers[0]
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UserError("SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard.")
+            raise UserError(f"SpikeGuard tests a step once, but LBFGS evaluates it several times: {without(SpikeGuard)}.")
+        refuse_other_shards(trainer, SpikeGuard)
         scaling = offered(trainer.precision_plugin, ScalesLoss)
         self._scaler = None if scaling is None else scaling.scaler
         refuse_late_unscaling(trainer, "SpikeGuard reads them")
-        self._good = self._good.to(trainer.strategy.root_device)
+        self._good, self._first = (each.to(trainer.strategy.root_device) for each in (self._good, self._first))
         self._losses, self._skip, self._unread, self.diagnosis = MeanOfMicroBatches(), None, [], None
         self._norm_source = next((c for c in trainer.callbacks if hasattr(c, "latest_norm")), None)  # type: ignore[attr-defined]
         self._put_back()
@@ -175,7 +181,10 @@ class SpikeGuard(_PutsBack):
         deviation = (self._good[1:] - mean[:, None]) * self._good[0]  # (2, window)
         std = torch.linalg.vector_norm(deviation, dim=1) / count.sqrt()
         limit = torch.where(count >= self.min_steps, mean + self.sigma * std, math.inf)
-        is_good = torch.where(is_observed, (values.isfinite() & (values <= limit)).all(), values[1].isfinite())
+        self._first = torch.where(self._first.isnan() & values[0].isfinite(), values[0], self._first)
+        is_learned = values[0].abs() < LEARNED * self._first.abs()
+        usual = values.isfinite() & ((values <= limit) | is_learned)
+        is_good = torch.where(is_observed, usual.all(), values[1].isfinite())
         column = torch.cat([torch.ones_like(values[:1]), values])[:, None]
         self._good = torch.where(is_good & is_observed, torch.cat([self._good[:, 1:], column], dim=1), self._good)
         self._skip = self.latest_skip = 1 - is_good.float()
@@ -216,13 +225,14 @@ class SpikeGuard(_PutsBack):
         count, losses, norms = self._good.tolist()
         start = count.index(1.0) if 1.0 in count else self.window
         good = {"losses": losses[start:], "norms": norms[start:]}
-        return {**good, "skipped": self._skipped, "consecutive": self._consecutive}
+        return {**good, "first": self._first.item(), "skipped": self._skipped, "consecutive": self._consecutive}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         losses, norms = state_dict["losses"][-self.window :], state_dict["norms"][-self.window :]
         self._good = torch.zeros(3, self.window)
         if losses:
             self._good[:, -len(losses) :] = torch.tensor([[1.0] * len(losses), losses, norms])
+        self._first = torch.tensor(float(state_dict["first"]))
         self._skipped, self._consecutive = int(state_dict["skipped"]), int(state_dict["consecutive"])
 
 
@@ -253,7 +263,7 @@ def _diagnosis(consecutive: int, step: int, last: str, finite: bool) -> str:
         cause = (
             "The loss or the gradient norm moved to another level and stays there: training diverges (learning rate too"
             " high, batch too small) or the data changed. Resume from an older checkpoint with a lower learning rate, or, if"
-            " the new level is correct, with a larger --spike_guard.sigma."
+            f" the new level is correct, with a larger {setting(SpikeGuard, 'sigma')}."
         )
     else:
         cause = (
@@ -263,5 +273,5 @@ def _diagnosis(consecutive: int, step: int, last: str, finite: bool) -> str:
         )
     return (
         f"SpikeGuard stops training at optimizer step {step}: the last {consecutive} steps were all skipped"
-        f" (--spike_guard.max_consecutive). The last one was {last}. {cause} The weights are those before these steps."
+        f" ({setting(SpikeGuard, 'max_consecutive')}). The last one was {last}. {cause} The weights are those before them."
     )

@@ -65,7 +65,7 @@ class TaskScores(_AfterSteps):
         limit: Annotated[int | None, whole(1, 10**9)] = None,
         batch_size: Annotated[int, whole(1, 10**6)] = 16,
     ) -> None:
-        check_ranges(TaskScores, "tasks", locals())
+        check_ranges(TaskScores, locals())
         if every_n_steps is None and not at_end:
             raise UserError("tasks are never scored: set --tasks.every_n_steps, or --tasks.at_end true.")
         if not tasks:

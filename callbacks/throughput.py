@@ -26,7 +26,7 @@ from ._lightning import (
 )
 from ._torch import tensors_in
 from .device_peaks import peak_of, peaks_of
-from .errors import UserError
+from .errors import UserError, setting
 from .ranges import above, check_ranges
 
 try:
@@ -87,7 +87,7 @@ class Throughput(_PutsBack):
     """
 
     def __init__(self, peak_tflops: Annotated[float | None, above(0, 10**9)] = None) -> None:
-        check_ranges(Throughput, "throughput", locals())
+        check_ranges(Throughput, locals())
         self.peak_tflops = peak_tflops
         self._tokens = 0  # consumed by all ranks
         self._world = 1  # data-parallel ranks
@@ -144,7 +144,7 @@ class Throughput(_PutsBack):
             if device.type != "cpu":  # nobody expects it there
                 rank_zero_info(
                     f"throughput/mfu: not logged, because the dense peak of {name} at precision {trainer.precision} is unknown"
-                    " (set --throughput.peak_tflops)."
+                    f" (set {setting(Throughput, 'peak_tflops')})."
                 )
             return
         own = getattr(pl_module, "flops_per_token", None)  # `SaysFlops`, read once: it may be traced

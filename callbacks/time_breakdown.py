@@ -26,7 +26,7 @@ from ._lightning import (
     write_row,
 )
 from ._torch import is_profiling, profiler_events
-from .errors import UserError
+from .errors import UserError, without
 from .ranges import STEPS, check_ranges, whole
 
 PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "checkpoint", "validation", "other")
@@ -75,7 +75,7 @@ class TimeBreakdown(_PutsBack):
     """
 
     def __init__(self, communication_every_n_steps: Annotated[int, whole(1, STEPS)] = 100) -> None:
-        check_ranges(TimeBreakdown, "time_breakdown", locals())
+        check_ranges(TimeBreakdown, locals())
         self.communication_every_n_steps = communication_every_n_steps
         self._clock: _HostClock | _DeviceClock = _HostClock()
         self._running: list[str] = []  # open parts, the innermost last
@@ -93,8 +93,8 @@ class TimeBreakdown(_PutsBack):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
             raise UserError(
-                f"{type(pl_module).__name__} uses manual optimization, which TimeBreakdown cannot divide into parts: remove"
-                " --time_breakdown."
+                f"{type(pl_module).__name__} uses manual optimization, which TimeBreakdown cannot divide into parts:"
+                f" {without(TimeBreakdown)}."
             )
         device = trainer.strategy.root_device
         self._clock = clock_of(device)

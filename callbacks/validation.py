@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from ._lightning import accumulates, check_after_validation, resumed_before_validation, validate_when_resuming
-from .errors import UserError
+from .errors import UserError, setting
 from .ranges import STEPS, check_ranges, whole
 
 
@@ -39,7 +39,7 @@ class ValidateEvery(Callback):
     """
 
     def __init__(self, every_n_steps: Annotated[int, whole(1, STEPS)]) -> None:
-        check_ranges(ValidateEvery, "validation", locals())
+        check_ranges(ValidateEvery, locals())
         self.every_n_steps = every_n_steps
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -49,12 +49,12 @@ class ValidateEvery(Callback):
         if interval != 1.0:
             raise UserError(
                 f"Trainer(val_check_interval={interval}) conflicts with ValidateEvery({self.every_n_steps}):"
-                " remove --trainer.val_check_interval."
+                f" remove {setting(Trainer, 'val_check_interval')}."
             )
         if trainer.check_val_every_n_epoch not in (1, None):
             raise UserError(
                 f"Trainer(check_val_every_n_epoch={trainer.check_val_every_n_epoch}) conflicts with"
-                f" ValidateEvery({self.every_n_steps}): remove --trainer.check_val_every_n_epoch."
+                f" ValidateEvery({self.every_n_steps}): remove {setting(Trainer, 'check_val_every_n_epoch')}."
             )
         trainer.check_val_every_n_epoch = None
         for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -8,7 +8,9 @@ import os
 import sys
 from typing import NoReturn
 
+from lit_llm.callbacks.errors import flags
 from lit_llm.config.arguments import refuse_other_encodings, underscored
+from lit_llm.config.groups import flag_of
 from lit_llm.core.disk import is_disk_error
 from lit_llm.core.errors import UserError, failed_outside, refuse_other_numbers, report
 from lit_llm.training.bounded_exit import run_and_end
@@ -69,7 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise UserError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
         name, _, function = COMMANDS[command][0].partition(":")
         module = importlib.import_module(f"lit_llm.commands.{name}")
-        return getattr(module, function or "main")(underscored(rest))
+        with flags(flag_of):  # messages of callbacks name their settings as flags
+            return getattr(module, function or "main")(underscored(rest))
     except KeyboardInterrupt:
         return 130
     except UserError as error:

@@ -97,6 +97,16 @@ def default_class(key: str) -> str | None:
     return CLASSES[key].default or CLASSES[key].base if key in CLASSES else None
 
 
+_KEYS = {path.rpartition(".")[2]: key for key, path in [*PLAIN.items(), *((key, group.base) for key, group in CLASSES.items())]}
+"""Name of the class of a group, or of its base class → group."""
+
+
+def flag_of(owner: type, argument: str | None) -> str | None:
+    """The flag of a class that a group names, or of one of its arguments; None for any other class."""
+    key = next((_KEYS[base.__name__] for base in owner.__mro__ if base.__name__ in _KEYS), None)
+    return key and f"--{key}" + (f".{argument}" if argument else "")
+
+
 ARCHITECTURE = "architecture"
 """The group that names any torch.nn.Module to train instead of lit_llm's GPT."""
 

@@ -34,7 +34,7 @@ class Lion(GroupOptimizer):
         betas: Annotated[tuple[float, float], below(0, 1)] = (0.9, 0.99),
         weight_decay: Annotated[float, at_least(0, 10_000)] = 0.0,
     ) -> None:
-        check_ranges(Lion, "optimizer", locals())
+        check_ranges(Lion, locals())
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
     def _update_group(self, group: dict[str, Any], params: list[Tensor]) -> None:

@@ -85,7 +85,7 @@ class MuonAdamW(GroupOptimizer):
         normuon_beta2: Annotated[float | None, below(0, 1)] = None,
     ) -> None:
         options = {name: value for name, value in locals().items() if name in self._SHARED | self._MUON_ONLY | self._ADAMW_ONLY}
-        check_ranges(MuonAdamW, "optimizer", options)
+        check_ranges(MuonAdamW, options)
         self._planned: dict[Any, list[MatrixExchange]] = {}  # by mesh and matrices
         super().__init__(params, options | {"betas": tuple(betas)})
 

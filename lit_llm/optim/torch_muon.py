@@ -45,7 +45,7 @@ class TorchMuon(MuonAdamW):
         ns_steps: Annotated[int, whole(1, 99)] = 5,
         adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
     ) -> None:
-        check_ranges(TorchMuon, "optimizer", locals())
+        check_ranges(TorchMuon, locals())
         self._iteration: dict[str, Any] = {"ns_coefficients": tuple(ns_coefficients), "ns_eps": eps}
         super().__init__(
             params,

@@ -109,7 +109,7 @@ class PlanMonitor(Callback):
         tolerance: Annotated[float, above(0, 1000)] = 0.1,
         price: Annotated[float | None, Domain(0, 1000, above_low=True)] = None,
     ) -> None:
-        check_ranges(PlanMonitor, "plan", locals())
+        check_ranges(PlanMonitor, locals())
         self.mfu, self.tolerance, self.price = mfu, tolerance, price
         self._forget()
 
