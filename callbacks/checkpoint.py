@@ -7,19 +7,21 @@ import itertools
 import math
 import os
 import time
+import zipfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ._lightning import _AfterSteps, accumulates, validation_follows
 from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
-from .errors import UserError, refused
+from .errors import UserError, refused, setting
 from .ranges import STEPS, above, check_ranges, whole
 
 _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss", "validation_loss", "eval/loss", "eval_loss")
@@ -50,8 +52,9 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
     is deleted only after the next one is on disk. Never deleted: the target of a link, and a file that neither this run nor a
     run it resumed from wrote.
 
-    If the trainer's CheckpointIO has a method `finished` (`contracts.py`), rank 0 calls it after every micro-batch during
-    a save. Links and deletions wait until it returns True. False means that the save failed.
+    Links and deletions wait until the save has succeeded: until the trainer's CheckpointIO says so, if it has a method
+    `finished` (`contracts.py`), which rank 0 calls after every micro-batch during a save; otherwise, until the file is a new
+    one that can be opened. Lightning reports a save that the disk refused as a warning only.
 
     A stop in the middle of an accumulation window (a Timer, a callback that sets `trainer.should_stop`) is delayed to its end,
     because a checkpoint does not contain the gradients of half a window.
@@ -114,6 +117,8 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         self._folder = Path()
         self._files = _Files()
         self._saving: _Files | None = None  # the run's files once the save in progress is on disk; its own is the newest
+        self._before: frozenset[tuple[int, ...]] = frozenset()  # what stood in the place of the newest before that save
+        self._restored = False  # whether the files are those of a checkpoint that is resumed
         self._stable_step = 0
         self._saved_step = 0  # step and time of the last save begun
         self._saved_at = 0.0
@@ -269,7 +274,13 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             return
         self._settle_together(trainer)
         step = trainer.global_step
+        known = {*self._files.kept, *self._files.permanent}
         self._saving = self._plan(step, best_score)  # before saving, because the checkpoint contains this list
+        if trainer.is_global_zero and offered(trainer.strategy.checkpoint_io, SavesInBackground) is None:
+            target = self._folder / self._saving.kept[-1]
+            self._before = _identity(target)
+            if self._before and target.name not in known:
+                rank_zero_warn(f"{target} was there before this run and is replaced ({setting(StepCheckpoint, 'dirpath')}).")
         self._saved_step, self._saved_at, self._look_at_clock = step, time.monotonic(), 0
         try:
             trainer.save_checkpoint(self._folder / self._saving.kept[-1])  # ends with a barrier
@@ -294,8 +305,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         """If the save in progress has ended, update links and files. Called on rank 0."""
         if self._saving is None:
             return
-        background = offered(trainer.strategy.checkpoint_io, SavesInBackground)
-        saved = True if background is None else background.finished(self._folder / self._saving.kept[-1], wait=wait)
+        saved = self._is_saved(trainer, self._folder / self._saving.kept[-1], wait=wait)
         if saved is None:
             return
         files, self._saving = self._saving, None
@@ -303,6 +313,22 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         if saved:
             self._files = files
             self._link_and_remove(trainer, files)
+
+    def _is_saved(self, trainer: Trainer, path: Path, *, wait: bool) -> bool | None:
+        """Whether the save in progress has succeeded; None: it goes on. Called on rank 0."""
+        plugin = trainer.strategy.checkpoint_io
+        if (background := offered(plugin, SavesInBackground)) is not None:
+            return background.finished(path, wait=wait)
+        in_thread = isinstance(plugin, AsyncCheckpointIO)
+        if in_thread and wait:
+            with contextlib.suppress(Exception):  # Lightning raises it again
+                plugin.teardown()  # waits for the thread; the next save starts another
+        if _identity(path) not in (self._before, frozenset()) and _can_be_opened(path):
+            return True
+        if in_thread and not wait:
+            return None
+        rank_zero_warn(f"{path} was not written, so older checkpoints are kept.")
+        return False
 
     def _link_and_remove(self, trainer: Trainer, files: _Files) -> None:
         """Point the links at these files and delete `leaving`. Called on rank 0, once the files are on disk."""
@@ -317,7 +343,9 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
 
     def _repair(self, trainer: Trainer) -> None:
         """Make the links and deletions that a killed process left, on rank 0, and forget files that are not in the folder."""
-        self._repaired, leaving, self._files = True, self._files.leaving, self._present()
+        if self._restored and Path(str(trainer.ckpt_path)).parent.resolve() != self._folder.resolve():
+            self._files = _Files()  # files of these names in this folder are others
+        self._repaired, self._restored, leaving, self._files = True, False, self._files.leaving, self._present()
         if trainer.is_global_zero:
             self._link_and_remove(trainer, self._files._replace(leaving=leaving))
 
@@ -369,7 +397,31 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
                 raise UserError(f"the checkpoint lists {name!r} among its files, which is no checkpoint beside it")
         best = state_dict["best_score"]
         self._files = _Files(None if best is None else float(best), state_dict["best_name"], *names)
+        self._restored = True
 
 
 def _name(step: int) -> str:
     return f"step-{step:08d}.ckpt"
+
+
+def _identity(path: Path) -> frozenset[tuple[int, ...]]:
+    """Inode, time of the last change and size of a file, or of each file in a folder; empty if there is none."""
+    found = set()
+    for each in [path, *path.rglob("*")]:
+        with contextlib.suppress(OSError):
+            if each.is_file():
+                status = each.stat()
+                found.add((status.st_ino, status.st_mtime_ns, status.st_size))
+    return frozenset(found)
+
+
+def _can_be_opened(path: Path) -> bool:
+    """Whether a file in torch's format, a ZIP archive, is complete: its directory stands at the end. Other files pass."""
+    try:
+        with path.open("rb") as file:
+            is_archive = file.read(2) == b"PK"
+    except IsADirectoryError:
+        return True
+    except OSError:
+        return False
+    return not is_archive or zipfile.is_zipfile(path)

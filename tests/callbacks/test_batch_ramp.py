@@ -165,16 +165,16 @@ def test_what_cannot_be_a_ramp_is_refused():
     ):
         with pytest.raises(ValueError, match=said) as caught:
             BatchRamp(pairs)
-        assert "--batch_ramp.tokens_per_batch" in str(caught.value)
+        assert "BatchRamp(tokens_per_batch)" in str(caught.value)
 
 
 def test_sizes_that_do_not_divide_are_reported_with_the_nearest():
     ramp = BatchRamp([(0, 3), (5, 12), (9, 17), (40, 3)])
     assert ramp.size_problems(lambda step: 4, 1) == [
         "batch_ramp: 3 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: use 4"
-        " tokens (--batch_ramp.tokens_per_batch).",
+        " tokens (BatchRamp(tokens_per_batch)).",
         "batch_ramp: 17 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: use 16"
-        " or 20 tokens (--batch_ramp.tokens_per_batch).",
+        " or 20 tokens (BatchRamp(tokens_per_batch)).",
     ]
     assert "2 data-parallel ranks = 8" in BatchRamp([(0, 12)]).size_problems(lambda step: 4, 2)[0]
 
@@ -184,7 +184,7 @@ def test_what_the_trainer_or_the_module_decides_otherwise_is_refused(tmp_path):
         fit([BatchRamp([(0, 13)])], tmp_path, module=Ramped())
     with pytest.raises(ValueError, match=r"needs an attribute micro_batch_tokens.*add it to the data module or to Foreign"):
         fit([BatchRamp(RAMP)], tmp_path)
-    with pytest.raises(ValueError, match=r"remove --trainer\.accumulate_grad_batches"):
+    with pytest.raises(ValueError, match=r"remove Trainer\(accumulate_grad_batches\)"):
         fit([BatchRamp(RAMP)], tmp_path, module=Ramped(), accumulate_grad_batches=2)
     module = Ramped()
     module.automatic_optimization = False
@@ -200,7 +200,5 @@ def test_a_whole_number_in_scientific_notation_is_one_and_a_fraction_is_refused(
     assert ramp.tokens_per_batch == [(0, 64), (10_000_000, 128)] and ramp.steps_for(10_000_000) == 156_250
     assert all(type(number) is int for pair in ramp.tokens_per_batch for number in pair)
     for wrong in ([(0, 64.5)], [(0, 64), (float("nan"), 128)], [(0, 64), (float("inf"), 128)]):
-        with pytest.raises(
-            ValueError, match=r"batch_ramp.tokens_per_batch is .*whole number.*\(--batch_ramp.tokens_per_batch\)"
-        ):
+        with pytest.raises(ValueError, match=r"BatchRamp\(tokens_per_batch\) is .*whole number"):
             BatchRamp(wrong)

@@ -1,10 +1,12 @@
 import os
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from foreign import Foreign, assert_same, fit, make_trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
 from lit_llm.callbacks import StepCheckpoint, ValidateEvery
 
@@ -226,6 +228,66 @@ def test_an_older_file_is_deleted_only_after_the_next_is_saved(tmp_path):
     assert link(tmp_path, "last") == "step-00000004.ckpt"
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_save_that_lightning_gives_up_with_a_warning_deletes_nothing(tmp_path, monkeypatch, in_thread):
+    """From step 5 on the disk refuses: Lightning's TorchCheckpointIO warns of a PermissionError and returns."""
+
+    class Refuses(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            if checkpoint["global_step"] < 5:
+                super().save_checkpoint(checkpoint, path, storage_options)
+
+    callback = StepCheckpoint(1, keep_last=2, monitor=None)
+    plugin = AsyncCheckpointIO(Refuses()) if in_thread else Refuses()
+    with pytest.warns(UserWarning, match=r"step-00000008\.ckpt was not written"):
+        fit([callback], tmp_path, steps=8, plugins=[plugin])
+    assert files(tmp_path) == ["step-00000003.ckpt", "step-00000004.ckpt"]
+    assert link(tmp_path, "last") == "step-00000004.ckpt" and callback.last_save_failed
+
+
+def test_a_thread_that_saves_slowly_deletes_an_old_file_only_after_its_own_is_complete(tmp_path):
+    class Slow(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            time.sleep(0.1)
+            assert checkpoint["global_step"] == 1 or files(tmp_path), "no checkpoint is left"
+            super().save_checkpoint(checkpoint, path, storage_options)
+
+    fit([StepCheckpoint(1, keep_last=1, monitor=None)], tmp_path, steps=4, plugins=[AsyncCheckpointIO(Slow())])
+    assert files(tmp_path) == ["step-00000004.ckpt"] and link(tmp_path, "last") == "step-00000004.ckpt"
+
+
+def test_a_file_that_ends_too_early_is_no_checkpoint(tmp_path):
+    class Cuts(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            if checkpoint["global_step"] == 4:
+                os.truncate(path, os.path.getsize(path) // 2)
+
+    with pytest.warns(UserWarning, match="was not written"):
+        fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path, steps=4, plugins=[Cuts()])
+    assert link(tmp_path, "last") == "step-00000002.ckpt"
+
+
+def test_the_file_of_another_run_is_not_taken_for_a_save_and_not_replaced_without_a_word(tmp_path):
+    other = tmp_path / "checkpoints" / "step-00000004.ckpt"
+    other.parent.mkdir()
+    other.write_text("of another run")
+    with pytest.warns(UserWarning, match=r"step-00000004\.ckpt was there before this run"):
+        fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path, steps=4)
+    assert link(tmp_path, "last") == "step-00000004.ckpt" and torch.load(other, weights_only=True)["global_step"] == 4
+
+
+def test_files_that_another_folder_lists_are_not_deleted_here(tmp_path):
+    first = fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path / "first", module=Foreign(steps=8), steps=4)[0]
+    here = tmp_path / "second" / "checkpoints"
+    here.mkdir(parents=True)
+    for step in (2, 4):  # names that the checkpoint lists as its run's
+        (here / f"step-0000000{step}.ckpt").write_text("of another run")
+    resume = first.checkpoint_callback.last_model_path
+    fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path / "second", module=Foreign(steps=8), resume=resume)
+    assert files(tmp_path / "second") == ["step-00000002.ckpt", "step-00000004.ckpt", "step-00000008.ckpt"]
+
+
 def test_a_link_left_half_made_by_a_killed_process_does_not_matter(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt.tmp").symlink_to("nowhere")
@@ -299,8 +361,8 @@ def test_fast_dev_run_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "flag"),
     [
-        ({"mode": "least"}, "mode is 'least', but must be min or max .*--checkpoint.mode"),
-        ({"dirpath": "s3://bucket/x"}, "local folder .*--checkpoint.dirpath"),
+        ({"mode": "least"}, "StepCheckpoint\\(mode\\) is 'least', but must be min or max"),
+        ({"dirpath": "s3://bucket/x"}, "StepCheckpoint\\(dirpath\\) is s3://bucket/x"),
     ],
 )
 def test_settings_that_are_not_known_are_named(options, flag):

@@ -170,6 +170,38 @@ def test_frozen_parameters_have_none_and_tied_ones_have_one_under_both_names(tmp
     assert average["embed.weight"].data_ptr() == average["head.weight"].data_ptr()
 
 
+def test_parameters_that_are_unfrozen_while_training_are_averaged_from_then_on(tmp_path):
+    """The embedding is unfrozen after step 4, as by BaseFinetuning, and changed by step 5 for the first time."""
+
+    class Unfreezes(Callback):
+        def on_train_batch_start(self, trainer, pl_module, *args):
+            pl_module.embed.requires_grad_(trainer.global_step >= 4)
+
+    class Frozen(Foreign):
+        def __init__(self):
+            super().__init__()
+            self.embed.requires_grad_(False)
+
+    visited = Visited()
+    callbacks = [Unfreezes(), visited, EMA(0.5, warmup=False), ValidateEvery(4), StepCheckpoint(8, monitor=None)]
+    trainer, *_ = fit(callbacks, tmp_path, module=Frozen(), **VAL)
+    expected = averaged(visited.weights, decay=0.5, warmup=False)
+    expected["embed.weight"] = averaged(visited.weights, decay=0.5, start=5, warmup=False)["embed.weight"]
+    found = saved(trainer)[AVERAGE]
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_metrics_of_the_end_of_a_validation_measure_the_average(tmp_path):
+    class MeasuresAtTheEnd(Foreign):
+        def on_validation_epoch_end(self):
+            self.log("val/end", sum(self.loss(Batches(2)[i]) for i in range(2)) / 2)
+
+    trainer, *_ = fit([EMA(0.9), ValidateEvery(8)], tmp_path, module=MeasuresAtTheEnd(), **VAL)
+    assert trainer.callback_metrics["val/end"].item() == pytest.approx(trainer.callback_metrics["val/loss"].item(), rel=1e-6)
+
+
 def test_weights_are_back_after_a_validation_that_fails_and_in_a_checkpoint_saved_within_one(tmp_path):
     class Fails(Foreign):
         def validation_step(self, batch, batch_idx):

@@ -66,5 +66,5 @@ def test_rate_zero_only_logs(tmp_path):
 
 
 def test_a_module_without_experts_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"Foreign has none.*--expert_balance null"):
+    with pytest.raises(UserError, match=r"Foreign has none: remove ExpertBalance"):
         fit([ExpertBalance()], tmp_path, steps=1)

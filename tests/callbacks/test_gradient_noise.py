@@ -94,9 +94,9 @@ def test_a_gradient_that_is_not_finite_is_left_out():
 @pytest.mark.parametrize(
     ("make", "options", "said"),
     [
-        (lambda: GradientNoise(every_n_steps=0), {}, "--gradient_noise.every_n_steps"),
-        (lambda: GradientNoise(decay=1.0), {}, "--gradient_noise.decay"),
-        (GradientNoise, {}, "--data.micro_batch_size"),
+        (lambda: GradientNoise(every_n_steps=0), {}, r"GradientNoise\(every_n_steps\)"),
+        (lambda: GradientNoise(decay=1.0), {}, r"GradientNoise\(decay\)"),
+        (GradientNoise, {}, "one micro-batch"),
         (GradientNoise, {"accumulate_grad_batches": 2, "plugins": [loss_scaling("cpu")]}, "bf16-mixed"),
     ],
 )

@@ -151,13 +151,13 @@ def test_a_resumed_run_continues_the_window(tmp_path):
 
 
 def test_two_clippers_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"remove --trainer\.gradient_clip_val"):
+    with pytest.raises(ValueError, match=r"remove Trainer\(gradient_clip_val\)"):
         fit([GradientNorm(1.0)], tmp_path, gradient_clip_val=0.5)
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, float("nan")])
 def test_a_limit_that_is_not_positive_is_refused(clip):
-    with pytest.raises(ValueError, match=r"--gradient_norm\.clip"):
+    with pytest.raises(ValueError, match=r"GradientNorm\(clip\)"):
         GradientNorm(clip)
 
 

@@ -64,7 +64,7 @@ def test_a_resumed_run_counts_on_and_the_losses_are_those_without(tmp_path):
 def test_a_run_that_ends_early_writes_what_there_is_or_says_that_there_is_nothing(tmp_path):
     fit([Profile(wait=6, steps=10)], tmp_path)
     assert set(by_step(trace(tmp_path / "profile" / "rank0.7.pt.trace.json.gz"))) == {7, 8}
-    with pytest.warns(UserWarning, match=r"the run ended after step 8, before step 9 \(--profile\.wait\)"):
+    with pytest.warns(UserWarning, match=r"the run ended after step 8, before step 9 \(Profile\(wait\)\)"):
         fit([Profile(wait=8, dirpath=str(tmp_path / "none"))], tmp_path)
     assert not (tmp_path / "none").exists()
 
@@ -84,10 +84,10 @@ def test_a_run_that_breaks_leaves_neither_a_file_nor_a_profiler(tmp_path):
 
 
 def test_what_cannot_be_recorded_is_refused(tmp_path):
-    for arguments, flag in (({"wait": -1}, "--profile.wait"), ({"steps": 0}, "--profile.steps")):
+    for arguments, flag in (({"wait": -1}, r"Profile\(wait\)"), ({"steps": 0}, r"Profile\(steps\)")):
         with pytest.raises(ValueError, match=flag):
             Profile(**arguments)
-    with pytest.raises(ValueError, match=r"this run uses cpu: remove --profile\.memory_snapshot"):
+    with pytest.raises(ValueError, match=r"this run uses cpu: remove Profile\(memory_snapshot\)"):
         fit([Profile(memory_snapshot=True)], tmp_path)
     trainer = make_trainer([], tmp_path, profiler="pytorch")
-    assert "remove --trainer.profiler" in Profile().trainer_problems(trainer)[0]
+    assert "remove Trainer(profiler)" in Profile().trainer_problems(trainer)[0]

@@ -140,5 +140,5 @@ def test_a_module_that_cannot_generate_is_refused_before_training(tmp_path):
     ],
 )
 def test_settings_out_of_range_are_named(options, flag):
-    with pytest.raises(ValueError, match=f"--samples.{flag}"):
+    with pytest.raises(ValueError, match=rf"TextSamples\({flag}\)"):
         TextSamples(["x"], **{"every_n_steps": 1, **options})

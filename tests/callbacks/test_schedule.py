@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from foreign import Foreign, fit, make_trainer
+from foreign import Batches, Foreign, fit, make_trainer
+from lightning.pytorch.callbacks import BaseFinetuning
+from torch.utils.data import DataLoader
 
-from lit_llm.callbacks import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
+from lit_llm.callbacks import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule, StepCheckpoint
 from lit_llm.callbacks.learning_rate_schedules import decayed, wsd
 
 cosine, linear = partial(wsd, shape="cosine"), partial(wsd, shape="linear")
@@ -187,7 +189,7 @@ def test_a_rate_held_in_a_tensor_is_changed_in_place(tmp_path):
     ("make", "message"),
     [
         (lambda: WSD(final_ratio=0.0, shape="exponential"), "never reaches 0"),
-        (lambda: WSD(shape="step"), "shape is 'step'"),
+        (lambda: WSD(shape="step"), r"WSD\(shape\) is 'step'"),
     ],
 )
 def test_shapes_that_do_not_work_are_named(make, message):
@@ -200,7 +202,7 @@ def test_shapes_that_do_not_work_are_named(make, message):
     [
         (Cosine(warmup_steps=9), 8, "warmup_steps is 9 but the schedule ends after 8"),
         (WSD(warmup_steps=6, decay_steps=3), 8, "overlap in a schedule of 8"),
-        (Cosine(), -1, "--trainer.max_steps or --schedule.total_steps"),
+        (Cosine(), -1, r"Trainer\(max_steps\) or Cosine\(total_steps\)"),
     ],
 )
 def test_a_horizon_that_does_not_fit_is_refused_before_training(tmp_path, callback, steps, message):
@@ -208,6 +210,52 @@ def test_a_horizon_that_does_not_fit_is_refused_before_training(tmp_path, callba
     with pytest.raises(ValueError, match=message):
         make_trainer([callback], tmp_path, steps=steps).fit(module)
     assert module.seen == []
+
+
+def test_epochs_over_data_of_known_length_say_where_the_schedule_ends(tmp_path):
+    """5 batches, two a step, 4 epochs: 3 steps an epoch, 12 in all."""
+
+    class Finite(Foreign):
+        def train_dataloader(self):
+            return DataLoader(Batches(5), batch_size=None)
+
+    trainer = make_trainer([Linear(final_ratio=0.0)], tmp_path, steps=-1, accumulate_grad_batches=2)
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(Finite())
+    rates = [row["lr"] for row in trainer.logger.rows.values()]
+    assert rates == pytest.approx([0.2 * (1 - t / 12) for t in range(1, 13)])
+
+
+class Unfreezes(BaseFinetuning):
+    """The head, before update 5, with a rate of 0.5."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.head)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 2:
+            self.unfreeze_and_add_param_group(pl_module.head, optimizer, lr=0.5)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_group_that_is_added_while_training_follows_the_schedule_from_its_own_rate(tmp_path, first):
+    """Epochs of two steps. The peaks are 0.1 and 0.5, in the run and in its continuation."""
+
+    class OneGroup(Foreign):
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+    def run(folder, steps, resume=None):
+        schedule = Linear(final_ratio=0.0, total_steps=10)
+        callbacks = [schedule, Unfreezes()] if first else [Unfreezes(), schedule]
+        callbacks.append(StepCheckpoint(6, monitor=None))
+        return fit(callbacks, tmp_path / folder, module=OneGroup(), steps=steps, resume=resume, limit_train_batches=2)
+
+    trainer, _, rows = run("first", 6)
+    assert [rows[t]["lr"] for t in (1, 6)] == pytest.approx([0.09, 0.04])
+    assert [rows[t].get("lr/1") for t in (4, 5, 6)] == [None, pytest.approx(0.25), pytest.approx(0.2)]
+    *_, rows = run("second", 8, trainer.checkpoint_callback.last_model_path)
+    assert [rows[8]["lr"], rows[8]["lr/1"]] == pytest.approx([0.02, 0.1])
 
 
 @pytest.mark.parametrize("callback", [Cosine(warmup_steps=9), WSD(warmup_steps=9, decay_steps=50), Linear(9, total_steps=12)])

@@ -201,9 +201,9 @@ def test_a_limit_takes_the_first_questions(file):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"every_n_steps": 0}, "--tasks.every_n_steps"),
-        ({"limit": 0}, "--tasks.limit"),
-        ({"batch_size": 0}, "--tasks.batch_size"),
+        ({"every_n_steps": 0}, r"TaskScores\(every_n_steps\)"),
+        ({"limit": 0}, r"TaskScores\(limit\)"),
+        ({"batch_size": 0}, r"TaskScores\(batch_size\)"),
         ({"at_end": False}, "never scored"),
         ({"tasks": []}, "tasks is empty"),
     ],

@@ -242,7 +242,7 @@ def test_peak_memory_covers_what_the_process_held(tmp_path):
 
 
 def test_a_peak_that_is_not_positive_is_refused():
-    with pytest.raises(ValueError, match=r"--throughput\.peak_tflops"):
+    with pytest.raises(ValueError, match=r"Throughput\(peak_tflops\)"):
         Throughput(peak_tflops=0.0)
 
 

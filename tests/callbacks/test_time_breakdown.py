@@ -335,5 +335,5 @@ def test_what_cannot_be_told_apart_is_refused(tmp_path):
     module.automatic_optimization = False
     with pytest.raises(ValueError, match="uses manual optimization"):
         fit([TimeBreakdown()], tmp_path, module=module)
-    with pytest.raises(ValueError, match=r"--time_breakdown\.communication_every_n_steps"):
+    with pytest.raises(ValueError, match=r"TimeBreakdown\(communication_every_n_steps\)"):
         TimeBreakdown(0)
