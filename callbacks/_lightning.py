@@ -476,11 +476,16 @@ def callback_of(trainer: Trainer, kind: type[C]) -> C | None:
     return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)  # type: ignore[attr-defined]
 
 
+def shards_otherwise(trainer: Trainer) -> bool:
+    """Whether a rank has parts of parameters that are no DTensors (FSDP1), or parameters without gradients (DeepSpeed)."""
+    return isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy)
+
+
 def refuse_other_shards(trainer: Trainer, callback: type[Callback]) -> None:
     """Raises:
     UserError: The strategy shards parameters, but not as DTensors: a rank would take its part for the whole.
     """
-    if isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy):
+    if shards_otherwise(trainer):
         raise UserError(
             f"{callback.__name__} reads shards of DTensors, and {type(trainer.strategy).__name__} makes others: use"
             f" Lightning's ModelParallelStrategy (FSDP2), or {without(callback)}."

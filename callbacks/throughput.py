@@ -22,6 +22,7 @@ from ._lightning import (
     data_parallel,
     is_logged,
     listen,
+    shards_otherwise,
     write_row,
 )
 from ._torch import tensors_in
@@ -148,6 +149,12 @@ class Throughput(_PutsBack):
                 )
             return
         own = getattr(pl_module, "flops_per_token", None)  # `SaysFlops`, read once: it may be traced
+        if own is None and shards_otherwise(trainer):
+            rank_zero_info(
+                f"throughput/mfu: not logged, because {type(trainer.strategy).__name__} hides the number of parameters (give"
+                f" {type(pl_module).__name__} an attribute flops_per_token)."
+            )
+            return
         parameters = sum(p.numel() for p in pl_module.parameters())
         self._flops_per_token = 6.0 * parameters if own is None else float(own)
         self._peak = tflops * 1e12 * trainer.world_size

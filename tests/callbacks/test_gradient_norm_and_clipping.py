@@ -1,11 +1,14 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from foreign import Foreign, fit, make_trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from torch import nn
 
-from lit_llm.callbacks import GradientNorm
+from lit_llm.callbacks import EMA, GradientNorm, SpikeGuard
+from lit_llm.callbacks.errors import UserError
 from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
 
 
@@ -166,3 +169,16 @@ def test_an_infinite_limit_clips_nothing(tmp_path):
     rows = fit([GradientNorm(math.inf)], tmp_path, module=module, steps=1)[2]
     assert module.got[0] == [[30.0], [40.0]]
     assert rows[1] == {"grad/norm": pytest.approx(50.0), "grad/norm_clipped": pytest.approx(50.0), "grad/clip_fraction": 0.0}
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, DeepSpeedStrategy])
+@pytest.mark.parametrize(
+    ("callback", "hook"), [(GradientNorm(), "on_train_start"), (SpikeGuard(), "on_train_start"), (EMA(), "setup")]
+)
+def test_strategies_that_shard_without_dtensor_are_refused_by_name(callback, hook, strategy):
+    """Of FSDP1, each rank would clip by the norm of its shard; of DeepSpeed, parameters have no gradient."""
+    strategy = object.__new__(strategy)  # DeepSpeed need not be installed
+    trainer = SimpleNamespace(strategy=strategy, gradient_clip_val=None, optimizers=[torch.optim.SGD([torch.ones(1)])])
+    stage = ["fit"] if hook == "setup" else []
+    with pytest.raises(UserError, match=rf"^{type(callback).__name__} .*{type(strategy).__name__}"):
+        getattr(callback, hook)(trainer, Foreign(), *stage)

@@ -9,8 +9,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_llm.__main__ import main
-from lit_llm.callbacks import Cosine, ValidateEvery
+from lit_llm.callbacks import Cosine, SpikeGuard, ValidateEvery
 from lit_llm.config import preflight
+from lit_llm.core.errors import UserError
 from lit_llm.optim import Lion
 
 
@@ -34,6 +35,18 @@ def test_an_error_of_a_users_class_is_one_sentence(folder, capsys):
     assert capsys.readouterr().err == "error: every_n_steps is 3, it must be even\n"
     assert main(["fit", "--config", "tiny.yaml", "--trainer.callbacks+", "test_constructor_errors.Odd"]) == 2
     assert "this callback refuses to exist" in capsys.readouterr().err
+
+
+def test_a_callback_names_an_argument_in_python_and_its_flag_on_the_command_line(folder, capsys):
+    with pytest.raises(UserError) as caught:
+        SpikeGuard(min_steps=200)
+    assert "SpikeGuard(min_steps) is 200" in str(caught.value) and "--" not in str(caught.value)
+    assert main(["fit", "--config", "tiny.yaml", "--spike_guard.min_steps", "200"]) == 2
+    assert "(--spike_guard.min_steps)" in capsys.readouterr().err
+    with pytest.raises(UserError, match="SpikeGuard"):  # the command's way of naming ends with it
+        SpikeGuard(min_steps=200)
+    with pytest.raises(TypeError, match=r"Cosine\."):
+        Cosine(warmup=3)
 
 
 class Net(torch.nn.Module):

@@ -175,5 +175,5 @@ def test_a_foreign_module_gets_no_prediction_and_a_planner_that_fails_is_a_warni
 
 def test_settings_out_of_range_are_refused():
     for options in ({"mfu": 0.0}, {"mfu": 1.5}, {"tolerance": 0.0}):
-        with pytest.raises(ValueError, match=r"--plan\."):
+        with pytest.raises(ValueError, match=r"PlanMonitor\("):
             PlanMonitor(**options)
