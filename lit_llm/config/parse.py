@@ -85,6 +85,8 @@ class Recipe:
         entries: list[Any] = [a.value for a in self.arguments.assignments if a.key.removesuffix("+") == key]
         while entries:
             entry = entries.pop()
+            if isinstance(entry, str) and entry.lstrip().startswith("["):
+                entry = read_yaml(entry)  # a list as a flag
             if isinstance(entry, list):
                 entries += entry
             elif isinstance(entry, dict):
