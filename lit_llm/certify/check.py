@@ -173,9 +173,10 @@ def _outcome(promise: str, check: Check, results: dict[str, dict[str, Any]], why
 
 
 def summary(outcomes: list[Outcome], machine: str) -> str:
-    """The last line: how many of each."""
+    """The last line: how many of each. A certificate with skipped checks is one in part."""
     counts = Counter(each.outcome for each in outcomes)
-    verdict = "NOT certified" if counts["failed"] or not counts["passed"] else "certified"
+    verdict = "certified in part" if counts["skipped"] else "certified"
+    verdict = "NOT certified" if counts["failed"] or not counts["passed"] else verdict
     return f"{verdict}: {counts['passed']} passed, {counts['skipped']} skipped, {counts['failed']} failed on {machine}"
 
 

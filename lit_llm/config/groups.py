@@ -109,6 +109,8 @@ def flag_of(owner: type, argument: str | None) -> str | None:
 
 ARCHITECTURE = "architecture"
 """The group that names any torch.nn.Module to train instead of lit_llm's GPT."""
+OF_ARCHITECTURES = ("block_size", "vocab_size", "eos_id")
+"""The settings of `model` that such a module has."""
 
 GROUPS: tuple[str, ...] = (
     "model",

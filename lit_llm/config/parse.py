@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, leaves, needs_value, plain_key, read
 from lit_llm.config.class_defaults import all_arguments, drop_arguments_of_other_classes, restore_defaults
-from lit_llm.config.groups import ARCHITECTURE, CLASSES, Command, default_class
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, OF_ARCHITECTURES, Command, default_class
 from lit_llm.config.mixture_keys import refuse_wrong_shapes, with_empty_sources
 from lit_llm.config.parse_errors import explain, reason
 from lit_llm.config.parser import RecipeParser, class_path, find_class, known_classes, make_parser
@@ -59,13 +59,39 @@ class Recipe:
     def as_yaml(self, *, without: Collection[str] = ()) -> str:
         """Every setting, as YAML that runs as it is.
 
+        Of `model`, an architecture of one's own has few. Of the Trainer's classes that are not ours, only given arguments are
+        written: defaults differ between versions, and not all can be written.
+
         Args:
             without: keys that are left out.
         """
         config = self.config.clone()
         for key in without:
             config.pop(key, None)
+        if config.get(ARCHITECTURE) is not None:
+            config.model = Namespace({name: config.model[name] for name in OF_ARCHITECTURES})
+        for key in _TRAINER_CLASSES:
+            given = self._given_arguments(f"trainer.{key}")
+            entries = config.trainer.get(key)
+            for entry in entries if isinstance(entries, list) else [entries]:
+                if isinstance(entry, Namespace) and not str(entry.get("class_path")).startswith("lit_llm."):
+                    arguments = entry.get("init_args") or Namespace()
+                    entry.init_args = Namespace({name: arguments[name] for name in vars(arguments) if name in given})
         return self.parser.dump(config, skip_unset=False, skip_validation=True)
+
+    def _given_arguments(self, key: str) -> set[str]:
+        """Names of the arguments that are given to the class, or the list of classes, of a key."""
+        found = {each.removeprefix(f"{key}.").partition(".")[0] for each in self.given if each.startswith(f"{key}.")}
+        entries: list[Any] = [a.value for a in self.arguments.assignments if a.key.removesuffix("+") == key]
+        while entries:
+            entry = entries.pop()
+            if isinstance(entry, str) and entry.lstrip().startswith("["):
+                entry = read_yaml(entry)  # a list as a flag
+            if isinstance(entry, list):
+                entries += entry
+            elif isinstance(entry, dict):
+                found |= (entry.get("init_args") or {}).keys()
+        return found
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its key: plain values."""
@@ -82,6 +108,10 @@ class Recipe:
         report("\n".join(self.notes), kind="note")
 
 
+_TRAINER_CLASSES = ("logger", "callbacks", "plugins", "profiler", "strategy")
+"""Settings of the Trainer that take classes of any package."""
+
+
 def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str, Any] | None = None) -> Recipe:
     """Parse the arguments of a command. Mistakes in values are collected in `problems`.
 
@@ -93,10 +123,14 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     """
     if isinstance(arguments, list):
         arguments = read(arguments)
+    if command in ("validate", "test"):  # they log nothing: the package of a logger need not be here
+        of_loggers = [a for a in arguments.assignments if a.source != FLAGS and a.key.startswith("trainer.logger")]
+        arguments = arguments.without(of_loggers)
     arguments, problems = refuse_groups_without_keys(arguments)
     arguments, shapes = refuse_wrong_shapes(arguments)
     parser = make_parser(command, defaults)
     arguments, dropped = drop_arguments_of_other_classes(arguments)
+    arguments, other_ends = _without_earlier_ends(arguments)
     arguments, missing = _without_incomplete_classes(_with_class_paths(arguments))
     problems += [*shapes, *arguments.problems, *map(needs_value, arguments.bare), *missing]
 
@@ -130,7 +164,26 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     given = {assignment.key for assignment in arguments.assignments}
     restore_whole_numbers(config, arguments)
     restore_defaults(config, parser.get_defaults(), given)
-    return Recipe(command, arguments, parser, config, given, problems, dropped)
+    return Recipe(command, arguments, parser, config, given, problems, [*dropped, *other_ends])
+
+
+_ENDS = ("trainer.max_steps", "trainer.max_epochs")
+"""Where a run ends: at the first of those that one source sets."""
+
+
+def _without_earlier_ends(arguments: Arguments) -> tuple[Arguments, list[str]]:
+    """The arguments without limits that a later source replaces by one of the other kind, and a sentence for each.
+
+    So `--trainer.max_epochs` counts, and not a recipe's `max_steps`.
+    """
+    ends = [a for a in arguments.assignments if a.key in _ENDS and a.value not in (None, -1, "null", "-1")]
+    dropped = [a for a in ends if a.key != ends[-1].key and a.source != ends[-1].source]
+    if any(a.source == ends[-1].source and a.key != ends[-1].key for a in ends):  # a source that sets both means both
+        return arguments, []
+    notes = [
+        f"{a.key} {a.value} of {a.origin} is replaced by {ends[-1].key} {ends[-1].value} {ends[-1].where}" for a in dropped
+    ]
+    return (arguments.without(dropped) if dropped else arguments), notes
 
 
 def _with_class_paths(arguments: Arguments) -> Arguments:

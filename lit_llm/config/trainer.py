@@ -24,10 +24,11 @@ from lit_llm.config.parse_errors import is_mistake, reason
 from lit_llm.config.resolve import Run
 from lit_llm.config.run_callbacks import run_callbacks
 from lit_llm.core._lightning import keep_order_of_loaders
+from lit_llm.core.disk import is_there, read_json
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.runs.resume import RunStart
-from lit_llm.runs.run_folder import METRICS
+from lit_llm.runs.run_folder import LOGGER_RUNS, METRICS
 from lit_llm.training.bounded_exit import end_with_launcher, launches_ranks
 
 
@@ -39,6 +40,8 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
         extra_logger: a logger beside the recipe's.
         replaced: settings used instead of the recipe's.
     """
+    if run.start.step is not None:
+        _continue_logged_runs(run.config.trainer.get("logger"), run.run_dir)
     settings = {**trainer_settings(run.recipe, without=replaced), **replaced, "default_root_dir": str(run.run_dir)}
     settings["logger"] = _loggers(settings["logger"], run.run_dir, run.start) if run.fits else False  # not into curves
     own, progress_bar = _as_list(settings["callbacks"]), settings["enable_progress_bar"] is not False
@@ -81,6 +84,19 @@ def trainer_settings(recipe: Recipe, *, without: Iterable[str] = ()) -> dict[str
 
 def _as_list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def _continue_logged_runs(loggers: Any, run_dir: Path) -> None:
+    """Give loggers of W&B and MLflow the id of the run that the run folder has there. An id in the recipe counts more."""
+    recorded = read_json(run_dir / LOGGER_RUNS) if is_there(run_dir / LOGGER_RUNS) else {}
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        name = str(logger.class_path).rpartition(".")[2] if isinstance(logger, Namespace) else ""
+        argument = _RUN_ARGUMENT.get(name)
+        if argument and isinstance(recorded.get(name), str) and not logger.init_args.get(argument):
+            logger.init_args[argument] = recorded[name]
+
+
+_RUN_ARGUMENT = {"WandbLogger": "id", "MLFlowLogger": "run_id"}
 
 
 def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:

@@ -59,7 +59,7 @@ def chart(
     place_text = text_of_x if columns else _place_text
     if logarithmic:
         lines = [line._replace(points=[(x, math.log10(y)) for x, y in line.points if y > 0]) for line in lines]
-    text_of_y = (lambda exponent: number(float(f"{10**exponent:.2g}"))) if logarithmic else _short
+    text_of_y = (lambda y: number(float(f"{y:.2g}"))) if logarithmic else _short
     finite = [line._replace(points=[p for p in line.points if math.isfinite(p[0]) and math.isfinite(p[1])]) for line in lines]
     missing = sum(len(line.points) for line in lines) - sum(len(line.points) for line in finite)
     drawn = [line for line in finite if line.points]
@@ -82,7 +82,8 @@ def chart(
         return 100 * (high_y - y) / (high_y - low_y)
 
     axes = []
-    for y, said in zip(rows, labels(rows, text_of_y), strict=True):
+    shown_rows = [10**y for y in rows] if logarithmic else rows
+    for y, said in zip(rows, labels(shown_rows, text_of_y), strict=True):
         axes.append(html.line(0, down(y), 100, down(y), "grid"))
         axes.append(html.text("-6", down(y), said, anchor="end", dy=4))
     for x, said in zip(columns, labels(columns, text_of_x), strict=True):
@@ -152,13 +153,15 @@ def _short(value: float) -> str:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Decimal logarithms of few round numbers whose logarithms are in [low, high]."""
+    """Decimal logarithms of few round numbers, whose logarithms are in [low, high] unless that is narrow."""
     for digits in ((1, 2, 5), (1,)):
         found = [math.log10(digit) + power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
         found = [each for each in found if low <= each <= high]
         if 1 < len(found) <= 8:
             return found
-    return html.few(found, 8) if len(found) > 8 else html.round_numbers(low, high, 8)
+    if len(found) > 8:
+        return html.few(found, 8)
+    return [math.log10(each) for each in html.round_numbers(10**low, 10**high, 8) if each > 0]
 
 
 def _ends(values: list[float]) -> tuple[float, float]:

@@ -68,14 +68,19 @@ def _model(run: RunCurves) -> str:
     model = run.launches[-1].model if run.launches else setting("model")
     model = model if isinstance(model, Mapping) else {}
     parts = [str(setting("architecture.class_path") or "")]
+    sizes = []
     if isinstance(model.get("n_layer"), int):
         layers = counted(model["n_layer"], "layer")
         heads = f"{model.get('n_head')} heads"
         if model.get("n_kv_head") not in (None, model.get("n_head")):
             heads += f" ({model['n_kv_head']} for keys and values)"
-        parts.append(f"{layers}, width {model.get('n_embd')}, {heads}, context {model.get('block_size')}")
-        if isinstance(model.get("vocab_size"), int):
-            parts.append(f"vocabulary {model['vocab_size']:,}")
+        sizes = [layers, f"width {model.get('n_embd')}", heads]
+    if isinstance(model.get("block_size"), int):
+        sizes.append(f"context {model['block_size']}")
+    parts.append(", ".join(sizes))
+    if isinstance(model.get("vocab_size"), int):
+        parts.append(f"vocabulary {model['vocab_size']:,}")
+    if isinstance(model.get("n_layer"), int):
         parts.append(", ".join(str(model[key]) for key in ("position", "norm", "mlp") if model.get(key)))
     if setting("init_from"):
         parts.append(f"from the weights of {setting('init_from')}")

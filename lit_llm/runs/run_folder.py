@@ -18,6 +18,8 @@ CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 """What `callbacks.MetricsFile` writes."""
+LOGGER_RUNS = "logger_runs.json"
+"""Ids of the run in W&B and MLflow, by the class of the logger."""
 ENDED = "ended.json"
 """After which step, and why, the run ended by a rule of its own before its last step: early stopping, a time limit."""
 

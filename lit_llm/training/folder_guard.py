@@ -18,10 +18,10 @@ from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.runs.lock import LOCK
 from lit_llm.runs.plan_record import PLAN
 from lit_llm.runs.resume import RunStart
-from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, set_aside
+from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, LOGGER_RUNS, set_aside
 from lit_llm.tokenizers import TOKENIZER_FILE
 
-_WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml", PLAN}
+_WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml", PLAN, LOGGER_RUNS}
 """What a launch writes into a run folder before the first step, beside TensorBoard's event file."""
 
 

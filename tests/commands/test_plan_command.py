@@ -85,7 +85,7 @@ def test_a_plan_ends_after_steps_or_epochs_whichever_comes_first(folder):
         assert planned.settings().steps == end
         assert planned.built.parts["schedule"].rate(end, 1.0) == pytest.approx(0.0, abs=0.2)  # it ends with the run
     gone = ["--config", "tiny.yaml", "--data", "TokenShards", "--data.path", "gone"]
-    shards = PlannedRecipe([*gone, "--trainer.max_epochs", "2"])
+    shards = PlannedRecipe([*gone, "--trainer.max_steps", "8", "--trainer.max_epochs", "2"])
     assert shards.settings().steps == 8 and any("--trainer.max_epochs" in note for note in shards.notes)
 
 

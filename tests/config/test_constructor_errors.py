@@ -2,9 +2,11 @@
 
 import functools
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
@@ -106,3 +108,9 @@ def test_a_logger_whose_package_is_missing_names_the_pip_command(folder, capsys,
     assert main(["fit", "--config", "tiny.yaml", "--trainer.logger", logger]) == 2
     line = "error: WandbLogger needs a package that is not installed: pip install wandb (--trainer.logger)\n"
     assert capsys.readouterr().err == line
+    assert main(["fit", "--config", "tiny.yaml", "--trainer.max_steps", "3"]) == 0
+    recorded = Path("runs/tiny/config.yaml")
+    config = yaml.safe_load(recorded.read_text())
+    config["trainer"]["logger"] = {"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": {"notes": "of wandb"}}
+    recorded.write_text(yaml.safe_dump(config))
+    assert main(["validate", "--run", "runs/tiny"]) == 0, "validation logs nothing"

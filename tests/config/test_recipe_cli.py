@@ -402,6 +402,37 @@ def test_arguments_after_an_appended_callback_belong_to_it(folder, capsys):
     assert rates["class_path"].endswith(".LearningRateMonitor") and rates["init_args"]["logging_interval"] == "step"
 
 
+def test_of_a_foreign_class_what_was_given_is_recorded(folder, capsys):
+    """Lightning's Timer has a default that YAML cannot write; W&B's logger takes those of a package that may be missing."""
+    timer = "[{class_path: lightning.pytorch.callbacks.Timer, init_args: {duration: '00:01:00:00'}}]"
+    board = "{class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: p}}"
+    flags = ["--trainer.callbacks", timer, "--trainer.logger", board, "--trainer.logger.offline", "true"]
+    code, out, err = run(capsys, "recipes", "show", "tiny.yaml", *flags)
+    assert code == 0, err
+    trainer = yaml.safe_load(out)["trainer"]
+    assert trainer["callbacks"][0]["init_args"] == {"duration": "00:01:00:00"}
+    assert trainer["logger"]["init_args"] == {"project": "p", "offline": True}
+
+
+@pytest.mark.parametrize(
+    ("flags", "limits", "noted"),
+    [
+        (["--trainer.max_epochs", "3"], (-1, 3), True),
+        (["--trainer.max_epochs", "3", "--trainer.max_steps", "5"], (5, 3), False),
+        (["--trainer.max_epochs", "-1"], (40, -1), False),
+        (["--config", "epochs.yaml"], (-1, 2), True),
+        (["--config", "epochs.yaml", "--trainer.max_steps", "7"], (7, -1), True),
+    ],
+)
+def test_of_the_limits_of_a_run_those_of_the_last_source_count(folder, capsys, flags, limits, noted):
+    Path("epochs.yaml").write_text("trainer: {max_epochs: 2}")
+    Path("steps.yaml").write_text("trainer: {max_steps: 40}")
+    code, out, err = run(capsys, "fit", "--config", "tiny.yaml", "--config", "steps.yaml", *flags, "--print_config")
+    trainer = yaml.safe_load(out)["trainer"]
+    assert code == 0 and (trainer["max_steps"], trainer["max_epochs"]) == limits
+    assert ("is replaced by trainer.max_" in err) == noted
+
+
 def test_mistakes_about_folders_and_strategies_are_one_sentence(folder, capsys):
     Path("runs/broken").mkdir(parents=True)
     Path("runs/broken/config.yaml").write_text("a: [")

@@ -99,6 +99,8 @@ def test_it_trains_as_a_loop_by_hand_does(folder):
     assert list(curve("runs/own", "train/loss").values()) == pytest.approx(losses, rel=1e-6)
     assert list(curve("runs/own", "grad/norm").values()) == pytest.approx(norms, rel=1e-5)
     assert losses[-1] < losses[0] - 0.5  # it learns, or equality would say little
+    recorded = yaml.safe_load(Path("runs/own/config.yaml").read_text())["model"]
+    assert recorded.keys() == {"block_size", "vocab_size", "eos_id"}  # and no layers of a GPT
 
 
 def test_flops_are_those_of_its_matrix_products_and_memory_is_planned(folder):

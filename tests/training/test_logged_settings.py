@@ -111,7 +111,7 @@ def test_mlflow_has_the_rows_the_settings_and_the_samples_and_a_continued_run_ad
     client = mlflow.MlflowClient(store)
     (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
     assert found.data.params["model.n_layer"] == "1"
-    again = of("MLFlowLogger", experiment_name="e", tracking_uri=store, run_id=found.info.run_id)
+    again = of("MLFlowLogger", experiment_name="e", tracking_uri=store)
     fit(capsys, again, "--resume", "auto", "--trainer.max_steps", "6")
     losses = client.get_metric_history(found.info.run_id, "train/loss")
     assert sorted(metric.step for metric in losses) == [1, 2, 3, 4, 5, 6]
@@ -141,3 +141,7 @@ def test_wandb_offline_has_the_settings_the_samples_and_the_histograms(folder, c
     logged = summary["weights/model.embedding.weight"]
     assert logged["values"] == counts.tolist() and logged["bins"] == pytest.approx(edges.tolist(), rel=1e-12)
     assert sum(summary["gradients/model.embedding.weight"]["values"]) == weights.numel()
+    wandb.teardown()
+    fit(capsys, of("WandbLogger", project="p", save_dir="logs", offline=True), "--resume", "auto", "--trainer.max_steps", "5")
+    assert {path.name.rpartition("-")[2] for path in Path("logs/wandb").glob("offline-run-*")} == {wandb.run.id}
+    wandb.finish()
