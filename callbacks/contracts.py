@@ -103,7 +103,8 @@ class ScoresText(Protocol):
     """Needed by `TaskScores`; `forward` gives the logits (B, T, V) of ids (B, T)."""
 
     tokenizer: Any
-    """Has `encode` and `decode`, and may have `bos_id`, `eos_id` and `prefix_token_ids`."""
+    """Has `encode` and `decode`, and may have `bos_id`, `eos_id`, `prefix_token_ids`, `stop_ids` and `special_ids`, which no
+    answer has. A module may have `exported_tokenizer` instead."""
     context_length: int
     """Most tokens of a text that the model reads at once."""
 

@@ -19,19 +19,21 @@ import lm_eval.api.task
 from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
-from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from .errors import UserError
-from .log_likelihoods import LogLikelihoods
+from .log_likelihoods import LogLikelihoods, Pair, Score
 
 _FEWSHOT_SEED = 1234  # of the command `lm_eval`
 _GENERATED = 256  # most tokens of an answer, unless the task says it: as of `lm_eval --model hf`
+_GREEDY = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
+"""Settings that an answer of the likeliest tokens may have. Others, such as num_beams, are 1 then."""
 
 
 class LmEvalTasks:
-    """Tasks and groups of lm_eval, loaded without a download, and tried on one question each.
+    """Tasks and groups of lm_eval, loaded without a download.
 
     Args:
         names: of bundled tasks and groups, and YAML files.
@@ -50,42 +52,47 @@ class LmEvalTasks:
             for name, task in self._loaded["tasks"].items():
                 if task.get_config("num_fewshot") is None:
                     task.set_config(key="num_fewshot", value=0)
-                if _generation(task).get("do_sample"):
+                settings = _generation(task).items()
+                if others := [f"{k}: {v}" for k, v in settings if (k not in _GREEDY and v != 1) or (k == "do_sample" and v)]:
                     raise UserError(
-                        f"task {name} draws its answers at random, which training would not repeat: set do_sample: false in "
-                        "its generation_kwargs (--tasks.tasks)."
+                        f"task {name} sets {others[0]}, but answers are the likeliest tokens here, which training repeats: "
+                        "remove it from its generation_kwargs (--tasks.tasks)."
                     )
-            try:
-                self._evaluate(_Constant(), 1)
-            except Exception as error:
-                raise UserError(
-                    f"the tasks {', '.join(names)} fail on their first question: {_described(error)} (--tasks.tasks)."
-                ) from error
 
     @property
     def names(self) -> list[str]:
         """Of all tasks, those of groups included."""
         return list(self._loaded["tasks"])
 
-    def problem(self, context_length: int) -> str | None:
-        """Why a model of this context cannot run the tasks; None if it can."""
+    def check(self, scorer: LogLikelihoods) -> None:
+        """Ask and judge every question without the model.
+
+        Raises:
+            UserError: a question or an answer cannot be scored, as lm_eval would find after the questions before it.
+        """
         for name, task in self._loaded["tasks"].items():
-            if (generated := _generation(task).get("max_gen_toks", 0)) >= context_length:
-                return (
-                    f"task {name} generates up to {generated} tokens, but the model's context has {context_length}: set a "
+            if (generated := _generation(task).get("max_gen_toks", 0)) >= scorer.length:
+                raise UserError(
+                    f"task {name} generates up to {generated} tokens, but the model's context has {scorer.length}: set a "
                     "smaller max_gen_toks in its generation_kwargs (--tasks.tasks)."
                 )
-        return None
+        try:
+            self._evaluate(_Trial(scorer))
+        except UserError:
+            raise
+        except Exception as error:
+            names = ", ".join(self.names)
+            raise UserError(f"one of the tasks {names} fails on a question: {_described(error)} (--tasks.tasks).") from error
 
     def scores(self, scorer: LogLikelihoods) -> dict[str, float]:
         """`TASK/METRIC` of each task and group, with the names of lm_eval. A filter's name follows after an underscore."""
-        with _quiet():
-            return self._evaluate(_Running(scorer), self.limit)
+        return self._evaluate(_Running(scorer))
 
-    def _evaluate(self, model: LM, limit: int | None) -> dict[str, float]:
+    def _evaluate(self, model: LM) -> dict[str, float]:
         for task in self._loaded["tasks"].values():
             task.set_fewshot_seed(seed=_FEWSHOT_SEED)  # each evaluation shows the same examples
-        found = evaluator.evaluate(model, self._loaded, limit=limit, bootstrap_iters=0, log_samples=False)
+        with _quiet():
+            found = evaluator.evaluate(model, self._loaded, limit=self.limit, bootstrap_iters=0, log_samples=False)
         row = {}
         for task, metrics in found["results"].items():
             for name, value in metrics.items():
@@ -145,19 +152,6 @@ def _quiet() -> Iterator[None]:
             datasets.utils.logging.enable_progress_bar()
 
 
-class _Constant(LM):
-    """Answers without a model, to see that a task can be asked and judged."""
-
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        return [(-1.0, False)] * len(requests)
-
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        return [-1.0] * len(requests)
-
-    def generate_until(self, requests: list[Instance]) -> list[str]:
-        return [""] * len(requests)
-
-
 class _Running(LM):
     """The model that is being trained. One rank for lm_eval, because `LogLikelihoods` shares the work itself."""
 
@@ -166,39 +160,54 @@ class _Running(LM):
         self.scorer = scorer
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        pairs = [self.scorer.pair(*request.args) for request in requests]
-        return [(score.log_likelihood, score.is_greedy) for score in self.scorer.score(pairs)]
+        pairs = [self.scorer.pair(_place(request), *request.args) for request in requests]
+        return [(score.log_likelihood, score.is_greedy) for score in self.scores(pairs)]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        scorer, pairs, owners = self.scorer, [], []
-        for i, request in enumerate(requests):
-            (text,) = request.args
-            for window in get_rolling_token_windows(
-                scorer.encode(text), prefix_token=scorer.start_id, max_seq_len=scorer.length, context_len=1
-            ):
-                pairs.append(make_disjoint_window(window))
-                owners.append(i)
-        totals = [0.0] * len(requests)
-        for i, score in zip(owners, scorer.score(pairs), strict=True):
-            totals[i] += score.log_likelihood
-        return totals
+        windows = [self._windows(_place(request), *request.args) for request in requests]
+        scores = iter(self.scores([pair for of_text in windows for pair in of_text]))
+        return [sum(next(scores).log_likelihood for _ in of_text) for of_text in windows]
+
+    def _windows(self, place: str, text: str) -> list[Pair]:
+        """The parts of a text, each with the context that it is scored in."""
+        ids, start = self.scorer.encode(text), self.scorer.start_ids
+        if not ids:
+            return []
+        self.scorer.require(place, (start, ids[:1]), text)
+        windows = get_rolling_token_windows(ids, start[0], self.scorer.length, context_len=1)
+        return [make_disjoint_window(window) for window in windows]
+
+    def scores(self, pairs: list[Pair]) -> list[Score]:
+        return self.scorer.score(pairs)
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         return [self._generate(*request.args) for request in requests]
 
     def _generate(self, context: str, settings: dict[str, Any]) -> str:
-        """The likeliest continuation, up to the first stop text. Every rank computes all of it."""
-        scorer = self.scorer
+        """The likeliest continuation, up to the first stop text, without special tokens. Every rank computes all of it."""
+        scorer, tokenizer = self.scorer, self.scorer.tokenizer
         settings = normalize_gen_kwargs(settings, _GENERATED)
-        most = settings["max_gen_toks"]
-        stops = [stop for stop in settings["until"] if stop]
-        ids = scorer.encode(context)[most - scorer.length :] or [scorer.start_id]
-        text, new = "", []
+        most, eos, ends = settings["max_gen_toks"], getattr(tokenizer, "eos_id", None), getattr(tokenizer, "stop_ids", ())
+        stops = handle_stop_sequences(settings["until"], None if eos is None else tokenizer.decode([eos]))
+        ids = scorer.encode(context)[most - scorer.length :] or scorer.start_ids
+        new: list[int] = []
         for token in scorer.pl_module.greedy_ids(ids, max_new_tokens=most):  # type: ignore[operator]
             new.append(token)
-            text = scorer.tokenizer.decode(new)
-            if any(stop in text for stop in stops):
+            if token in ends or any(stop in tokenizer.decode(new) for stop in stops):
                 break
-        for stop in stops:
-            text = text.split(stop)[0]
-        return text
+        hidden = getattr(tokenizer, "special_ids", ())
+        return str(postprocess_generated_text(tokenizer.decode([i for i in new if i not in hidden]), stops, None))
+
+
+class _Trial(_Running):
+    """Answers without the model, to see that every question can be asked, read and judged."""
+
+    def scores(self, pairs: list[Pair]) -> list[Score]:
+        return [Score(-1.0, False)] * len(pairs)
+
+    def _generate(self, context: str, settings: dict[str, Any]) -> str:
+        return ""
+
+
+def _place(request: Instance) -> str:
+    return f"task {request.task_name}, row {request.doc_id + 1}"

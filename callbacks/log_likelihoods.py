@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from ._lightning import data_parallel
+from .errors import UserError
 
 
 class Score(NamedTuple):
@@ -35,44 +36,67 @@ class LogLikelihoods:
     Data-parallel ranks share the texts. Each runs the same number of batches, because a sharded model needs all ranks.
 
     Args:
-        pl_module: has `tokenizer`, `context_length`, and `forward`, which gives the logits (B, T, V) of ids (B, T).
+        pl_module: has what `contracts.ScoresText` names.
         batch_size: most texts of a batch on a rank.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, batch_size: int) -> None:
         self.trainer, self.pl_module, self.batch_size = trainer, pl_module, batch_size
-        self.tokenizer: Any = pl_module.tokenizer
+        tokenizer: Any = getattr(pl_module, "exported_tokenizer", None) or pl_module.tokenizer
+        self.tokenizer = tokenizer
         self.length: int = pl_module.context_length  # type: ignore[assignment]
-        self._prefix = [int(i) for i in getattr(self.tokenizer, "prefix_token_ids", [])]  # before every text
-
-    @property
-    def start_id(self) -> int:
-        """The id that a text without a context follows."""
-        found = [getattr(self.tokenizer, "bos_id", None), *self._prefix, getattr(self.tokenizer, "eos_id", None), 0]
-        return next(i for i in found if i is not None)
+        self._prefix = [int(i) for i in getattr(tokenizer, "prefix_token_ids", [])]  # before every text
+        bos, eos = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id"))
+        self.start_ids = [i for i in (bos, eos) if i is not None][:1]
+        """The id that a text without a context follows; empty if the tokenizer has neither BOS nor EOS."""
+        self._start_text = tokenizer.decode(self.start_ids) if self._prefix else ""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, after those with which every text starts."""
-        return [*self._prefix, *self._plain(text)]
+        """The ids of a text, after those with which every text starts, unless the text itself says them."""
+        said = self._start_text and text.startswith(self._start_text)
+        return self._plain(text) if said else [*self._prefix, *self._plain(text)]
 
     def _plain(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer.encode(text)]
 
-    def pair(self, context: str, continuation: str) -> Pair:
-        """Ids of both. White space at the end of the context belongs to the continuation, where tokens begin with it."""
-        if not context:
+    def pair(self, place: str, context: str, continuation: str) -> Pair:
+        """Ids of both. White space at the end of the context belongs to the continuation, where tokens begin with it.
+
+        Raises:
+            UserError: as `require`.
+        """
+        if context:
+            before = self.encode(context.rstrip())
+            pair = before, self.encode(context + continuation)[len(before) :]
+        else:
             ids = self._plain(continuation)
-            return (ids[:1], ids[1:]) if ids[:1] == [self.start_id] else ([self.start_id], ids)
-        kept = context.rstrip()
-        before = self.encode(kept)
-        return before or [self.start_id], self.encode(context + continuation)[len(before) :]
+            pair = (ids[:1], ids[1:]) if ids[:1] == self.start_ids else (self.start_ids, ids)
+        self.require(place, pair, continuation)
+        return pair
+
+    def require(self, place: str, pair: Pair, text: str) -> None:
+        """Refuse what lm_eval's model `hf` asserts: without a token, the score would be that of certainty.
+
+        Raises:
+            UserError: a continuation, which has this text and stands at this place (task and row), cannot be scored.
+        """
+        context, continuation = pair
+        if not context:
+            why = "follows no token: its context is empty or white space, and the tokenizer has no token that begins a text"
+        elif not continuation:
+            why = "has no token of its own: the tokenizer joins it with its context"
+        elif len(continuation) > self.length:
+            why = f"has {len(continuation)} tokens, but the model reads {self.length}"
+        else:
+            return
+        raise UserError(f"{place}: {text[:80]!r} {why}. Change or remove the row (--tasks.tasks).")
 
     def score(self, pairs: Sequence[Pair]) -> list[Score]:
-        """The score of each continuation. What does not fit into the model is cut off on the left."""
+        """The score of each continuation. A context that does not fit into the model loses its beginning."""
         texts: dict[tuple[int, ...], list[int]] = {}  # input → its pairs: many differ in the last token only
         for i, (context, continuation) in enumerate(pairs):
-            if continuation:
-                texts.setdefault(tuple([*context, *continuation][-self.length - 1 : -1]), []).append(i)
+            assert context and 0 < len(continuation) <= self.length, "see `require`"
+            texts.setdefault(tuple([*context, *continuation][-self.length - 1 : -1]), []).append(i)
         ordered = sorted(texts, key=len, reverse=True)
         rank, ranks = data_parallel(self.trainer)
         own = ordered[rank::ranks]
@@ -84,8 +108,7 @@ class LogLikelihoods:
                 (row, place, token, i)
                 for row, text in enumerate(batch)
                 for i in texts[text]
-                for tokens in [pairs[i][1][-self.length :]]
-                for place, token in zip(range(len(text))[-len(tokens) :], tokens, strict=True)
+                for place, token in zip(range(len(text))[-len(pairs[i][1]) :], pairs[i][1], strict=True)
             ]
             if not scored:
                 continue

@@ -16,7 +16,7 @@ from ._lightning import TASKS, _AfterSteps, callback_of, evaluation_mode, write_
 from .contracts import ScoresText, offered
 from .ema import EMA
 from .errors import UserError
-from .log_likelihoods import LogLikelihoods
+from .log_likelihoods import LogLikelihoods, Pair
 from .multiple_choice import Question, read_questions, scores
 from .progress_bar import format_duration
 from .ranges import STEPS, check_ranges, whole
@@ -38,8 +38,8 @@ class TaskScores(_AfterSteps):
     own metrics. Prints them, one line a task.
 
     Contract:
-        setup: reads files, loads tasks and their data, and tries each on one question.
-        on_train_start: checks that the module can be scored.
+        setup: reads files, loads tasks and their data.
+        on_train_start: checks that the module can be scored, and that its tokenizer can read every question and answer.
         on_train_batch_end: scores at due optimizer steps, and at `max_steps` if `at_end`, on every rank.
         on_train_end: scores if `at_end` and training ended otherwise, but not after a signal (StopOnSignal).
         on_validation_end, on_test_end: scores, in `trainer.validate` and `trainer.test`.
@@ -54,7 +54,8 @@ class TaskScores(_AfterSteps):
         batch_size: texts that a rank computes at once. Their logits are in memory: batch_size × longest text × vocabulary.
 
     Raises:
-        UserError: numbers out of range; a task that is not on this machine, or that this module cannot do.
+        UserError: numbers out of range; a task that is not on this machine, or that this module cannot do; a choice that
+            lm_eval could not score, with its task and row.
     """
 
     def __init__(
@@ -115,17 +116,19 @@ class TaskScores(_AfterSteps):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._scored = trainer.global_step
-        self._check(pl_module)
+        self._check(trainer, pl_module)
 
-    def _check(self, pl_module: LightningModule) -> None:
+    def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if offered(pl_module, ScoresText) is None:
             raise UserError(
                 f"TaskScores needs a tokenizer and a context_length of the module, which {type(pl_module).__name__} does not"
                 " have: remove the callback (`tasks: null`)."
             )
-        problem = None if self._lm_eval is None else self._lm_eval.problem(pl_module.context_length)
-        if problem is not None:
-            raise UserError(problem)
+        scorer = LogLikelihoods(trainer, pl_module, self.batch_size)
+        self._pairs(scorer)
+        if self._lm_eval is not None:
+            with isolate_rng():
+                self._lm_eval.check(scorer)
 
     # -- when -------------------------------------------------------------------------------------------------------------
 
@@ -141,7 +144,7 @@ class TaskScores(_AfterSteps):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._fits:  # `trainer.validate`, not that of a run
-            self._check(pl_module)
+            self._check(trainer, pl_module)
             self._score(trainer, pl_module)
 
     on_test_end = on_validation_end
@@ -163,14 +166,16 @@ class TaskScores(_AfterSteps):
 
     def _row(self, scorer: LogLikelihoods) -> dict[str, float]:
         row: dict[str, float] = {}
-        pairs = [
-            [scorer.pair(*each) for each in question.pairs()] for questions in self._files.values() for question in questions
-        ]
-        found = iter(scorer.score([pair for of_question in pairs for pair in of_question]))
+        found = iter(scorer.score(self._pairs(scorer)))
         for name, questions in self._files.items():
             values = [[next(found).log_likelihood for _ in question.choices] for question in questions]
             row |= {f"{name}/{metric}": value for metric, value in scores(questions, values).items()}
         return row if self._lm_eval is None else row | self._lm_eval.scores(scorer)
+
+    def _pairs(self, scorer: LogLikelihoods) -> list[Pair]:
+        """The query and each choice of all files."""
+        rows = [(f"task {name}, row {i}", row) for name, rows in self._files.items() for i, row in enumerate(rows, start=1)]
+        return [scorer.pair(place, *texts) for place, row in rows for texts in row.pairs()]
 
 
 def format_scores(step: int | None, row: Mapping[str, float], seconds: float) -> str:

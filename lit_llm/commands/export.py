@@ -183,6 +183,8 @@ def _family(saved: dict[str, Any], run: Path) -> str | None:
 def export_adapter(source: Source, out: Path, *, dtype: torch.dtype | None, replace: bool = False) -> int:
     """Write the folder `out` with the adapter of a LoRA run, for `peft.PeftModel.from_pretrained`; returns its layers.
 
+    The tokenizer and generation_config.json beside it say which end was taught: the base may have another.
+
     Raises:
         UserError: `out` exists, the checkpoint holds no adapter, or its model has no equivalent in transformers.
     """
@@ -199,6 +201,9 @@ def export_adapter(source: Source, out: Path, *, dtype: torch.dtype | None, repl
         adapters = {name.removeprefix("model."): tensor[...] for name, tensor in state.items()}
         merged_weights(base, adapters, lora)  # they fit
         shapes = {name: tensor.shape for name, tensor in base.items()}
+        if is_there(run / TOKENIZER_FILE):
+            write_tokenizer(run, partial, block_size=config.block_size)
+            write_generation_config(run, partial, eos_id=config.eos_id)
         return write_adapter(without_ahead(adapters, config), lora, links(content), shapes, partial, dtype)
 
 

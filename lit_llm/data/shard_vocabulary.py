@@ -11,7 +11,7 @@ from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError, noting
 from lit_llm.core.number_domain import range_problems, whole
 from lit_llm.ingest.shard_manifest import Manifest
-from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
+from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 _GPT2_VOCAB_SIZE = 50257
 
@@ -87,17 +87,25 @@ class ShardVocabulary:
         return next((found for found in known if found is not None), None)
 
     def load_tokenizer(self, folder: Path | None) -> Tokenizer | None:
-        """The tokenizer of the settings, else the one in the folder of a manifest, if it has one.
+        """The tokenizer in the folder of a manifest, which has the ids around its documents; without one, that of the settings.
 
         Raises:
-            UserError: there are two, and they differ.
+            UserError: there are two, and they differ, or the settings name another id around documents.
         """
         if folder is None or not is_there(folder / TOKENIZER_FILE):
             return self.tokenizer
         own = load_tokenizer(folder)
-        if self.tokenizer is not None and recognised(self.tokenizer).identity() != own.identity():
+        if self.tokenizer is None:
+            return own
+        if not self.tokenizer.same_vocabulary(own):
             raise UserError(
                 f"{folder} was prepared with another tokenizer than that of the settings or of --init_from: prepare the text "
                 "again with that one (prepare --data.tokenizer), or remove --data.tokenizer."
             )
-        return self.tokenizer or own
+        for name in getattr(self.tokenizer, "named", []):
+            if (given := getattr(self.tokenizer, name)) != getattr(own, name):
+                raise UserError(
+                    f"{folder} was prepared with {name} {getattr(own, name)}, not {given}: prepare the text again with "
+                    f"--data.tokenizer.{name.replace('_id', '_token')} {own.decode([given])!r}, or remove the flag."
+                )
+        return own

@@ -13,7 +13,7 @@ from typing import Any
 
 from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError
-from lit_llm.hf.tokenizer_files import stop_ids
+from lit_llm.hf.tokenizer_files import generation, stop_ids
 from lit_llm.ingest.chat import AUTO, ChatTemplate, NoChatTemplate
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
@@ -63,7 +63,7 @@ def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[s
     prefix = tokenizer.prefix_token_ids or [eos if tokenizer.bos_id is None else tokenizer.bos_id]
     found |= {"tokens": names, "token_type": types, "bos_token_id": prefix[0], "eos_token_id": eos}
     found["add_bos_token"] = bool(tokenizer.prefix_token_ids)
-    if others := [token for token in stop_ids(run, eos_id=eos) if token != eos]:
+    if others := [token for token in stop_ids(generation(run, eos_id=eos)) if token != eos]:
         found["eot_token_id"] = others[0]
     keys = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
     notes = []

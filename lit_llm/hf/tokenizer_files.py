@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lit_llm.core.disk import read_object, read_ordinary, write_bytes
 from lit_llm.hf.write import write_json
-from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
-from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, load_tokenizer
+from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE, ChatForm
+from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, Tokenizer, TokenizerJSON, load_tokenizer
+from lit_llm.tokenizers.hugging_face import TOKENIZER_CONFIG
 
 GENERATION = "generation_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
@@ -42,78 +43,94 @@ def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANION
             write_bytes(target / name, read_ordinary(source / name))
 
 
-def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
-    """Write a run's tokenizer into an exported folder, so that `AutoTokenizer` gives the ids of training.
+def write_taught_ids(run: Path, tokenizer: Tokenizer, chat: ChatForm | None) -> None:
+    """Say in a run folder what training teaches: documents their BOS and EOS, conversations the end of a turn.
 
-    An imported tokenizer keeps its companion files; BOS and EOS that were chosen for training replace theirs. Other
-    tokenizers get a configuration that adds no ids to a text, treats the name of a special token in a text as text
-    (`split_special_tokens`), and changes no spaces in decoding.
+    Imported files say what the weights were taught before.
     """
+    taught = tokenizer.eos_id if chat is None else chat.end_of_turn_id
+    content = generation(run, eos_id=tokenizer.eos_id)
+    if taught is not None and taught not in (stops := stop_ids(content)):
+        content["eos_token_id"] = [taught, *stops]
+    if chat is None:
+        for file in (run / TOKENIZER_CONFIG, run / _SPECIAL_TOKENS):
+            if file.is_file():
+                write_json(read_object(file) | _document_tokens(tokenizer), file)
+        content |= {} if tokenizer.bos_id is None else {"bos_token_id": tokenizer.bos_id}
+    if content != generation(run, eos_id=tokenizer.eos_id):
+        write_json(content, run / GENERATION)
+
+
+def _document_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    return {name: tokenizer.decode([token]) for name, token in ids.items() if token is not None}
+
+
+def tokenizer_config(run: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The tokenizer_config.json of an exported run: that of the run, if it was imported, or one that gives its ids.
+
+    The latter adds no ids to a text, treats the name of a special token in a text as text (`split_special_tokens`), and changes
+    no spaces in decoding.
+    """
+    if (imported := run / TOKENIZER_CONFIG).is_file():
+        config = read_object(imported)
+    else:
+        tokens = _document_tokens(tokenizer)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "split_special_tokens": not (run / CHAT_TEMPLATE_FILE).is_file(),  # a template writes them by name
+            "clean_up_tokenization_spaces": False,
+            "bos_token": tokens.get("eos_token"),  # a document starts after the end of another, as in GPT-2
+            **tokens,
+        }
+    if (older := run / _SPECIAL_TOKENS).is_file() and "added_tokens_decoder" not in config:
+        config |= read_object(older)
+    return config
+
+
+def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
+    """Write a run's tokenizer into an exported folder. An imported one keeps its companion files."""
     copy_companions(run, out, (TOKENIZER_FILE, *TOKENIZER_COMPANIONS))
-    config = out / "tokenizer_config.json"
-    imported = config.is_file()
-    chosen = (run / DOCUMENT_IDS_FILE).is_file()
-    if imported and not chosen:
-        return
-    tokenizer = load_tokenizer(run)
-    settings: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": block_size,
-        "split_special_tokens": not (run / CHAT_TEMPLATE_FILE).is_file(),  # a template writes them by name
-        "clean_up_tokenization_spaces": False,
-    }
-    if imported:
-        settings = read_object(config)
-    tokens: dict[str, Any] = {}
-    if tokenizer.eos_id is not None:
-        tokens["eos_token"] = tokenizer.decode([tokenizer.eos_id])
-        if not imported:
-            tokens["bos_token"] = tokens["eos_token"]  # a document starts after the end of another, as in GPT-2
-    if tokenizer.bos_id is not None:
-        tokens["bos_token"] = tokenizer.decode([tokenizer.bos_id])
-    write_json(settings | tokens, config)
-    if (older := out / _SPECIAL_TOKENS).is_file():  # where older folders have it, it overrides the configuration
-        write_json(read_object(older) | tokens, older)
+    write_json({"model_max_length": block_size} | tokenizer_config(run, load_tokenizer(run)), out / TOKENIZER_CONFIG)
 
 
-def _generation(run: Path, eos_id: int | None) -> dict[str, Any]:
+def generation(run: Path, *, eos_id: int | None) -> dict[str, Any]:
+    """The generation_config.json of an exported run. `eos_id`: of the model, for a run that has no such file."""
     file = run / GENERATION
     return read_object(file) if file.is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
 
 
-def stop_ids(run: Path, *, eos_id: int | None) -> list[int]:
-    """The ids at which generation stops. Arguments as in `add_stop_id`."""
-    stops = _generation(run, eos_id).get("eos_token_id")  # an id or a list of ids
+def stop_ids(content: Mapping[str, Any]) -> list[int]:
+    """The ids at which generation stops."""
+    stops = content.get("eos_token_id")  # an id or a list of ids
     return stops if isinstance(stops, list) else [] if stops is None else [stops]
 
 
-def add_stop_id(run: Path, token: int, *, eos_id: int | None) -> None:
-    """Let generation with an exported model stop at ``token`` too: with a chat, at the end of an answer.
-
-    Args:
-        eos_id: the end of documents, for a run without an imported generation_config.json.
-    """
-    known = stop_ids(run, eos_id=eos_id)
-    if token not in known:
-        write_json(_generation(run, eos_id) | {"eos_token_id": [token, *known]}, run / GENERATION)
-
-
 def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """Write generation_config.json (the imported one, if any). Returns its ids, which config.json repeats.
+    """Write generation_config.json. Returns its ids, which config.json repeats. `eos_id` as of `generation`."""
+    content = generation(run, eos_id=eos_id)
+    write_json(content, out / GENERATION)
+    return {"bos_token_id": content.get("bos_token_id"), "eos_token_id": content.get("eos_token_id", eos_id)}
+
+
+class ExportedTokenizer(TokenizerJSON):
+    """Reads and writes texts as `AutoTokenizer` does with the folder that `export` makes of a run.
 
     Args:
         eos_id: of the model.
     """
-    chosen, imported = (run / DOCUMENT_IDS_FILE).is_file(), (run / GENERATION).is_file()
-    if imported and not chosen:
-        copy_companions(run, out, (GENERATION,))
-    content = _generation(run, eos_id)
-    if chosen:
-        tokenizer = load_tokenizer(run)
-        if tokenizer.bos_id is not None:
-            content["bos_token_id"] = tokenizer.bos_id
-        if tokenizer.eos_id is not None and tokenizer.eos_id not in stop_ids(run, eos_id=eos_id):
-            content["eos_token_id"] = tokenizer.eos_id
-    if chosen or not imported:
-        write_json(content, out / GENERATION)
-    return {"bos_token_id": content.get("bos_token_id"), "eos_token_id": content.get("eos_token_id", eos_id)}
+
+    def __init__(self, run: Path, *, eos_id: int | None) -> None:
+        super().__init__(str(run))
+        self.stop_ids = stop_ids(generation(run, eos_id=eos_id))
+        config = tokenizer_config(run, self)
+        self._backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+        named = [config.get(name) for name in ("bos_token", "eos_token")]
+        tokens = [token.get("content") if isinstance(token, dict) else token for token in named]
+        self._backend.add_special_tokens([token for token in tokens if token])
+        self._bos_id, self._eos_id = (None if token is None else self._backend.token_to_id(token) for token in tokens)
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = {i for i, token in added.items() if token.special}
+
+    def decode(self, ids: Any) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))  # leaves out ids that the vocabulary lacks

@@ -24,7 +24,7 @@ from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.runs.run_folder import run_of
 from lit_llm.runs.saved_run import SavedRun, find_checkpoint
-from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
+from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 BASE_HELP = "of a LoRA run: the run folder or checkpoint of its base weights, if they were moved"
 """Help of a command's flag --init_from."""
@@ -126,7 +126,7 @@ class InitialWeights:
         """A sentence if the data use another tokenizer than the weights. None also if one of them has no tokenizer."""
         if tokenizer is None or self.tokenizer_file is None:
             return None
-        if recognised(tokenizer).identity() == load_tokenizer(self.tokenizer_file).identity():
+        if tokenizer.same_vocabulary(load_tokenizer(self.tokenizer_file)):
             return None
         return (
             f"the data's tokenizer is not that of the weights in {self.checkpoint}: use "

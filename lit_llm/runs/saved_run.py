@@ -90,7 +90,7 @@ class SavedRun:
 
 
 def tokenizer_sha256(run: Path) -> str:
-    """SHA-256, in hex, of tokenizer.json, followed by document_ids.json if there is one: of `Tokenizer.files`."""
+    """SHA-256, in hex, of tokenizer.json, followed by document_ids.json, which imported folders lack: of `Tokenizer.files`."""
     content = hashlib.sha256(read_ordinary(run / TOKENIZER_FILE))
     if (run / DOCUMENT_IDS_FILE).is_file():
         content.update(read_ordinary(run / DOCUMENT_IDS_FILE))

@@ -1,6 +1,6 @@
 """Tokenizers: bytes, characters, a byte-level BPE learned from the data, or any Hugging Face ``tokenizer.json``. No torch.
 
-Every tokenizer is saved as a ``tokenizer.json`` with which the ``tokenizers`` library gives the same ids, and, where needed,
+Every tokenizer is saved as a ``tokenizer.json`` with which the ``tokenizers`` library gives the same ids, and
 ``document_ids.json`` with the ids around a document. The characters of a special token (``<|endoftext|>``) in a text are
 encoded as ordinary text, never as that token.
 """
@@ -30,22 +30,17 @@ __all__ = [
     "TokenizerJSON",
     "choose_encoder",
     "load_tokenizer",
-    "recognised",
 ]
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer saved at ``path`` (a ``tokenizer.json``, or the folder that contains it).
+    """The tokenizer saved at ``path`` (a ``tokenizer.json``, or the folder that contains it), as the class that wrote it.
 
     Raises:
         UserError: if the file is missing or is not a tokenizer.
     """
-    return recognised(TokenizerJSON(str(tokenizer_file(path))))
-
-
-def recognised(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as the class that wrote its file: ``TokenizerJSON`` reads the files of all, with another identity."""
-    # The other classes cannot have document ids of their own.
-    if type(tokenizer) is not TokenizerJSON or not tokenizer.document_ids_follow_from_json:
+    tokenizer = TokenizerJSON(str(tokenizer_file(path)))
+    known = Bytes() if tokenizer.to_json() == Bytes().to_json() else Characters.of(tokenizer.backend)
+    if known is None or (tokenizer.bos_id, tokenizer.eos_id) != (None, known.eos_id):  # of these, no others can be named
         return tokenizer
-    return Bytes() if tokenizer.to_json() == Bytes().to_json() else Characters.of(tokenizer.backend) or tokenizer
+    return known

@@ -67,11 +67,6 @@ class Tokenizer(ABC):
         """The id that precedes every document, or None if documents start with their text."""
         return None
 
-    @property
-    def document_ids_follow_from_json(self) -> bool:
-        """Whether ``tokenizer.json`` alone, when it is loaded, gives this ``bos_id`` and ``eos_id``."""
-        return False
-
     def eos_problem(self) -> str | None:
         """Why documents cannot be separated, as a sentence that says how to mend it; None if they can."""
         if self.eos_id is not None:
@@ -120,6 +115,10 @@ class Tokenizer(ABC):
         """A string that differs if the ids of any text differ, or those around it; part of the token cache's key."""
         return f"json-{hashlib.sha256(''.join(self.files().values()).encode()).hexdigest()}{self.class_identity()}"
 
+    def same_vocabulary(self, other: Tokenizer) -> bool:
+        """Whether both give the same ids to every text; those around a document may differ."""
+        return (self.to_json(), self.class_identity()) == (other.to_json(), other.class_identity())
+
     def class_identity(self) -> str:
         """Empty for lit_llm's classes. Of a user's class, its name and its plain attributes: it may encode as it likes."""
         kind = type(self)
@@ -130,20 +129,11 @@ class Tokenizer(ABC):
 
     def files(self) -> dict[str, str]:
         """What ``save`` writes: the text of each file by its name."""
-        files = {TOKENIZER_FILE: self.to_json()}
-        if not self.document_ids_follow_from_json:
-            files[DOCUMENT_IDS_FILE] = DocumentIds(self.bos_id, self.eos_id).to_json()
-        return files
+        return {TOKENIZER_FILE: self.to_json(), DOCUMENT_IDS_FILE: DocumentIds(self.bos_id, self.eos_id).to_json()}
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write ``tokenizer.json`` into ``folder`` and return its path.
-
-        A file ``document_ids.json`` beside it holds ``bos_id`` and ``eos_id`` if loading would find others.
-        """
-        files = self.files()
-        if DOCUMENT_IDS_FILE not in files:
-            (Path(folder) / DOCUMENT_IDS_FILE).unlink(missing_ok=True)  # of another tokenizer
-        for name, text in files.items():
+        """Write ``tokenizer.json`` into ``folder``, with ``document_ids.json`` beside it, and return its path."""
+        for name, text in self.files().items():
             write_text(Path(folder) / name, text)
         return Path(folder) / TOKENIZER_FILE
 

@@ -22,10 +22,6 @@ class Bytes(Tokenizer):
     def eos_id(self) -> int:
         return 256
 
-    @property
-    def document_ids_follow_from_json(self) -> bool:
-        return (self.bos_id, self.eos_id) == (None, 256)  # a subclass may have others
-
     def encode(self, text: str) -> np.ndarray:
         return self.encode_bytes(text.encode("utf-8"))
 

@@ -58,10 +58,6 @@ class HuggingFaceTokenizer(Tokenizer):
         return _first_known(self._backend, _END_NAMES)
 
     @property
-    def document_ids_follow_from_json(self) -> bool:
-        return self.bos_id is None and self.eos_id == _first_known(self._backend, _END_NAMES)
-
-    @property
     def prefix_token_ids(self) -> list[int]:
         with library_errors("The tokenizer cannot encode a text"):
             encoding = self._backend.encode("a", add_special_tokens=True)  # the mask marks what the post-processor adds
@@ -124,6 +120,7 @@ class TokenizerJSON(HuggingFaceTokenizer):
     def __init__(self, path: str, eos_token: str | None = None, bos_token: str | None = None) -> None:
         self._file = tokenizer_file(path)
         self._backend = _read_backend(self._file)
+        self.named = [name for name, token in (("bos_id", bos_token), ("eos_id", eos_token)) if token is not None]
         saved = DocumentIds.read(self._file.parent, self.vocab_size)
         self._bos_id = None if saved is None else saved.bos_id
         self._eos_id = self._found_eos() if saved is None else saved.eos_id

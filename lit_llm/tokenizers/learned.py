@@ -15,7 +15,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import whole
-from lit_llm.tokenizers.base import END_OF_TEXT
+from lit_llm.tokenizers.base import END_OF_TEXT, Tokenizer
 from lit_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -69,6 +69,9 @@ class Learned(HuggingFaceTokenizer):
         if self._trained is not None:
             return super().identity()
         return f"{type(self).__name__.lower()}-{self.requested_size}{self.class_identity()}"
+
+    def same_vocabulary(self, other: Tokenizer) -> bool:
+        return self.trained and super().same_vocabulary(other)
 
 
 class Characters(Learned):

@@ -18,7 +18,7 @@ from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.data.run_length import run_length
-from lit_llm.hf.tokenizer_files import add_stop_id, copy_companions
+from lit_llm.hf.tokenizer_files import copy_companions, write_taught_ids
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.models.attention_kernel_choice import describe
 from lit_llm.models.gpt import GPT
@@ -79,15 +79,14 @@ class SaveRunFolder(Callback):
         write_text(run_dir / CONFIG, self.text)
         tokenizer = getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
         if tokenizer is not None:
-            tokenizer.save(run_dir)
             weights = None if pl_module.init_from is None else run_of(pl_module.init_from)
-            if weights is not None and (weights / TOKENIZER_FILE).is_file():  # `fit` has checked that the tokenizers are equal
+            if weights is not None and (weights / TOKENIZER_FILE).is_file():  # `fit` has compared the vocabularies
                 copy_companions(weights, run_dir)
-        form = getattr(trainer.datamodule, "chat_form", None)  # type: ignore[attr-defined]
-        if form is not None:
-            write_text(run_dir / CHAT_TEMPLATE_FILE, form.template)  # instead of the one of the weights
-            if form.end_of_turn_id is not None:
-                add_stop_id(run_dir, form.end_of_turn_id, eos_id=trainer.datamodule.eos_id)  # type: ignore[attr-defined]
+            tokenizer.save(run_dir)  # after them: the ids around documents are this run's
+            form = getattr(trainer.datamodule, "chat_form", None)  # type: ignore[attr-defined]
+            if form is not None:
+                write_text(run_dir / CHAT_TEMPLATE_FILE, form.template)  # instead of the one of the weights
+            write_taught_ids(run_dir, tokenizer, form)
         for logger in trainer.loggers:
             log_settings(logger, self.settings, self.text, trainer.global_step)
         runs = {type(logger).__name__: logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger)}

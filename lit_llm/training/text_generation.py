@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -12,10 +14,13 @@ from torch import Tensor
 from lit_llm.core._lightning import trainer_of
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
+from lit_llm.hf.tokenizer_files import ExportedTokenizer
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT
+from lit_llm.runs.run_folder import CONFIG
+from lit_llm.tokenizers import TOKENIZER_FILE
 
 
 class TextGeneration(L.LightningModule):
@@ -50,9 +55,18 @@ class TextGeneration(L.LightningModule):
         assert isinstance(found, Tensor)
         return found
 
+    @cached_property
+    def exported_tokenizer(self) -> ExportedTokenizer | None:
+        """The tokenizer of an exported model, if there is a run folder to export."""
+        run = Path(self.trainer.default_root_dir)
+        is_run = (run / CONFIG).is_file() and (run / TOKENIZER_FILE).is_file()
+        return ExportedTokenizer(run, eos_id=self.config.eos_id) if is_run else None
+
     def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
-        """The likeliest ids after `ids`, one by one, up to the end of the document."""
-        return self._continued(ids, max_new_tokens, Sampling(temperature=0))
+        """The likeliest ids after `ids`, one by one, without an end."""
+        model: Any = self.model
+        known = self.tokenizer.vocab_size if self.exported_tokenizer is None else None  # an exported one decodes any id
+        return generate(model, ids, max_new_tokens=max_new_tokens, sampling=Sampling(temperature=0), vocab_size=known)
 
     def _continued(self, ids: list[int], most: int, sampling: Sampling) -> Iterator[int]:
         model: Any = self.model  # a pipeline's part gives the logits of the whole

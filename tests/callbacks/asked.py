@@ -17,7 +17,7 @@ QUESTIONS = [
     {"query": "a fig ", "choices": ["face", "bed"], "gold": 0},
     {"query": "", "choices": ["hi.", "hedge", "big"], "gold": 2},
     {"query": "egg", "choices": ["a", "b", "c", "d", "e"], "gold": 4},
-    {"query": "a bad cabbage did ", "choices": ["hide", "ahead a head a head a head"], "gold": 1},
+    {"query": "a bad cabbage did ", "choices": ["hide", "ahead a he"], "gold": 1},
 ]
 
 
@@ -28,6 +28,7 @@ class Letters:
 
     def __init__(self, prefix: list[int] | None = None) -> None:
         self.prefix_token_ids = prefix or []
+        self.bos_id = prefix[0] if prefix else None
 
     def encode(self, text: str) -> np.ndarray:
         return np.array([LETTERS.index(c) for c in text], dtype=np.int64)
@@ -58,7 +59,7 @@ class Asked(Foreign):
 
 
 def expected(module: Asked, questions: list[dict] = QUESTIONS) -> dict[str, float]:
-    """The scores of the questions by the formula: the last 12 pairs of letters count."""
+    """The scores of the questions by the formula: of a long text, the last 12 pairs of letters are read."""
     table = module.log_probabilities()
     right = normed = nats = size = 0.0
     for question in questions:

@@ -23,6 +23,7 @@ HUB = {"dataset_path": "allenai/ai2_arc", "dataset_name": "ARC-Easy", "dataset_k
 MISSING = {"dataset_kwargs": {"data_files": {"test": "no.jsonl"}}}
 ANSWER = {"output_type": "generate_until", "doc_to_target": "{{choices[gold]}}", "doc_to_choice": None}
 SAMPLED = {**ANSWER, "generation_kwargs": {"do_sample": True, "temperature": 0.7, "until": ["."]}}
+BEAMS = {**ANSWER, "generation_kwargs": {"num_beams": 4, "repetition_penalty": 1.0, "until": ["."]}}
 LONG = {**ANSWER, "generation_kwargs": {"until": ["."]}}
 REFUSED = {
     "a data set of the hub": ("mine.yaml", HUB, "cannot be loaded .* nothing is downloaded during training: .*allenai/ai2_arc"),
@@ -31,7 +32,8 @@ REFUSED = {
     "missing data": ("mine.yaml", MISSING, "Unable to find '.*no.jsonl'"),
     "a mistyped key": ("mine.yaml", {"doc_to_text": "{{qery}}"}, "'qery' is undefined"),
     "an unknown metric": ("mine.yaml", {"metric_list": [{"metric": "acuracy"}]}, "the tasks mine.yaml cannot be loaded"),
-    "sampled answers": ("mine.yaml", SAMPLED, "task mine draws its answers at random"),
+    "sampled answers": ("mine.yaml", SAMPLED, "task mine sets do_sample: True"),
+    "other answers": ("mine.yaml", BEAMS, "task mine sets num_beams: 4"),
     "long answers": ("mine.yaml", LONG, "generates up to 256 tokens, but the model's context has 12"),
 }
 

@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from asked import QUESTIONS, Asked, alone, expected, write
+from asked import QUESTIONS, Asked, Letters, alone, expected, write
 from foreign import Foreign, fit
 from lightning.pytorch import Callback, Trainer
 from missing_package import hide
@@ -140,23 +140,28 @@ def scorer(module, batch_size=16):
 
 
 def test_white_space_before_a_continuation_belongs_to_it():
-    found = scorer(Asked())
-    assert found.pair("a b  ", "c") == ([1, 0, 2], [0, 0, 3])
-    assert found.pair("", " c") == ([10], [0, 3]) and found.pair("", ".c") == ([10], [3]), "a text begins after the last one"
-    assert found.pair("  ", "c") == ([10], [0, 0, 3])
-    with_start = scorer(Asked(prefix=[7]))
-    assert with_start.pair("a", " b") == ([7, 1], [0, 2]) and with_start.pair("", "b") == ([7], [2])
+    plain, started = scorer(Asked()), scorer(Asked(prefix=[7]))
+    for found, context, continuation, pair in [
+        (plain, "a b  ", "c", ([1, 0, 2], [0, 0, 3])),
+        (plain, "", " c", ([10], [0, 3])),
+        (plain, "", ".c", ([10], [3])),  # a text begins after the last one
+        (started, "a", " b", ([7, 1], [0, 2])),
+        (started, "", "b", ([7], [2])),
+        (started, "  ", "b", ([7], [0, 0, 2])),
+        (started, "ga", " b", ([7, 1], [0, 2])),  # the text says the start itself
+    ]:
+        assert found.pair("", context, continuation) == pair
 
 
 def test_batches_padding_and_truncation_do_not_change_a_score():
     torch.manual_seed(3)
     module = Asked()
-    pairs = [([1, 2], [3, 4, 5]), ([1], [2]), ([5] * 30, [6, 7]), ([1, 2], [3, 4, 9]), ([4], [8] * 20), ([2], [])]
+    pairs = [([1, 2], [3, 4, 5]), ([1], [2]), ([5] * 30, [6, 7]), ([1, 2], [3, 4, 9]), ([4], [8] * 12)]
     table = module.log_probabilities()
     wanted = []
     for context, continuation in pairs:
         kept = [*context, *continuation][-13:]
-        steps = list(pairwise(kept))[len(kept) - 1 - min(len(continuation), 12) :]
+        steps = list(pairwise(kept))[len(kept) - 1 - len(continuation) :]
         greedy = all(table[a].argmax() == b for a, b in steps)
         wanted.append((sum(table[a, b] for a, b in steps), greedy))
     with torch.no_grad():
@@ -172,6 +177,31 @@ def test_batches_padding_and_truncation_do_not_change_a_score():
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------------
+
+
+class Joined(Letters):
+    """As `Letters`, and without word splitting: "d a" is one token."""
+
+    def encode(self, text):
+        return super().encode(text.replace("d a", "i"))
+
+
+@pytest.mark.parametrize(
+    ("query", "choices", "named"),
+    [
+        ("bad", ["b", "a"], "' a' has no token of its own"),
+        ("  ", ["a", "b"], "' a' follows no token"),
+        ("bad", ["b", "i" * 12], f"' {'i' * 12}' has 13 tokens, but the model reads 12"),
+    ],
+)
+def test_a_choice_without_a_token_to_score_is_refused_before_the_first_step(tmp_path, query, choices, named):
+    """lm_eval asserts these: a sum over no token would be the best score there is."""
+    module = Asked()
+    module.tokenizer = Joined()
+    file = write(tmp_path / "quiz.jsonl", [*QUESTIONS[:2], {"query": query, "choices": choices, "gold": 0}])
+    with pytest.raises(ValueError, match=f"task quiz, row 3: {named}"):
+        fit([TaskScores([file])], tmp_path, module=module)
+    assert module.seen == [] and module.asked == []
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_llm.commands.export import Source, export_folder
 from lit_llm.commands.import_hf import import_folder
-from lit_llm.hf.tokenizer_files import write_tokenizer
-from lit_llm.tokenizers import BPE, Bytes, load_tokenizer
+from lit_llm.hf.tokenizer_files import ExportedTokenizer, write_generation_config, write_taught_ids, write_tokenizer
+from lit_llm.ingest.chat import ChatForm
+from lit_llm.tokenizers import BPE, Bytes, TokenizerJSON, load_tokenizer
 
 TEXTS = [
     "",
@@ -91,17 +92,36 @@ def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
     assert [begin, *mine.tolist()] == before("hello")["input_ids"]
 
 
-def test_an_end_that_was_chosen_for_training_replaces_that_of_an_older_folder(tmp_path):
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("taught", ["documents", "named documents", "conversations"])
+def test_an_export_stops_at_the_end_that_was_taught(taught, older, tmp_path):
+    """The files are those of a chat model, whose documents end with another token than its turns."""
     tokenizer, run, out = bpe(), tmp_path / "run", tmp_path / "out"
-    tokenizer._backend.add_special_tokens(["<|im_end|>"])
+    tokenizer._backend.add_special_tokens(["<s>", "<|im_end|>", "<doc>"])
+    eot, doc, turn = map(tokenizer._backend.token_to_id, ("<|endoftext|>", "<doc>", "<|im_end|>"))
     for folder in (run, out):
         folder.mkdir()
     tokenizer.save(run)
-    ids = {"bos_id": None, "eos_id": tokenizer._backend.token_to_id("<|im_end|>")}
-    old = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **old}  # without added_tokens_decoder
-    for name, content in {"document_ids": ids, "tokenizer_config": settings, "special_tokens_map": old}.items():
-        (run / f"{name}.json").write_text(json.dumps(content))
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (run / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
+    if older:  # without added_tokens_decoder in the first, the second counts
+        (run / "special_tokens_map.json").write_text(json.dumps(names))
+    (run / "generation_config.json").write_text(json.dumps({"bos_token_id": None, "eos_token_id": turn, "top_k": 20}))
+    named = {"eos_token": "<doc>", "bos_token": "<s>"} if taught == "named documents" else {}
+    chat = ChatForm("", turn) if taught == "conversations" else None
+    for _ in range(2):  # a resumed run says it again
+        write_taught_ids(run, TokenizerJSON(str(run), **named), chat)
     write_tokenizer(run, out, block_size=64)
+    stops = {"documents": [eot, turn], "named documents": [doc, turn], "conversations": turn}[taught]
+    assert write_generation_config(run, out, eos_id=eot)["eos_token_id"] == stops
+    written = json.loads((out / "generation_config.json").read_text())
+    assert (written["eos_token_id"], written["top_k"]) == (stops, 20)
     loaded = AutoTokenizer.from_pretrained(out)
-    assert (loaded.eos_token, loaded.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    eos = {"documents": "<|endoftext|>", "named documents": "<doc>", "conversations": "<|im_end|>"}[taught]
+    bos = "<s>" if taught == "named documents" else None
+    assert (loaded.bos_token, loaded.eos_token, loaded.pad_token) == (bos, eos, "<|endoftext|>")
+    exported = ExportedTokenizer(run, eos_id=eot)
+    assert (exported.bos_id, exported.eos_id) == (loaded.bos_token_id, loaded.eos_token_id)
+    assert exported.stop_ids == (stops if isinstance(stops, list) else [stops])
+    for text in [*TEXTS, "<s>a<doc> <|im_end|>", "<|endoftext|>"]:
+        assert exported.encode(text).tolist() == loaded(text)["input_ids"]

@@ -99,16 +99,6 @@ def test_other_tokens_are_another_identity(tmp_path: Path) -> None:
     assert len({plain.identity(), bos.identity(), other.identity()}) == 3
 
 
-def test_a_choice_that_loading_finds_by_itself_needs_no_file(tmp_path: Path) -> None:
-    write(tmp_path / "given", ("<|endoftext|>", "<s>"))
-    (tmp_path / "saved").mkdir()
-    TokenizerJSON(str(tmp_path / "given"), bos_token="<s>").save(tmp_path / "saved")
-    assert (tmp_path / "saved/document_ids.json").is_file()
-    TokenizerJSON(str(tmp_path / "given"), eos_token="<|endoftext|>").save(tmp_path / "saved")
-    assert not (tmp_path / "saved/document_ids.json").exists()
-    assert ids(load_tokenizer(tmp_path / "saved")) == (None, 2)
-
-
 @pytest.mark.parametrize(
     "content", ["", "3", "{}", '{"bos_id": 0, "eos_id": 99}', '{"bos_id": "a", "eos_id": 0}', "[" * 100_000]
 )
