@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.experts_config import MoEConfig
+from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan import Hardware, Layout, Optimizer, RunSettings, find
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "published.yaml"
@@ -78,6 +80,7 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
         ),
         layout=layout,
         chunk_size=8192 if row.get("loss") == "chunked" else None,
+        lora=LoRAConfig(row["lora"], targets=row.get("lora_targets")) if "lora" in row else None,
     )
     return Run(
         group,
@@ -85,7 +88,7 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
         row["source"],
         find(row["hardware"]),
         settings,
-        row["tokens_per_second"],
+        row.get("tokens_per_second", math.nan),
         row.get("memory_gib"),
         row.get("memory_kind"),
         row.get("async_tp", False),
