@@ -43,7 +43,6 @@ class DataFacts:
     train_tokens: int | None = None
     val_tokens: int | None = None
     origin: str = "unknown"
-    bytes_per_token: int = 2
     phases: tuple[PhaseDraws, ...] = ()
     sequences: int | None = None
     packing: str = ""
