@@ -38,8 +38,6 @@ LAUNCH_SECONDS = 5e-6
 """Time in which a processor starts a kernel. An assumption."""
 SAVE_GBPS = 0.65
 """Speed of writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/evidence/measurements.md)."""
-WRITES_AND_READS = 3.0
-"""Memory traffic per byte that an operation writes: it is written once and read about twice."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +242,7 @@ class Times:
     """Seconds of one optimizer step on one rank. None where the figures of the hardware are unknown.
 
     Attributes:
-        compute: with recomputation and the optimizer.
-        memory: memory traffic at full bandwidth.
+        compute: with recomputation, memory traffic and the optimizer.
         communication: all communication, overlapped or not.
         exposed: communication that computation waits for.
         step: compute plus exposed communication, lengthened by the pipeline bubble and the slowest rank.
@@ -253,7 +250,6 @@ class Times:
     """
 
     compute: float | None
-    memory: float | None
     communication: float | None
     exposed: float
     step: float | None
@@ -261,9 +257,10 @@ class Times:
 
     @property
     def limit(self) -> str | None:
-        """The longest of compute, memory and communication."""
-        causes = ("compute", "memory", "communication")
-        return max(causes, key=lambda name: getattr(self, name) or 0.0) if self.compute is not None else None
+        """The longer of compute and communication."""
+        if self.compute is None:
+            return None
+        return "communication" if (self.communication or 0.0) > self.compute else "compute"
 
 
 def computing_seconds(settings: RunSettings, hardware: Hardware, options: Options) -> float | None:
@@ -328,10 +325,6 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
     communication, computation waits for (`speed.Constants`).
     """
     computing, micro_batches = computing_seconds(settings, hardware, options), settings.accumulation
-    moving = None
-    if hardware.memory_gbps is not None:
-        written = one_micro_batch(settings, cuda=hardware.is_gpu).written * micro_batches / settings.layout.pipeline.ranks
-        moving = (written * WRITES_AND_READS + update_bytes(settings)) / (hardware.memory_gbps * 1e9)
     exchange = exchange_of(settings, hardware)
     step, exposed = None, 0.0
     if exchange is not None:
@@ -340,4 +333,4 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
     if computing is not None:
         step = (computing + exposed) / (1 - bubble(settings.layout.pipeline, micro_batches)) * options.slowest_rank
     sending, again = None if exchange is None else exchange.total, _recomputation(settings, hardware)
-    return Times(computing, moving, sending, exposed, step, again)
+    return Times(computing, sending, exposed, step, again)

@@ -329,7 +329,7 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     speed = plan.tokens_per_second or 0.0
     band = "" if plan.band is None else f" ({' to '.join(two_digits(speed / end) for end in reversed(plan.band))})"
     rows += [("speed", f"{reached}{again}"), ("step", f"{duration(times.step)}, {two_digits(speed)} tokens/s{band}")]
-    causes = {"compute": times.compute, "memory": times.memory, "communication": times.communication}
+    causes = {"compute": times.compute, "communication": times.communication}
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
     rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))
     if plan.options.served_tokens:

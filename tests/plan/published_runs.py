@@ -29,7 +29,10 @@ _BLOCKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A published run: what it trained where, and what was measured. `memory_kind`: "reserved" or "allocated"."""
+    """A published run: what it trained where, and what was measured (NaN: only the memory).
+
+    `memory_kind`: "reserved" or "allocated". `sealed`: not looked at until the band of a plan was tuned.
+    """
 
     group: str
     name: str
@@ -40,6 +43,7 @@ class Run:
     memory_gib: float | None
     memory_kind: str | None
     async_tp: bool
+    sealed: bool
 
     def __str__(self) -> str:
         run = self.settings
@@ -49,7 +53,7 @@ class Run:
 
 @functools.cache
 def runs(*, memory: bool = False, of: str = "groups") -> tuple[Run, ...]:
-    """All runs whose speed counts, or with `memory` all that state it. `of` "mixtures": runs with experts."""
+    """All runs whose speed counts, or with `memory` all that state it. `of` "mixtures": runs with experts; "unseen"."""
     raw = read_yaml_file(FILE)
     found = [
         _run(raw["models"], {key: value for key, value in group.items() if key != "rows"} | row, group["name"])
@@ -92,6 +96,7 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
         row.get("memory_gib"),
         row.get("memory_kind"),
         row.get("async_tp", False),
+        row.get("sealed", False),
     )
 
 
