@@ -75,7 +75,7 @@ class Case:
         options = getattr(self.optimizer, "keywords", {})
         return RunSettings(
             self.config,
-            Optimizer(factory.__name__, momentum="momentum" in options, fused="fused" in options),
+            Optimizer(factory.__name__, more_states="momentum" in options, fused="fused" in options),
             steps=1,
             global_batch=self.sequences * self.accumulation,
             micro_batch=self.sequences,

@@ -3,6 +3,7 @@
     python benchmarks/published_speed.py          # with the constants of lit_llm/plan/speed.py
     python benchmarks/published_speed.py --fit    # fits them again by least squares of the relative error, and prints them
     python benchmarks/published_speed.py --mixtures    # runs with experts, to which nothing is fitted
+    python benchmarks/published_speed.py --unseen      # runs to which nothing is fitted, and the band that `plan` prints
 
 Each run is also predicted with constants fitted to all others, and to all runs of other sources.
 """
@@ -21,7 +22,7 @@ from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.plan.collectives import Exchange, exchange_of
 from lit_llm.plan.memory import resolved
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.speed import FITTED, Constants, Work, gpu_seconds, work_of
+from lit_llm.plan.speed import FITTED, Constants, Options, Work, band, gpu_seconds, step_times, work_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
 from published_runs import Run, runs
@@ -100,12 +101,34 @@ def summary(what: str, known: Sequence[Known], ratios: Sequence[float]) -> str:
     return f"{what}: {within}; worst {ratios[worst]:.2f}, {known[worst].run}"
 
 
+def unseen() -> None:
+    """Bands of runs to which nothing is fitted."""
+    print("| run | published tokens/s | predicted | ratio | band | |\n|---|---|---|---|---|---|")
+    found: dict[bool, list[tuple[float, bool]]] = {False: [], True: []}
+    for run in runs(of="unseen"):
+        settings = resolved(run.settings, run.hardware)
+        times = step_times(settings, run.hardware, Options())
+        assert times.step is not None
+        speed = settings.tokens_per_step / settings.layout.devices / times.step
+        fast, slow = band(settings, run.hardware, times, Options()) or (1.0, 1.0)
+        found[run.sealed].append((speed / run.tokens_per_second, speed / slow <= run.tokens_per_second <= speed / fast))
+        cells = (f"{run.tokens_per_second:,.0f}", f"{speed:,.0f}", f"{speed / run.tokens_per_second:.2f}")
+        print(f"| {run} | {' | '.join(cells)} | {speed / slow:,.0f} to {speed / fast:,.0f} | {'sealed' * run.sealed} |")
+    for sealed, each in found.items():
+        near, inside = sum(abs(ratio - 1) <= 0.15 for ratio, _ in each), sum(is_inside for _, is_inside in each)
+        print(f"\n{'sealed' if sealed else 'open'}: {inside} of {len(each)} inside the band, {near} within 15 %")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--brief", action="store_true", help="no fits without a run or a source")
     parser.add_argument("--mixtures", action="store_true", help="of runs with experts, which do not say what they recompute")
+    parser.add_argument("--unseen", action="store_true", help="of runs to which nothing is fitted, with their bands")
     options = parser.parse_args()
+    if options.unseen:
+        unseen()
+        return
     if options.mixtures:
         print("| run | published tokens/s | predicted/published | with full recomputation |\n|---|---|---|---|")
         for run in runs(of="mixtures"):

@@ -83,7 +83,7 @@ class TrainingStep:
         for i in range(self.accumulation):
             ids, targets = self.tokens[i].to(self.device, copy=True).unbind()  # (B, T) each
             with self.autocast():
-                loss = self.model(ids, targets, loss=self.loss).loss / (targets.numel() * self.accumulation)
+                loss = self.sums(ids, targets).loss / (targets.numel() * self.accumulation)
             if i == 0:
                 self.optimizer.zero_grad()
             loss.backward()
@@ -95,6 +95,9 @@ class TrainingStep:
         self.optimizer.step()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def sums(self, ids: torch.Tensor, targets: torch.Tensor) -> LossSums:
+        return self.model(ids, targets, loss=self.loss)
 
     def parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())

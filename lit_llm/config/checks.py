@@ -76,7 +76,8 @@ def _lora_problems(run: Run, made: Objects) -> list[str]:
         found += [f"{lacks}: leave out the loss that needs them (--model.moe.balance 0)"] * bool(model.moe.balance)
         moves = balance is not None and balance.rate
         found += [f"{lacks}: leave out what moves them (--expert_balance null)"] * bool(moves)
-    if run.fits and run.initial is None and run.start.checkpoint is None:
+    is_planned = run.machine is not None and run.recipe.describes_model
+    if run.fits and run.initial is None and run.start.checkpoint is None and not is_planned:
         found.append("lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)")
     if "compute" in parts and parts["compute"].float8:
         found.append("lora does not work with compute.float8, which replaces the layers (--compute.float8 false)")

@@ -56,6 +56,11 @@ class Recipe:
     initial: InitialWeights | None = None
     initial_problems: list[str] = field(default_factory=list)
 
+    @property
+    def describes_model(self) -> bool:
+        """Whether the recipe itself says what the model is, so that it can be planned without the weights of `init_from`."""
+        return {"model.n_layer", "model.n_embd"} <= self.given
+
     def as_yaml(self, *, without: Collection[str] = ()) -> str:
         """Every setting, as YAML that runs as it is.
 

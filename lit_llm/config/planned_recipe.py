@@ -71,8 +71,6 @@ class PlannedRecipe:
         """
         data, built = self.datamodule, self.built
         compute = built.parts["compute"]
-        if compute.float8:
-            self.notes.append("memory is planned without float8, which needs less (--compute.float8)")
         if built.objects.architecture is not None and (compute.compile or compute.float8):
             self.notes.append(f"{built.objects.architecture.class_path} is planned as eager code (--compute.compile, .float8)")
         facts, vocab_size = data_facts(data, missing=bool(built.missing_data))

@@ -175,8 +175,10 @@ def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachin
                 config.resume = start.resume
             if start.max_steps is not None:
                 config.trainer.max_steps, config.trainer.max_epochs = start.max_steps, -1
-    if recipe.initial_problems and start.checkpoint is None:  # the model depends on these weights
-        raise UserError("\n".join([*problems, *recipe.initial_problems]))
+    if recipe.initial_problems and start.checkpoint is None:
+        if machine is None or not recipe.describes_model:  # the model depends on these weights
+            raise UserError("\n".join([*problems, *recipe.initial_problems]))
+        notes += [f"planned without the weights that training starts from: {problem}" for problem in recipe.initial_problems]
     if config.trainer.precision == AUTO and recipe.command != "prepare":
         here = choose(config.trainer.accelerator) if machine is None or machine.precision is None else machine.precision
         choice = keep(start if machine is None else machine.start, here)

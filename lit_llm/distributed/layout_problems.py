@@ -117,13 +117,15 @@ def pipeline_problems(
 
 
 def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
-    """Why compiled blocks do not work with tensor parallelism: torch 2.13 cannot keep a mesh for a recomputed pass."""
-    mode = compute.activation_checkpointing
-    if tensor_parallel == 1 or not compute.compile or mode in ("none", "cheap"):
+    """Why compiled blocks do not work with tensor parallelism: torch 2.13 cannot keep a mesh for what a graph recomputes.
+
+    Whole blocks are recomputed around their graphs (`parallelize`).
+    """
+    if tensor_parallel == 1 or not compute.compile or compute.activation_checkpointing != "attention":
         return None
     return (
-        f"compute.activation_checkpointing is {mode}, which torch cannot compile with tensor_parallel={tensor_parallel} "
-        "(--compute.activation_checkpointing cheap or none, or --compute.compile false)"
+        f"compute.activation_checkpointing is attention, which torch cannot compile with tensor_parallel={tensor_parallel} "
+        "(--compute.activation_checkpointing full, cheap or none, or --compute.compile false)"
     )
 
 

@@ -1,11 +1,14 @@
 """Prepare a model for training.
 
 The order is: kernel of attention, float8, expert parallelism, activation checkpointing, tensor and context parallelism, stages
-of a pipeline, FSDP2, compile. Each step changes modules and their `forward` in place, so that parameter names and checkpoints
-stay the same. Stages of a pipeline are cut out of the whole model, so everything before and after applies to them too.
+of a pipeline, FSDP2, compile. Compiled tensor-parallel blocks get activation checkpointing last. Each step changes modules and
+their `forward` in place, so that parameter names and checkpoints stay the same. Stages of a pipeline are cut out of the whole
+model, so everything before and after applies to them too.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 
@@ -62,7 +65,11 @@ def parallelize(
     expert_mesh = None
     if strategy is not None and isinstance(model, GPT) and model.config.moe is not None:
         expert_mesh = apply_expert_parallel(model, strategy)
-    apply_activation_checkpointing(model, compute.activation_checkpointing)
+    recompute = partial(apply_activation_checkpointing, model, compute.activation_checkpointing)
+    # torch 2.13 cannot keep a mesh for a pass that a graph recomputes: the graph of a block is within what is recomputed.
+    in_graph = compute.activation_checkpointing == "cheap" or strategy is None or strategy.tensor_mesh is None
+    if in_graph or not compute.compile:
+        recompute()
     if strategy is not None and strategy.tensor_mesh is not None:
         assert isinstance(model, GPT)  # `preflight.layout` refuses custom models here
         apply_tensor_parallel(model, strategy.tensor_mesh)
@@ -79,4 +86,6 @@ def parallelize(
             apply_fsdp(part, strategy, expert_mesh)
     if compute.compile:
         compile_blocks(model, device)
+        if not in_graph:
+            recompute()
     return prepared

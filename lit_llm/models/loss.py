@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -73,6 +73,11 @@ class LossConfig:
 
     def problems(self) -> list[str]:
         return range_problems(LossConfig, "loss", vars(self))
+
+
+LossHead = Literal["cross-entropy", "by document", "with a teacher"]
+"""Losses of hidden states that differ in memory and work: `cross_entropy` and `chunked_cross_entropy`; `token_nll`; and
+`chunked_cross_entropy` with a teacher, which is in one chunk if no size is set."""
 
 
 class LossSums(NamedTuple):

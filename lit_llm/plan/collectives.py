@@ -99,7 +99,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
 
     Numbers are left out: sums of the loss and of gradient norms, gradients of norms between tensor-parallel ranks.
     """
-    layout, optimizer = settings.layout, settings.optimizer
+    layout, optimizer, forwards = settings.layout, settings.optimizer, 1 + settings.reference_pass
     weights, sharing, tp = settings.weights_of_rank(rank), layout.divisor("parameters"), layout.tensor_parallel
     apart = tuple(weight for weight in weights if weight.experts and settings.experts_apart)
     local = tuple(weight for weight in weights if weight not in apart)
@@ -108,7 +108,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         found += _of_blocks(settings, rank, cuda=cuda)
     if apart and (holders := settings.holders(sharing)) > 1:
         sizes = (*gathered_bytes(apart, *settings.sizes), reduced_bytes(apart))
-        found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept)
+        found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept, forwards=forwards)
     if tp > 1:  # FSDP2 sums the gradients of replicated weights when it scatters them; else their norm and the update both do
         replicated = (
             *(".ahead.weight", ".query_latent.weight", ".rotary_key.weight"),
@@ -124,7 +124,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         if isinstance(settings.model, GPTConfig) and not (settings.model.tie_embeddings or layout.kept.weights):
             looked_up = sum(stage.first + stage.ahead for stage in settings.pipeline_stages(rank))
             others += gathered_bytes(_embedding(local), *settings.sizes)[1] * max(0, looked_up - 1)
-        found += fsdp_collectives(blocks, others, reduced_bytes(local), sharing, stride=tp, kept=layout.kept)
+        found += fsdp_collectives(blocks, others, reduced_bytes(local), sharing, stride=tp, kept=layout.kept, forwards=forwards)
     if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
         purpose, ranks = "gradients scattered, weights gathered", layout.shard
         if layout.replicate > 1:
@@ -144,7 +144,7 @@ def _embedding(weights: Weights) -> Weights:
 
 
 def fsdp_collectives(
-    blocks: float, others: float, gradients: float, ranks: int, *, stride: int, kept: KeptWhole
+    blocks: float, others: float, gradients: float, ranks: int, *, stride: int, kept: KeptWhole, forwards: int = 1
 ) -> list[Collective]:
     """FSDP2's all-gathers and reduce-scatters.
 
@@ -156,8 +156,9 @@ def fsdp_collectives(
         others: the same of embedding, for each of its uses, last norm and head, which backward does not gather again.
         gradients: bytes of the whole gradients in the dtype of the reduction, fp32.
         ranks: that shard the parameters.
+        forwards: passes that gather the weights in each micro-batch, besides the backward pass.
     """
-    gathers = (blocks, others) if kept.weights else (blocks, blocks, others)
+    gathers = (blocks, others) if kept.weights else (*(blocks, others) * forwards, blocks)
     sizes = [*((size, not kept.weights) for size in gathers), (gradients, not kept.gradients)]
     purpose = "weights gathered, gradients scattered"
     return [Collective(purpose, "all_gather", size, ranks, stride, each, overlap=1.0) for size, each in sizes]

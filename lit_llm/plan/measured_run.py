@@ -122,8 +122,7 @@ def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredR
 
 def settings_values(settings: RunSettings) -> dict[str, Any]:
     """Settings as JSON takes them, without the size of the data and the rates."""
-    data, schedule = DataFacts(bytes_per_token=settings.data.bytes_per_token), Schedule(settings.schedule.kind)
-    return asdict(replace(settings, data=data, schedule=schedule))
+    return asdict(replace(settings, data=DataFacts(), schedule=Schedule(settings.schedule.kind)))
 
 
 def _settings(values: dict[str, Any]) -> RunSettings:
@@ -140,7 +139,7 @@ def _settings(values: dict[str, Any]) -> RunSettings:
         "compute": ComputeConfig(**values["compute"]),
         "layout": Layout(**{**layout, "auto": tuple(layout["auto"]), "kept": kept, "pipeline": pipeline}),
         "schedule": Schedule(**values["schedule"]),
-        "data": DataFacts(bytes_per_token=values["data"]["bytes_per_token"]),
+        "data": DataFacts(),
         "ramp": tuple((first, size) for first, size in values["ramp"]),
         "lora": None if lora is None else LoRAConfig(**lora),
     }

@@ -33,6 +33,10 @@ CONTEXT_GB = 1.0
 SLACK = 1.03
 """Memory that CUDA's allocator reserves over what it allocates at the peak: the median of 25 runs whose logs have both figures,
 1.003 to 1.159 (benchmarks/published_memory.py)."""
+MOST = 1.25
+"""The most memory that a GPU needs over what is planned, by the allocator and libraries. Tuned on published runs."""
+COMMUNICATOR_GB = 0.5
+"""Buffers of NCCL for each dimension of a mesh, beyond CONTEXT_GB. An assumption."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,22 @@ def usable_bytes(hardware: Hardware) -> float:
     """Capacity of a device without the context of a GPU's driver. The capacity must be known."""
     assert hardware.memory_gb is not None
     return (hardware.memory_gb - (CONTEXT_GB if hardware.is_gpu else 0)) * 1e9
+
+
+def most_memory(settings: RunSettings, memory: Memory) -> int | None:
+    """The most bytes that a GPU may need: more slack, NCCL's buffers, float8 copies of weights, twice the rows of experts.
+
+    None on a CPU.
+    """
+    if memory.reserved is None:
+        return None
+    layout, parts = settings.layout, memory.parts
+    dimensions = (layout.replicate, layout.shard, layout.context, layout.tensor_parallel, layout.expert, layout.pipeline.ranks)
+    found = MOST * memory.reserved + COMMUNICATOR_GB * 1e9 * sum(ranks > 1 for ranks in dimensions)
+    if settings.compute.float8 and settings.compute.activation_checkpointing != "full":  # two copies for the backward pass
+        weights = (weight for rank in range(layout.pipeline.ranks) for weight in settings.weights_of_rank(rank))
+        found += 2 * sum(w.total for w in weights if w.block is not None) / layout.pipeline.ranks
+    return round(found + parts.get("activations", 0) * (layout.expert > 1))
 
 
 def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:

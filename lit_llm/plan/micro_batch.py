@@ -90,6 +90,8 @@ def _of_stages(step: Step) -> MicroBatch:
         made.live[GRADIENTS] -= held
     for stage in step.stages:
         passes.backward_pass(made, stage)
+        if step.settings.reference_pass:
+            passes.reference_pass(made, stage)
     return made
 
 
@@ -244,6 +246,13 @@ class Passes:
         if stage.first:
             run.play("backward", self.backward[0], gathered.backward(-1))
 
+    def reference_pass(self, run: MicroBatch, stage: StageShare) -> None:
+        """The work of a forward pass that keeps nothing. It needs less memory than training."""
+        blocks, norms = self._parts(self.forward, stage)
+        head = [self.head[0]] * stage.last
+        for change in (*[self.forward[0]] * stage.first, *blocks, *filter(None, norms), *head):
+            run.counts = added(run.counts, change.counts)
+
     def inputs_pass(self, run: MicroBatch, stage: StageShare) -> None:
         """The gradients of inputs."""
         (blocks, norms), (head, release) = self._parts(self.inputs, stage), self.head_inputs
@@ -285,8 +294,8 @@ def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
 
     settings, tp, rows = step.settings, step.settings.layout.tensor_parallel, step.sequences * step.traced_length
     alone = replace(step.traced(0).settings, compute=ComputeConfig(), lora=None)  # shared by all modes of recomputation
-    # A split vocabulary always uses the chunked loss, with one chunk if no size is set.
-    chunk = settings.chunk_size if tp == 1 else settings.chunk_size or rows
+    # All but cross-entropy of a whole vocabulary is in chunks, in one if no size is set.
+    chunk = settings.chunk_size or (None if tp == 1 and settings.loss_head == "cross-entropy" else rows)
     block = max(1, SOFTMAX_NUMEL // (settings.gpt.padded_vocab_size // tp))  # rows of its softmax
 
     def at(rows: int, chunk: int | None) -> list[Change]:

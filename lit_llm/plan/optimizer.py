@@ -17,10 +17,14 @@ from lit_llm.distributed.keep_rule import sharded_dimension
 from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.plan.weights import Weight, Weights
 
-_ONE, _TWO = ("Lion", "Muon", "RMSprop", "Adagrad", "Adafactor"), ("Adam", "AdamW", "NAdam", "RAdam")
+_ONE = ("Lion", "Muon", "RMSprop", "Adagrad", "Adafactor", "ASGD")
+_TWO = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop")
 STATE_COPIES = {"SGD": 0, **dict.fromkeys(_ONE, 1), **dict.fromkeys(_TWO, 2)}
-"""Number of state tensors of the parameter's size. SGD with momentum has one more; MuonAdamW is counted by group, matrices of
+"""Number of state tensors of the parameter's size, before those that options add. MuonAdamW is counted by group, matrices of
 Adafactor by rows and columns."""
+
+STATE_OPTIONS = ("momentum", "centered", "amsgrad")
+"""Options of SGD and RMSprop, of RMSprop, and of Adam's kind that add a state tensor of the parameter's size."""
 
 TORCH_MUON = "torch.optim.Muon"
 """Its name in a plan. Classes of other packages are called Muon, too."""
@@ -28,10 +32,13 @@ TORCH_MUON = "torch.optim.Muon"
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: its class name and the options that affect memory."""
+    """An optimizer: its class name and the options that affect memory.
+
+    `more_states`: how many of STATE_OPTIONS are set.
+    """
 
     name: str
-    momentum: bool = False
+    more_states: int = 0
     fused: bool = False
     ns_dtype: str = "auto"
     normuon: bool = False
@@ -90,7 +97,7 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
         return elements // weight.shape[-1] + elements // weight.shape[-2]
     if optimizer.is_muon:
         return elements if _takes_muon(weight) else 2 * elements
-    return (STATE_COPIES.get(optimizer.name, 2) + (optimizer.name == "SGD" and optimizer.momentum)) * elements
+    return (STATE_COPIES.get(optimizer.name, 2) + optimizer.more_states) * elements
 
 
 def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, cuda: bool) -> int:

@@ -16,10 +16,10 @@ from lit_llm.models.attention_kernel_choice import unsupported_attention
 from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.measured_run import settings_values
-from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
+from lit_llm.plan.memory import Memory, most_memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
 from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings
-from lit_llm.plan.speed import Options, Times, dense_peak, fitted_seconds, step_times
+from lit_llm.plan.speed import Options, Times, band, dense_peak, fitted_seconds, step_times
 from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, stored_bytes, weights_of
 
 DEVICE_MTBF_HOURS = 50_000.0
@@ -62,6 +62,16 @@ class Plan:
         """Training time without validation and saving. A batch ramp is assumed to run at the speed of its final batch."""
         settings, step = self.settings, self.times.step
         return None if step is None else step * settings.tokens / settings.tokens_per_step
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """The least and the most time over that planned. None: as `speed.band`."""
+        return band(self.settings, self.hardware, self.times, self.options)
+
+    @property
+    def most_memory(self) -> int | None:
+        """The most bytes that a rank may need. None on a CPU."""
+        return most_memory(self.settings, self.memory)
 
     @property
     def device_hours(self) -> float | None:

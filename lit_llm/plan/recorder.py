@@ -417,7 +417,7 @@ def _work_inside(body: Callable[..., Any], args: list[Any]) -> int:
 
 def _like(meta: Tensor) -> Tensor:
     """A tensor of these sizes. Zeros as document numbers: one document, which takes the most memory."""
-    if meta.ndim == 2 and meta.dtype == torch.int64:
+    if meta.ndim == 2 and not meta.is_floating_point():
         return torch.zeros(meta.shape, dtype=meta.dtype)
     return Sized(torch.empty_like(meta))
 

@@ -20,6 +20,7 @@ from lit_llm.plan.weights import OwnModel, PlannedModel, Weight, Weights, weight
 if TYPE_CHECKING:
     from lit_llm.data.mixture_order import PhaseDraws
     from lit_llm.models.lora import LoRAConfig
+    from lit_llm.models.loss import LossHead
 
 BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matrix product
     "32-true": (4, 4),
@@ -42,7 +43,6 @@ class DataFacts:
     train_tokens: int | None = None
     val_tokens: int | None = None
     origin: str = "unknown"
-    bytes_per_token: int = 2
     phases: tuple[PhaseDraws, ...] = ()
     sequences: int | None = None
     packing: str = ""
@@ -62,6 +62,8 @@ class RunSettings:
 
     `length`: tokens of a sequence (`data.block_size`). None: the model's block size.
 
+    `reference_pass`: each micro-batch has a forward pass more, without gradients (`lit_llm.training.reference`).
+
     `ema`: an average of the weights is kept (`lit_llm.callbacks.EMA`).
 
     `ramp`: the stages of a BatchRamp, pairs of (first step, sequences per step); the last stage has `global_batch`. Total
@@ -78,6 +80,8 @@ class RunSettings:
     layout: Layout = field(default_factory=Layout)
     chunk_size: int | None = None
     z_loss: bool = False
+    loss_head: LossHead = "cross-entropy"
+    reference_pass: bool = False
     schedule: Schedule = field(default_factory=Schedule)
     validate_every: int | None = None
     save_every: int | None = None

@@ -193,7 +193,7 @@ class Step:
             context=layout.context,
             context_attention=layout.context_attention,
         )
-        kept = {name: getattr(run, name) for name in ("precision", "compute", "z_loss", "lora", "length")}
+        kept = {name: getattr(run, name) for name in ("precision", "compute", "z_loss", "loss_head", "lora", "length")}
         return Step(RunSettings(run.model, Optimizer("SGD"), 1, 1, layout=local, **kept), sequences, cuda=self.cuda)
 
     @property

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from lit_llm.core.hardware import Hardware
 from lit_llm.distributed.pipeline_order import bubble
+from lit_llm.models.config import GPTConfig
 from lit_llm.plan.collectives import exchange_of, fullest_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.micro_batch import one_micro_batch
@@ -37,10 +38,6 @@ LAUNCH_SECONDS = 5e-6
 """Time in which a processor starts a kernel. An assumption."""
 SAVE_GBPS = 0.65
 """Speed of writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/evidence/measurements.md)."""
-DISK_GBPS = 1.0
-"""Speed of reading tokens, GB/s. An assumption."""
-WRITES_AND_READS = 3.0
-"""Memory traffic per byte that an operation writes: it is written once and read about twice."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +160,12 @@ class Constants:
 
 FITTED = Constants()
 
+FITTED_DEVICES = ("a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb", "h200")
+UNKNOWN = {"kernels": (1.3, 1.35), "float8": (1.15, 1.1), "experts": (1.15, 2.0), "device": (1.15, 1.25)}
+"""What the fit does not know of a run: the factors by which computing may be faster and slower. They multiply. Tuned on
+published runs (docs/evidence/plan-speed.md): kernels of another program or version; recipes of float8; how experts get their
+rows, and how few rows each has; devices that no run of the fit covers."""
+
 
 def dense_peak(settings: RunSettings, hardware: Hardware) -> float | None:
     """The dense peak of the run's matrix products in TFLOP/s, or None if it is unknown."""
@@ -239,28 +242,25 @@ class Times:
     """Seconds of one optimizer step on one rank. None where the figures of the hardware are unknown.
 
     Attributes:
-        compute: with recomputation and the optimizer.
-        memory: memory traffic at full bandwidth.
+        compute: with recomputation, memory traffic and the optimizer.
         communication: all communication, overlapped or not.
         exposed: communication that computation waits for.
-        data: reading the tokens.
         step: compute plus exposed communication, lengthened by the pipeline bubble and the slowest rank.
         recomputation: executed FLOPs over those without activation checkpointing.
     """
 
     compute: float | None
-    memory: float | None
     communication: float | None
     exposed: float
-    data: float
     step: float | None
     recomputation: float = 1.0
 
     @property
     def limit(self) -> str | None:
-        """The longest of compute, memory, communication and data."""
-        causes = ("compute", "memory", "communication", "data")
-        return max(causes, key=lambda name: getattr(self, name) or 0.0) if self.compute is not None else None
+        """The longer of compute and communication."""
+        if self.compute is None:
+            return None
+        return "communication" if (self.communication or 0.0) > self.compute else "compute"
 
 
 def computing_seconds(settings: RunSettings, hardware: Hardware, options: Options) -> float | None:
@@ -291,6 +291,25 @@ def fitted_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
     return gpu_seconds(work, settings, hardware)
 
 
+def band(settings: RunSettings, hardware: Hardware, times: Times, options: Options) -> tuple[float, float] | None:
+    """The least and the most time over that planned: the factors of UNKNOWN, and communication hidden or all waited for.
+
+    None: the speed is given, measured, or not fitted.
+    """
+    is_given = options.mfu is not None or options.measured is not None
+    if is_given or times.step is None or times.compute is None or fitted_seconds(settings, hardware) is None:
+        return None
+    is_so = {
+        "kernels": True,
+        "float8": settings.compute.float8,
+        "experts": isinstance(settings.model, GPTConfig) and settings.model.moe is not None,
+        "device": hardware.name not in FITTED_DEVICES,
+    }
+    faster, slower = (math.prod(factor) for factor in zip(*(UNKNOWN[name] for name in UNKNOWN if is_so[name]), strict=True))
+    planned, most = times.compute + times.exposed, times.compute * slower + (times.communication or 0.0)
+    return times.compute / faster / planned, most / planned
+
+
 def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
     """Executed FLOPs over those without activation checkpointing."""
     executed, plain = (
@@ -306,13 +325,7 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
     communication, computation waits for (`speed.Constants`).
     """
     computing, micro_batches = computing_seconds(settings, hardware, options), settings.accumulation
-    moving = None
-    if hardware.memory_gbps is not None:
-        written = one_micro_batch(settings, cuda=hardware.is_gpu).written * micro_batches / settings.layout.pipeline.ranks
-        moving = (written * WRITES_AND_READS + update_bytes(settings)) / (hardware.memory_gbps * 1e9)
     exchange = exchange_of(settings, hardware)
-    tokens = settings.sequences * settings.sequence_length * micro_batches
-    reading = tokens * settings.data.bytes_per_token / (DISK_GBPS * 1e9)
     step, exposed = None, 0.0
     if exchange is not None:
         micro_batch_seconds = math.inf if computing is None else computing / micro_batches
@@ -320,4 +333,4 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
     if computing is not None:
         step = (computing + exposed) / (1 - bubble(settings.layout.pipeline, micro_batches)) * options.slowest_rank
     sending, again = None if exchange is None else exchange.total, _recomputation(settings, hardware)
-    return Times(computing, moving, sending, exposed, reading, step, again)
+    return Times(computing, sending, exposed, step, again)

@@ -25,13 +25,17 @@ from lit_llm.core._torch import gradients_of_inputs, put_tensor
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.distributed.tensor_parallel_sizes import local_config, share_experts, split_positions
-from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
+from lit_llm.models.distillation_loss import TeacherLogits
+from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy, token_nll
 from lit_llm.models.sequence_shard import SequenceShard
 from lit_llm.plan.built_model import build_gpt, with_layers
 from lit_llm.plan.kernels import CudaKernels, keep_as_compiled
 from lit_llm.plan.recorder import Recorder, Sized, sized
 from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment, Step
 from lit_llm.plan.weights import cached_by_text
+
+TEACHER_IDS = 64
+"""Ids that a teacher gives for each position: the default of `prepare --top_k`."""
 
 
 def dtypes(step: Step) -> tuple[torch.dtype, torch.dtype]:
@@ -104,6 +108,10 @@ def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Bod
         model.sequence_shard = SequenceShard("context", settings.layout.context, 0, settings.layout.context_attention)
     without_data(model, dtypes(step)[0], recorder)
     ids, targets = batch_without_data(step, recorder)
+    given: dict[str, Tensor] = {}
+    if config.mask_documents and config.eos_id is None:  # the data know where documents end, by an id or otherwise
+        given["documents"] = sized(*ids.shape, dtype=torch.int32)
+        recorder.exclude(given.values())
     received: list[Tensor] = []
 
     def receive(module: nn.Module, inputs: Any) -> None:
@@ -128,7 +136,7 @@ def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Bod
         return LossSums(loss, loss, loss)
 
     with recorded(step, recorder):
-        loss = model(ids, targets, loss=head).loss
+        loss = model(ids, targets, loss=head, **given).loss
         if split:
             _kept = gradients_of_inputs([loss], received, model.parameters())  # not released here
         else:
@@ -154,15 +162,25 @@ def trace_head(
     recorder.exclude((hidden_leaf, weight_leaf, targets))
     recorder.weights.add(id(weight_leaf.meta.untyped_storage()))
     assert config.vocab_size is not None
-    whole: Callable[..., LossSums] = cross_entropy
-    loss = whole if chunk_size is None else partial(chunked_cross_entropy, chunk_size=chunk_size)
-    options = {"vocab_size": config.vocab_size, "softcap": config.logit_softcap, "z_loss": 1.0 if step.settings.z_loss else 0.0}
+    loss: Callable[..., LossSums | Tensor] = cross_entropy
+    options: dict[str, Any] = {"vocab_size": config.vocab_size, "softcap": config.logit_softcap}
+    if chunk_size is not None:
+        loss, options["chunk_size"] = chunked_cross_entropy, chunk_size
+    if step.settings.loss_head == "by document":
+        loss = token_nll
+    elif step.settings.loss_head == "with a teacher":
+        ids, logp = (sized(rows, TEACHER_IDS, dtype=dtype) for dtype in (torch.int64, torch.float16))
+        recorder.exclude((ids, logp))
+        options["teacher"] = TeacherLogits(ids, logp, 1.0, 0.5)
+    else:
+        options["z_loss"] = 1.0 if step.settings.z_loss else 0.0
     with recorded(step, recorder):
         if split:
             hidden, weight = recorder.receive((rows, d), hidden_dtype, ACTIVATIONS).requires_grad_(), weight_leaf
         else:
             hidden, weight = _Received.apply(hidden_leaf, weight_leaf, recorder)
-        total = loss(hidden, weight, targets, **options).loss
+        made = loss(hidden, weight, targets, **options)
+        total = made.loss if isinstance(made, LossSums) else made.sum()
         received, graph = [hidden] if split else [], total.grad_fn if split else None
         del hidden, weight
         recorder.begin()
@@ -172,7 +190,7 @@ def trace_head(
             del graph
         else:
             torch.autograd.backward(total)
-        del total
+        del made, total
         return recorder.copied()
 
 

@@ -171,8 +171,6 @@ COLORS = {
 }  # fmt: skip
 MOST_BOXES = 6000
 """Of a picture."""
-_MOST_DRAWN = 12
-"""Micro-batches."""
 
 
 def parts_of_step(plan: Plan) -> dict[str, float]:
@@ -212,20 +210,12 @@ def step_figures(plan: Plan) -> str:
 def _whole(plan: Plan) -> str:
     times, parts, micro_batches = plan.times, parts_of_step(plan), plan.settings.accumulation
     assert times.step is not None
-    repeated = [name for name in parts if name in ("forward", "recomputation", "backward")]
-    drawn = micro_batches if micro_batches <= _MOST_DRAWN else 1
     bars: list[Bar] = []
     at = 0.0
-    for i in range(drawn):
-        for name in repeated:
-            stop = at + parts[name] / drawn
-            which = f", micro-batch {i + 1}" if drawn > 1 else ""
-            bars.append(Bar(at, stop, COLORS[name], f"{name}{which}: {duration(stop - at)}"))
-            at = stop
-    computed = at
-    for name in [each for each in parts if each not in repeated]:
-        bars.append(Bar(at, at + parts[name], COLORS[name], f"{name}: {duration(parts[name])}"))
-        at += parts[name]
+    for name, seconds in parts.items():
+        bars.append(Bar(at, at + seconds, COLORS[name], f"{name}: {duration(seconds)}"))
+        at += seconds
+    computed = sum(parts.get(name, 0.0) for name in ("forward", "recomputation", "backward"))
     rows = [("compute", bars)]
     hidden = (times.communication or 0.0) - times.exposed
     shown = dict(parts)
@@ -237,11 +227,7 @@ def _whole(plan: Plan) -> str:
             shown["hidden communication"] = hidden
         rows.append(("network", sent))
     caption = f"A step of {duration(times.step)} by cause. "
-    caption += (
-        f"Its {micro_batches} micro-batches are drawn {'one by one' if drawn > 1 else 'together'}. "
-        if micro_batches > 1
-        else ""
-    )
+    caption += f"Its {micro_batches} micro-batches are drawn together. " if micro_batches > 1 else ""
     caption += "Communication is drawn in one piece; hidden communication overlaps with computing." * bool(times.communication)
     marks = [(0.0, "0"), (times.step / 2, duration(times.step / 2)), (times.step, duration(times.step))]
     picture = html.lanes(f"A step of {duration(times.step)}", rows, times.step, marks)

@@ -108,24 +108,25 @@ def markdown(plan: Plan) -> str:
 
 def _short(plan: Plan) -> list[tuple[str, str]]:
     """Does it fit, how long does it take, what does it cost."""
-    needed, settings = size(plan.memory.needed).partition(" (")[0], plan.settings
+    needed, settings, most = size(plan.memory.needed).partition(" (")[0], plan.settings, plan.most_memory
     verdict = {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
+    if plan.fits and most is not None and most > usable_bytes(plan.hardware):
+        verdict = "probably fits"
     has = "" if plan.capacity_bytes is None else f" of {size(usable_bytes(plan.hardware)).partition(' (')[0]}"
+    needed += "" if most is None else f" (at most {size(most).partition(' (')[0]})"
     rows = [("memory", f"{verdict}: {'' if plan.memory.is_known else 'at least '}{needed}{has} per rank")]
     if plan.run_seconds is None:
         why = f"no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)"
         return [*rows, ("time", f"unknown: {why}"), ("cost", "unknown, as the time is")]
     speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
-    rows.append(
-        (
-            "time",
-            f"about {duration(plan.run_seconds)} on {devices(plan)} = {two_digits(plan.device_hours or 0)} device-hours{speed}",
-        )
-    )
+    low, high = plan.band or (1.0, 1.0)
+    band = f" ({duration(plan.run_seconds * low)} to {duration(plan.run_seconds * high)})" if plan.band else ""
+    hours = two_digits(plan.device_hours or 0)
+    rows.append(("time", f"about {duration(plan.run_seconds)}{band} on {devices(plan)} = {hours} device-hours{speed}"))
     if plan.usd is None:
         return [*rows, ("cost", f"unknown: no price for {plan.hardware.name} (--price)")]
     source = "at the assumed price range of the hardware table" if plan.options.price_usd_hour is None else "at the given price"
-    cost = money_range(*plan.usd)
+    cost = money_range(plan.usd[0] * low, plan.usd[1] * high)
     return [*rows, ("cost", f"{cost if cost.startswith('less') else f'about {cost}'} {source}")]
 
 
@@ -325,11 +326,10 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     reached = "as measured, for the work of this step; the dense peak is unknown"
     if plan.peak_tflops is not None and plan.mfu is not None:
         reached = f"MFU {percent(plan.mfu)} ({origin}) of {plan.peak_tflops:g} TFLOP/s dense"
-    rows += [
-        ("speed", f"{reached}{again}"),
-        ("step", f"{duration(times.step)}, {two_digits(plan.tokens_per_second or 0)} tokens/s"),
-    ]
-    causes = {"compute": times.compute, "memory": times.memory, "communication": times.communication, "data": times.data}
+    speed = plan.tokens_per_second or 0.0
+    band = "" if plan.band is None else f" ({' to '.join(two_digits(speed / end) for end in reversed(plan.band))})"
+    rows += [("speed", f"{reached}{again}"), ("step", f"{duration(times.step)}, {two_digits(speed)} tokens/s{band}")]
+    causes = {"compute": times.compute, "communication": times.communication}
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
     rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))
     if plan.options.served_tokens:

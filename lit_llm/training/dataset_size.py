@@ -28,7 +28,7 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
         if missing:
             return DataFacts(), data.known_vocab_size
         train, val = (data.open_split(name) for name in ("train", "val"))
-        facts = DataFacts(sum(map(len, train)), sum(map(len, val)), "counted in shard headers", train[0].itemsize)
+        facts = DataFacts(sum(map(len, train)), sum(map(len, val)), "counted in shard headers")
         if isinstance(data, Mixture):
             facts = replace(facts, phases=tuple(data.draws()))
         return facts, data.known_vocab_size
@@ -40,8 +40,7 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
         return DataFacts(), None if closed else getattr(data, "vocab_size", None)
     if (manifest := data.cached_manifest()) is not None:
         tokens = [manifest.splits[name].tokens if name in manifest.splits else 0 for name in ("train", "val")]
-        size = manifest.vocab_size
-        return DataFacts(tokens[0], tokens[1], "counted when it was tokenised", _bytes_per_id(size)), size
+        return DataFacts(tokens[0], tokens[1], "counted when it was tokenised"), manifest.vocab_size
     tokenizer = data.source_tokenizer
     vocab_size = tokenizer.requested_size if isinstance(tokenizer, Learned) else tokenizer.vocab_size
     inputs = data.inputs()
@@ -54,7 +53,7 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
     if isinstance(tokenizer, Bytes):
         return DataFacts(tokens[0], tokens[1], "counted: one per byte and document"), vocab_size
     origin = f"estimated from {sum(sizes.values()):,} bytes at {per_token:g} a token"
-    return DataFacts(tokens[0], tokens[1], origin, _bytes_per_id(vocab_size)), vocab_size
+    return DataFacts(tokens[0], tokens[1], origin), vocab_size
 
 
 def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> DataFacts:
@@ -68,7 +67,3 @@ def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> D
         return unknown
     made, other = (sum(each, Counts()) for each in zip(*known, strict=True))
     return replace(facts, sequences=made.blocks, packing=report(made, other))
-
-
-def _bytes_per_id(vocab_size: int) -> int:
-    return 2 if vocab_size <= 2**16 else 4

@@ -32,6 +32,7 @@ class Distillation(CrossEntropy):
     """
 
     needs_gpt = True
+    loss_head = "with a teacher"
 
     def __init__(self, weight: Annotated[float, at_least(0, 1)] = 0.5) -> None:
         self.weight = weight

@@ -18,7 +18,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, LossFunction
-from lit_llm.models.loss import LossConfig, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
+from lit_llm.models.loss import LossConfig, LossHead, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 
 
 class Objective(ABC):
@@ -28,6 +28,8 @@ class Objective(ABC):
     """Whether the loss is nats per token of the text, so that perplexity and bits per byte mean something."""
     uses_pairs: ClassVar[bool] = False
     """Whether it needs data of pairs (`lit_llm.data.blocks.PairBlocks`). Others need data without."""
+    loss_head: ClassVar[LossHead] = "cross-entropy"
+    """The kind of its loss function, from which the planner knows its memory and work."""
     needs_gpt: ClassVar[bool] = False
     """Whether it cannot train a model of the user's."""
     uses_reference: bool = False

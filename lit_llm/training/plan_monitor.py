@@ -286,7 +286,7 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
     if not isinstance(data, TokenDataModule):
         raise UserError(f"the planner supports TokenDataModule, not {type(data).__name__}")
     parts = {"data": data, "loss": module.loss_config, "compute": module.compute_config, "lora": module.lora}
-    parts["ema"] = callback_of(trainer, EMA)
+    parts |= {"ema": callback_of(trainer, EMA), "objective": module.objective}
     layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
     if isinstance(trainer.strategy, MeshStrategy):
         layout = replace(layout, kept=trainer.strategy.kept, auto=())

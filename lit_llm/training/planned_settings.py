@@ -14,9 +14,10 @@ from lit_llm.core.errors import UserError
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.parallel_layout import Layout, layout_of_name, mesh_layout
 from lit_llm.optim.torch_muon import TorchMuon
-from lit_llm.plan.optimizer import TORCH_MUON, Optimizer
+from lit_llm.plan.optimizer import STATE_OPTIONS, TORCH_MUON, Optimizer
 from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule, canonical_precision
 from lit_llm.plan.weights import PlannedModel
+from lit_llm.training.objective import Objective
 
 
 def run_settings(
@@ -42,6 +43,7 @@ def run_settings(
     """
     module, loss, schedule, checkpoint = parts["data"], parts["loss"], parts.get("schedule"), parts.get("checkpoint")
     length, ramp = getattr(module, "block_size", None) or model.block_size, getattr(module, "ramp", None)
+    objective: Objective | None = parts.get("objective")
     return RunSettings(
         model,
         planned_optimizer(optimizer),
@@ -52,6 +54,8 @@ def run_settings(
         replace(parts["compute"]),
         layout,
         loss.chunk_size,
+        loss_head="cross-entropy" if objective is None else objective.loss_head,
+        reference_pass=objective is not None and objective.uses_reference and parts.get("lora") is not None,
         z_loss=bool(loss.z_loss),
         schedule=Schedule("Constant" if schedule is None else type(schedule).__name__),
         validate_every=getattr(parts.get("validation"), "every_n_steps", None),
@@ -74,7 +78,7 @@ def planned_optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
     name = type(optimizer).__name__
     return Optimizer(
         name,
-        momentum=bool(groups[0].get("momentum")),
+        more_states=max(sum(bool(group.get(option)) for option in STATE_OPTIONS) for group in groups),
         fused=all(group.get("fused") for group in groups) or name == "AdamW8bit",
         ns_dtype=next((group["ns_dtype"] for group in groups if "ns_dtype" in group), "auto"),
         normuon=any(group.get("normuon_beta2") is not None for group in groups),

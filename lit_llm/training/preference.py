@@ -55,6 +55,7 @@ class Preference(Objective):
 
     of_tokens = False
     uses_pairs = needs_gpt = True
+    loss_head = "by document"
 
     def __init__(
         self,

@@ -39,8 +39,8 @@ def test_each_pair_of_values_occurs_in_few_cells():
         assert sizes[-1] * sizes[-2] <= len(chosen) <= 1.3 * sizes[-1] * sizes[-2] + len(plain)
         made = [name.split("/")[1:5] for name in cells(devices, float8=True)]
         assert len(made) == pytest.approx(len(chosen), abs=3)
-        impossible = [each for each in made if "tp" in each[0] and each[2] == "compiled" and each[3] in ("full", "attention")]
-        assert not impossible  # torch cannot compile them
+        impossible = [each for each in made if "tp" in each[0] and each[2:4] == ["compiled", "attention"]]
+        assert not impossible  # torch cannot compile it
         assert not any("float8" in name for name in cells(devices, float8=False))
 
 

@@ -59,6 +59,18 @@ def test_the_issues_own_example(folder, capsys):
     assert not (folder / "runs").exists(), "a plan leaves nothing behind"
 
 
+@pytest.mark.parametrize("weights", [[], ["--init_from", "runs/none"]])
+def test_adapters_are_planned_before_their_weights_are_on_the_disk(folder, capsys, weights):
+    flags = ["--config", "llama2-7b", "--config", "lora", "--hardware", "h100-sxm", "--devices", "1", *weights]
+    found, (d, f) = plan(capsys, *flags), (4096, 11008)
+    adapters = 32 * 16 * (4 * (d + d) + 3 * (d + f))
+    assert found["parts"]["adapters"] == adapters and found["parameters"] == 6_738_415_616 + adapters
+    assert found["memory"]["parts"]["optimizer state"] == 8 * adapters
+    for refused in (["plan", "--config", "finetune"], ["fit", *flags[:4]]):  # the model follows from weights; it would train
+        code, _, err = run(capsys, *refused, "--config", "lora", *weights)
+        assert code == 2 and "--init_from" in err
+
+
 def test_a_plan_counts_the_blocks_of_packed_documents_and_says_what_packing_does(folder, capsys, without_worker):
     # 20 documents of 12 bytes and an end, in blocks of 16: each alone, with 3 positions of padding, 4 for the first.
     (folder / "text.jsonl").write_text('{"text": "twelve bytes"}\n' * 20)

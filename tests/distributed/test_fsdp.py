@@ -1,6 +1,8 @@
 """FSDP2 of a GPT on four gloo processes: gathers in bf16 lose no bit, gradients are reduced once; what is kept whole."""
 
 import itertools
+from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +10,15 @@ import torch
 import torch.distributed as dist
 from launch import run_ranks
 from layouts import MODELS, SIZE
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.fsdp import gathered_bytes, kept_whole
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.parallelize import parallelize
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.models.gpt import GPT, GPTConfig
 
@@ -212,3 +217,34 @@ def test_whole_blocks_compile_under_tensor_parallelism(alone, kind):
     for name, gradient in expected.items():
         assert gradients[name].placements == gradient.placements, name
         torch.testing.assert_close(gradients[name].to_local(), gradient.to_local(), rtol=1e-5, atol=1e-6)
+
+
+def kept_numbers(kept: Counter[int], tensor: torch.Tensor) -> torch.Tensor:
+    kept[id(tensor)] = tensor.numel()
+    return tensor
+
+
+@pytest.mark.parametrize("mode", ["full", 2])
+def test_tensor_parallel_blocks_are_recomputed_around_their_graphs(alone, monkeypatch, mode):
+    meshes = {"expert_mesh": None, "context_mesh": None, "pipeline_mesh": None, "data_mesh": None}
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor_parallel"))["tensor_parallel"]
+    strategy = SimpleNamespace(tensor_mesh=mesh, world_size=4, expert=1, sizes=lambda size: None, **meshes)
+    compile_eagerly = partial(torch.compile, backend="aot_eager", fullgraph=True)
+    ids = torch.randint(0, 61, (2, 32), generator=torch.Generator().manual_seed(0))
+    found = []
+    for computing in (ComputeConfig(compile=True), ComputeConfig(mode), ComputeConfig(mode, compile=True)):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model = GPT(GPTConfig(**{**SIZE, **MODELS["llama"], "vocab_size": 61}))
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "compile", compile_eagerly)
+            parallelize(model, computing, torch.device("cpu"), strategy)
+        kept = Counter[int]()
+        with saved_tensors_hooks(partial(kept_numbers, kept), lambda saved: saved):
+            loss = model(ids, ids.roll(-1, dims=1)).loss
+        loss.backward()
+        found.append((loss.item(), {name: p.grad.to_local() for name, p in model.named_parameters()}, kept.total()))
+    (_, _, everything), (reference, expected, _), (loss, gradients, less) = found
+    assert loss == reference and less < 0.8 * everything
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.experts_config import MoEConfig
+from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan import Hardware, Layout, Optimizer, RunSettings, find
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "published.yaml"
@@ -27,7 +29,10 @@ _BLOCKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A published run: what it trained where, and what was measured. `memory_kind`: "reserved" or "allocated"."""
+    """A published run: what it trained where, and what was measured (NaN: only the memory).
+
+    `memory_kind`: "reserved" or "allocated". `sealed`: not looked at until the band of a plan was tuned.
+    """
 
     group: str
     name: str
@@ -38,6 +43,7 @@ class Run:
     memory_gib: float | None
     memory_kind: str | None
     async_tp: bool
+    sealed: bool
 
     def __str__(self) -> str:
         run = self.settings
@@ -47,7 +53,7 @@ class Run:
 
 @functools.cache
 def runs(*, memory: bool = False, of: str = "groups") -> tuple[Run, ...]:
-    """All runs whose speed counts, or with `memory` all that state it. `of` "mixtures": runs with experts."""
+    """All runs whose speed counts, or with `memory` all that state it. `of` "mixtures": runs with experts; "unseen"."""
     raw = read_yaml_file(FILE)
     found = [
         _run(raw["models"], {key: value for key, value in group.items() if key != "rows"} | row, group["name"])
@@ -78,6 +84,7 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
         ),
         layout=layout,
         chunk_size=8192 if row.get("loss") == "chunked" else None,
+        lora=LoRAConfig(row["lora"], targets=row.get("lora_targets")) if "lora" in row else None,
     )
     return Run(
         group,
@@ -85,10 +92,11 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
         row["source"],
         find(row["hardware"]),
         settings,
-        row["tokens_per_second"],
+        row.get("tokens_per_second", math.nan),
         row.get("memory_gib"),
         row.get("memory_kind"),
         row.get("async_tp", False),
+        row.get("sealed", False),
     )
 
 

@@ -11,7 +11,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.lora import LoRAConfig
-from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, find, make_plan
+from lit_llm.plan import Layout, Optimizer, Options, RunSettings, find, make_plan
 from lit_llm.plan.measured_run import differences, measured_run, settings_values, with_slowness
 from lit_llm.plan.speed import step_times
 from lit_llm.reporting.plan_text import markdown
@@ -54,7 +54,6 @@ def test_settings_are_the_same_after_a_file(run):
         lora=LoRAConfig(rank=4),
         ramp=((0, 8), (10, 64)),
         length=32,
-        data=DataFacts(bytes_per_token=4),
     )
     found = run(launch(settings, A100))
     assert found.settings == settings and found.hardware == A100

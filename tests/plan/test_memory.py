@@ -2,22 +2,29 @@
 
 import gc
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from planned_steps import peak_of, step_of
 from training_step import TrainingStep, predict
 
+from lit_llm.data.teacher import TeacherInfo
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
-from lit_llm.plan import Layout, Optimizer, RunSettings
+from lit_llm.plan import DataFacts, Layout, Optimizer, RunSettings
 from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import work_bytes
 from lit_llm.plan.weights import weights_of
+from lit_llm.training.distillation import Distillation
+from lit_llm.training.objective import CrossEntropy
+from lit_llm.training.planned_settings import run_settings
+from lit_llm.training.preference import Preference
+from lit_llm.training.reference import Reference
 
 ADAMW = partial(torch.optim.AdamW, fused=True)
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
@@ -212,6 +219,63 @@ def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name, no_
     parameters, peak, flops = predict(settings, cuda=False)
     assert parameters == step.parameters()
     assert peak / step.peak_bytes() == pytest.approx(1, abs=0.02 if "lora" in options else 0.01)
+    assert flops / step.flops() == pytest.approx(1, abs=0.01)
+
+
+class ObjectiveStep(TrainingStep):
+    """A step whose batches are complete for an objective: with documents, a teacher, and the reference of pairs."""
+
+    def __init__(self, objective, chunk_size=None, **options):
+        super().__init__(SHARED_ROWS, ADAMW, sequences=4, loss=LossConfig(chunk_size=chunk_size), **options)
+        self.objective, self.loss_config, self.lora = objective, LossConfig(chunk_size=chunk_size), options.get("lora")
+        if isinstance(objective, Distillation):
+            objective.teacher = TeacherInfo("", 2000, 64, 1.0, 128, "best_fit", "")
+
+    def sums(self, ids, targets):
+        documents = torch.arange(ids.size(1)).div(32, rounding_mode="floor").expand_as(ids).int()  # four of 32 tokens
+        batch = {"input_ids": ids, "targets": targets, "documents": documents}
+        if isinstance(self.objective, Distillation):
+            batch |= {"teacher_ids": ids[..., None] * 0 + torch.arange(64), "teacher_logp": torch.full((*ids.shape, 64), -5.0)}
+            batch["teacher_logp"] = batch["teacher_logp"].half().view(torch.int16)
+        if self.objective.uses_pairs:
+            batch["pairs"] = torch.arange(2).expand(len(ids), 2)
+        if self.objective.uses_reference:
+            batch = Reference("").added_to(batch, self)
+        return self.sums_of(batch)
+
+    def sums_of(self, batch):
+        loss = self.objective.function(batch, self.loss_config, self.model)
+        return self.model(batch["input_ids"], batch["targets"], loss=loss, documents=batch["documents"])
+
+
+SHARED_ROWS = GPTConfig(
+    **{"n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 2000, "mask_documents": True},
+    **{"qkv_convolution": 4, "input_convolution": 4},
+)
+"""Its data say where documents end, so it has no id for that."""
+
+
+@pytest.mark.parametrize(
+    ("objective", "options"),
+    [
+        (CrossEntropy(), {}),
+        (Preference(), {"lora": LoRAConfig(rank=8)}),
+        (Preference("simpo"), {"chunk_size": 100}),
+        (Distillation(), {}),
+        (Distillation(), {"chunk_size": 100, "precision": "bf16-mixed"}),
+    ],
+    ids=["documents", "DPO with LoRA", "SimPO in chunks", "distillation", "distillation in chunks"],
+)
+def test_an_objective_takes_the_memory_and_makes_the_flops_that_were_planned(objective, options, no_garbage_collection):
+    step = ObjectiveStep(objective, **options)
+    parts = {
+        "data": SimpleNamespace(global_batch_size=4, micro_batch_size=4, block_size=128),
+        **{"loss": step.loss_config, "compute": ComputeConfig(), "objective": objective, "lora": options.get("lora")},
+    }
+    precision = options.get("precision", "32-true")
+    settings = run_settings(parts, SHARED_ROWS, step.optimizer, Layout(), precision, steps=1, data=DataFacts())
+    _, peak, flops = predict(settings, cuda=False)
+    assert peak / step.peak_bytes() == pytest.approx(1, abs=0.02)
     assert flops / step.flops() == pytest.approx(1, abs=0.01)
 
 

@@ -8,9 +8,10 @@ from published_runs import Run, runs
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan import Hardware, Optimizer, Options, RunSettings, find
-from lit_llm.plan.memory import resolved
-from lit_llm.plan.speed import Constants, Work, fitted_seconds, gpu_seconds, step_times
+from lit_llm.models.experts_config import MoEConfig
+from lit_llm.plan import Hardware, Layout, Optimizer, Options, RunSettings, find
+from lit_llm.plan.memory import most_memory, peak_memory, resolved
+from lit_llm.plan.speed import Constants, Work, band, fitted_seconds, gpu_seconds, step_times
 
 
 def tokens_per_second(run: Run) -> float:
@@ -77,6 +78,43 @@ def test_hardware_without_figures_has_no_fitted_speed():
     assert fitted_seconds(run.settings, replace(h100, memory_gbps=None)) is None
     assert planned_mfu(run.settings, replace(h100, memory_gbps=None), Options()) == pytest.approx(0.4)
     assert fitted_seconds(run.settings, find("t4")) is None  # has no bf16
+
+
+def test_a_band_widens_with_what_the_fit_does_not_know():
+    run = named("torchtitan, 96", "table 4")[0]  # FSDP and tensor parallelism in float8
+    settings, times = run.settings, step_times(run.settings, run.hardware, Options())
+    planned, sent = times.compute + times.exposed, times.communication
+    least, most = band(settings, run.hardware, times, Options())
+    assert least == pytest.approx(times.compute / (1.3 * 1.15) / planned)  # nothing is waited for
+    assert most == pytest.approx((times.compute * 1.35 * 1.1 + sent) / planned)
+    narrow = replace(settings, compute=replace(settings.compute, float8=False))
+    unknown = {"": narrow, "device": narrow, "experts": replace(narrow, model=replace(settings.model, moe=MoEConfig(8)))}
+    found = {}
+    for name, each in unknown.items():
+        hardware = find("b200") if name == "device" else run.hardware
+        alone = replace(each, layout=Layout(), global_batch=1, micro_batch=1)
+        found[name] = band(alone, hardware, step_times(alone, hardware, Options()), Options())
+    assert found[""] == pytest.approx((1 / 1.3, 1.35))
+    assert found["device"] == pytest.approx((1 / 1.3 / 1.15, 1.35 * 1.25))
+    assert found["experts"] == pytest.approx((1 / 1.3 / 1.15, 1.35 * 2))
+    given = Options(mfu=0.4)
+    assert band(settings, run.hardware, step_times(settings, run.hardware, given), given) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["groups", "mixtures", "unseen"])
+def test_no_published_run_is_outside_its_band(of):
+    for run in runs(of=of):
+        settings = resolved(run.settings, run.hardware)
+        times = step_times(settings, run.hardware, Options())
+        least, most = band(settings, run.hardware, times, Options())
+        measured = settings.tokens_per_step / settings.layout.devices / run.tokens_per_second
+        assert least <= measured / times.step <= most, str(run)
+    for run in runs(of=of, memory=True):
+        settings = resolved(run.settings, run.hardware)
+        most = most_memory(settings, peak_memory(settings, cuda=True))
+        is_known = run.group != "LitGPT" or not run.settings.layout.fsdp2  # these take more than one GPU alone does
+        assert (run.memory_gib * 2**30 <= most) is is_known, str(run)
 
 
 @pytest.mark.slow

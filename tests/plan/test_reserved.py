@@ -7,9 +7,10 @@ from planned_steps import peak_of
 
 from lit_llm.core.hardware import table
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan import Layout, Optimizer, RunSettings, make_plan
-from lit_llm.plan.memory import Pools, reserved_bytes
+from lit_llm.plan.memory import Pools, most_memory, peak_memory, reserved_bytes
 from lit_llm.plan.weights import total_parameters
 
 LLAMA_8B = GPTConfig(
@@ -64,5 +65,24 @@ def test_a_run_fits_if_what_it_reserves_does():
 
 
 def test_a_cpu_reserves_nothing():
-    memory = peak_of(SMALL, sequences=2, optimizer=Optimizer("AdamW"), cuda=False)
-    assert memory.reserved is None and memory.needed == memory.total
+    settings = RunSettings(SMALL, Optimizer("AdamW"), steps=1, global_batch=2)
+    memory = peak_memory(settings, cuda=False)
+    assert memory.reserved is None and memory.needed == memory.total and most_memory(settings, memory) is None
+
+
+def test_the_most_memory_has_buffers_of_nccl_copies_in_float8_and_twice_the_rows_of_experts():
+    def most(**changes) -> tuple[float, dict[str, int]]:
+        settings = RunSettings(**{"model": SMALL, "optimizer": Optimizer("AdamW"), "steps": 1, "global_batch": 16, **changes})
+        memory = peak_memory(settings, cuda=True)
+        return most_memory(settings, memory) - 1.25 * memory.reserved, memory.parts
+
+    assert most()[0] == pytest.approx(0, abs=1)
+    two = Layout("mesh", replicate=2, shard=4, shards="parameters")
+    assert most(layout=two)[0] == pytest.approx(2 * 0.5e9, abs=1)
+    found, _ = most(compute=ComputeConfig(float8=True))
+    in_blocks = 2 * (total_parameters(SMALL) - total_parameters(replace(SMALL, n_layer=1)))
+    assert found == pytest.approx(2 * in_blocks, abs=1)
+    assert most(compute=ComputeConfig("full", float8=True))[0] == pytest.approx(0, abs=1)
+    moe = replace(SMALL, moe=MoEConfig(experts=4, top_k=2))
+    found, parts = most(model=moe, layout=Layout("mesh", shard=2, expert=2, shards="parameters"))
+    assert found == pytest.approx(2 * 0.5e9 + parts["activations"], abs=1)

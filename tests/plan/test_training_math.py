@@ -26,6 +26,7 @@ from lit_llm.plan import (
     make_plan,
     total_parameters,
 )
+from lit_llm.plan.built_model import build_gpt
 from lit_llm.plan.collectives import (
     Collective,
     Exchange,
@@ -85,8 +86,29 @@ def test_optimizer_state_per_parameter(name, bytes_per_parameter):
     assert state_bytes(Optimizer(name), weights_of(GPT2_XL), 4) / 1_555_126_400 == pytest.approx(bytes_per_parameter)
 
 
-def test_momentum_of_sgd_is_one_state():
-    assert state_bytes(Optimizer("SGD", momentum=True), weights_of(GPT2_XL), 4) == 4 * 1_555_126_400
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("SGD", {}),
+        ("SGD", {"momentum": 0.9}),
+        ("AdamW", {"amsgrad": True, "fused": True}),
+        ("Adam", {"amsgrad": True}),
+        ("RMSprop", {}),
+        ("RMSprop", {"momentum": 0.9, "centered": True}),
+        *((name, {}) for name in ("NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "ASGD", "Rprop")),
+    ],
+)
+def test_state_is_that_of_a_step_of_torchs_optimizer(kind, options):
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=8, vocab_size=64)
+    built = build_gpt(model, None).to_empty(device="cpu")
+    optimizer = getattr(torch.optim, kind)(built.parameters(), lr=0.1, **options)
+    for parameter in built.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    tensors = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    measured = sum(tensor.nbytes for tensor in tensors if tensor.ndim)  # without counts of steps
+    planned = planned_optimizer(optimizer)
+    assert planned.is_known and state_bytes(planned, weights_of(model), 4) == measured
 
 
 @pytest.mark.parametrize("kind", [MuonAdamW, TorchMuon])
