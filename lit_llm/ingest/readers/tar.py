@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import shutil
 import tarfile
@@ -11,7 +10,7 @@ from collections.abc import Generator, Iterator
 from typing import IO, BinaryIO, cast
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.readers.detect import read_head, require_text
+from lit_llm.ingest.readers.detect import text_pieces
 from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.jsonl import stream_text
 from lit_llm.ingest.readers.plain_text import cut_pieces, read_chunks, without_mark
@@ -79,10 +78,11 @@ def _sample(members: Iterator[tuple[str, str, IO[bytes]]], of: SourceFile) -> It
 
 def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
     """A file of text. Returns whether it is not empty."""
-    head = read_head(content)
-    require_text(head, name=where)
-    yield from cut_pieces(without_mark(itertools.chain([head], read_chunks(content))))
-    return bool(head.removeprefix(codecs.BOM_UTF8))
+    found = False
+    for piece in text_pieces(cut_pieces(without_mark(read_chunks(content))), name=where):
+        found = True
+        yield piece
+    return found
 
 
 def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]]:
