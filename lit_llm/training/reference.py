@@ -130,7 +130,10 @@ def _of_start(module: LanguageModel) -> str:
     """Identifies the weights that training starts from, and the settings of the model that computes with them."""
     if module.init_from is None:
         raise UserError("Preferences need the model that training starts from: name its run (--init_from RUN).")
-    settings = json.dumps([asdict(module.config), module.architecture and asdict(module.architecture)], default=str)
+    model = asdict(module.config)
+    if module.config.rope_scaling is None and module.config.layers is None:
+        del model["block_size"]  # what a document gives does not depend on the length of blocks
+    settings = json.dumps([model, module.architecture and asdict(module.architecture)], default=str)
     average = " ema" if module.use_ema else ""
     return f"{base_sha256(module.init_from)}{average} {hashlib.sha256(settings.encode()).hexdigest()}"
 

@@ -22,7 +22,7 @@ from lit_llm.ingest.source import Source
 
 
 class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
-    """The documents of a file, in pieces, in bounded memory. The content decides the format, not the file's name.
+    """The documents of a file, in pieces. The content decides the format, not the file's name.
 
     Iterate once; a context manager. An empty file has no document.
 
