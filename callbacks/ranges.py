@@ -27,6 +27,8 @@ LARGEST = 10**15
 STEPS = 10**12
 """Bound of numbers of optimizer steps."""
 INT64 = 2**63 - 1
+TINY = 2.0**-126
+"""The smallest normal number of float32 and bfloat16. Smaller ones are 0 where a model computes."""
 
 _SMALL = 100
 """Up to here, a message about one bound names the other one too."""
@@ -102,7 +104,7 @@ class Domain:
         return rule + "".join(f", or {each}" if self.fraction else f" or {each}" for each in also)
 
     def _too_low(self, value: float) -> bool:
-        return value < self.low or (self.above_low and value == self.low)
+        return value < self.low or (self.above_low and value <= self.low + TINY)
 
     def _too_high(self, value: float) -> bool:
         return value > self.high or (self.below_high and value == self.high)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import torch
 
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.adapters import BASE, LORA, base_record, saved_weights
@@ -26,7 +27,7 @@ from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, unread_laye
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
 from lit_llm.hf.families import FAMILIES
 from lit_llm.hf.peft import is_adapter_folder, read_adapter
-from lit_llm.hf.read import CONFIG, WeightFiles, read_weights, text_config
+from lit_llm.hf.read import CONFIG, WeightFiles, read_weights, refuse_first_five, text_config
 from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
 from lit_llm.hf.write import write_json
 from lit_llm.models.gpt import weights_on_meta
@@ -178,7 +179,15 @@ def _new_run(run: Path, *, replace: bool, sources: list[Path]) -> Iterator[Path]
 
 
 def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[str, Any], **more: Any) -> None:
-    """Write config.yaml and the checkpoint of step 0 into a folder that has the tokenizer, if there is one."""
+    """Write config.yaml and the checkpoint of step 0 into a folder that has the tokenizer, if there is one.
+
+    Raises:
+        UserError: Weights are not finite.
+    """
+    broken = [name for name, tensor in weights.items() if not _finite(tensor)]
+    refuse_first_five(
+        [f"{name} has values that are not finite: copy or download the weights again (--from)" for name in broken]
+    )
     make_folder(partial / CHECKPOINTS)
     (partial / RUN_CONFIG).write_text(title + dump_yaml(recipe), encoding="utf-8")
     checkpoint: dict[str, Any] = {
@@ -193,6 +202,12 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
         checkpoint[TOKENIZER_SHA256] = tokenizer_sha256(partial)
     disk_format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
     (partial / CHECKPOINTS / "last.ckpt").symlink_to(STEP_0)
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    """Whether all values are finite. Least and largest are, and no copy of the tensor is made."""
+    values = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no such operation
+    return bool(torch.stack(values.aminmax()).isfinite().all())
 
 
 def _tokenizer_in(run: Path) -> dict[str, Any]:

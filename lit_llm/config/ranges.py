@@ -34,7 +34,7 @@ OF_LIBRARIES: dict[str, dict[str, Domain]] = {
         "momentum": below(0, 1),
         "dampening": at_least(0, 1),
         "momentum_decay": at_least(0, _RATE),
-        "eps": at_least(0, 1),
+        "eps": above(0, 1),
         "ns_steps": whole(1, 99),
         "ns_coefficients": at_least(-_RATE, _RATE),
         "alpha": at_least(0, 1),

@@ -36,6 +36,7 @@ _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _AMBIGUOUS_BOOL = re.compile(r"yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF")
 _AMBIGUOUS_INT = re.compile(r"[-+]?(0[0-9_]+|0o[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+_ANY_DIGITS = re.compile(r"[-+]?[\d_]*(\.[\d_]*)?([eE][-+]?\d+)?")  # of any script: int() and float() read them all
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 
 _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -96,6 +97,8 @@ def refusal(text: str) -> str | None:
         return "means true or false in YAML 1.1 and text in YAML 1.2: write true or false, or quotes around it"
     if _AMBIGUOUS_INT.fullmatch(text):
         return "means different numbers in YAML 1.1 and 1.2: write a decimal number, or quotes around it"
+    if not text.isascii() and _ANY_DIGITS.fullmatch(text):
+        return "has digits of another script: write 0 to 9, or quotes around it"
     if len(text) > MAX_DIGITS and (_INT.fullmatch(text) or _FLOAT.fullmatch(text)):
         return f"has {len(text):,} digits, but a number may have {MAX_DIGITS}"
     return None

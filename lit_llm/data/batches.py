@@ -56,7 +56,9 @@ class GlobalOrder(DistributedSampler):
                 ends += range(begin + micro, begin + per_rank + 1, micro)
                 start, step = start + size, step + 1
             addresses = data.locate(np.concatenate(parts))
-            yield from np.split(addresses, ends[:-1])[:remaining]
+            for addresses_of_one in np.split(addresses, ends[:-1])[:remaining]:
+                data.refuse_changed_files()
+                yield addresses_of_one
             remaining -= len(ends)
 
 

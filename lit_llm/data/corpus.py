@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lit_llm.core.disk import open_ordinary
 from lit_llm.data.document_ends import missing_documents
+from lit_llm.data.stored_files import Seen, StoredFiles
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.token_parts import PartCounts
 from lit_llm.tokenizers import Tokenizer
@@ -16,11 +16,8 @@ from lit_llm.tokenizers import Tokenizer
 # Before the fingerprint of data of which every token was hashed. Others are of samples: long data without a manifest.
 _ALL_TOKENS = "tokens-"
 
-MAX_FILES = 1000
-"""A checkpoint lists no more files than this."""
-
-_SAMPLE = 2**18
-"""Bytes that are read at the start, in the middle and at the end of a file. Shorter files are read whole."""
+MAX_FILES = 10_000
+"""A checkpoint lists no more files than this. Those of more are hashed in the background of every launch."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +42,21 @@ class OpenedCorpus:
     corpus: Corpus
     hashes: dict[str, str]
     """Of the tokens of each stream."""
-    files: dict[str, str]
-    """Path → size and hash."""
+    files: StoredFiles
+    """Those of the tokens."""
+    sources: Seen
+    """The files that checkpoints list: the texts, or the files of the tokens. Empty if there are too many."""
     fingerprint: str
     """Of the counts and tokens of all streams; it starts with "tokens-" if every token was hashed."""
     with_documents: frozenset[str]
     """The streams whose shards all know where documents end."""
 
     @classmethod
-    def of(cls, corpus: Corpus, files: dict[str, str]) -> OpenedCorpus:
+    def of(cls, corpus: Corpus, sources: Seen | None) -> OpenedCorpus:
         """Check the token ids of a corpus, as far as `TokenStream.scan` reads them.
+
+        Args:
+            sources: the texts that it was made from; None: the files of the tokens are the data.
 
         Raises:
             UserError: a token is outside the vocabulary.
@@ -62,7 +64,10 @@ class OpenedCorpus:
         hashes = {name: stream.scan(corpus.vocab_size) for name, stream in corpus.streams.items()}
         form = _ALL_TOKENS if all(stream.hash_covers_all for stream in corpus.streams.values()) else ""
         known = frozenset(name for name, stream in corpus.streams.items() if missing_documents(stream) is None)
-        return cls(corpus, hashes, files, form + combined_hash(corpus.streams, hashes), known)
+        files = StoredFiles(file for stream in corpus.streams.values() for file in stream.files())
+        listed = files.seen if sources is None else sources
+        kept = listed if len(listed) <= MAX_FILES else {}
+        return cls(corpus, hashes, files, kept, form + combined_hash(corpus.streams, hashes), known)
 
     def is_of_samples(self, fingerprint: str) -> bool:
         """Whether a saved fingerprint is of samples of these data: then they had no manifest yet."""
@@ -70,7 +75,7 @@ class OpenedCorpus:
         sampled = {name: stream.scan_tokens(vocab_size) for name, stream in streams.items()}
         return not fingerprint.startswith(_ALL_TOKENS) and fingerprint == combined_hash(streams, sampled)
 
-    def change_since(self, fingerprint: str, files: Mapping[str, str], sources: Iterable[Path]) -> str:
+    def change_since(self, fingerprint: str, files: Mapping[str, list[str]], sources: Iterable[Path]) -> str:
         """One phrase about a saved fingerprint that differs: which files have changed, as far as they were saved.
 
         Args:
@@ -82,8 +87,8 @@ class OpenedCorpus:
                 "the checkpoint has a hash of every token, and the shards have none any more: restore the meta.json that "
                 "prepare wrote beside them"
             )
-        if files and self.files:
-            changes = file_changes(files, self.files)
+        if files and self.sources:
+            changes = file_changes(files, self.sources)
             more = f", and {len(changes) - 5} more" if len(changes) > 5 else ""
             if changes:
                 return f"the text is not the checkpoint's: {', '.join(changes[:5])}{more}"
@@ -99,29 +104,11 @@ def combined_hash(streams: Mapping[str, TokenStream], hashes: Mapping[str, str])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-def describe_files(paths: Iterable[Path]) -> dict[str, str]:
-    """Path → size and hash of each file; empty if there are more than MAX_FILES."""
-    listed = list(dict.fromkeys(paths))
-    return {} if len(listed) > MAX_FILES else {str(path): _identity(path) for path in listed}
-
-
-def file_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def file_changes(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> list[str]:
     """What happened to each file: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged."""
-    same = set(before.values()) & set(now.values())
-    changed = [f"{path} has changed" for path in before if path in now and before[path] != now[path]]
-    gone = [f"{path} is gone" for path, identity in before.items() if path not in now and identity not in same]
-    new = [f"{path} is new" for path, identity in now.items() if path not in before and identity not in same]
+    same = ({blake2b for _, blake2b in before.values()} & {blake2b for _, blake2b in now.values()}) - {""}
+    both = [path for path in before if path in now and before[path][0] != now[path][0]]
+    changed = [f"{path} has changed" for path in both if before[path][1] != now[path][1] or not now[path][1]]
+    gone = [f"{path} is gone" for path, (_, blake2b) in before.items() if path not in now and blake2b not in same]
+    new = [f"{path} is new" for path, (_, blake2b) in now.items() if path not in before and blake2b not in same]
     return changed + gone + new
-
-
-def _identity(path: Path) -> str:
-    size = path.stat().st_size
-    digest = hashlib.blake2b(digest_size=8)
-    with open(open_ordinary(path), "rb") as file:
-        if size <= 3 * _SAMPLE:
-            digest.update(file.read())
-        else:
-            for start in (0, (size - _SAMPLE) // 2, size - _SAMPLE):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE))
-    return f"{size} bytes {digest.hexdigest()}"

@@ -26,11 +26,12 @@ from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, PairBlocks, StreamBlocks, TrainBlocks
-from lit_llm.data.corpus import Corpus, OpenedCorpus, describe_files
+from lit_llm.data.corpus import Corpus, OpenedCorpus
 from lit_llm.data.document_ends import Documents
 from lit_llm.data.order import sample_index
 from lit_llm.data.pack_plan import PackPlan, open_plan
 from lit_llm.data.run_length import set_accumulation, set_end
+from lit_llm.data.stored_files import BackgroundCheck, Seen, StoredFiles
 from lit_llm.data.teacher import Teacher, TeacherInfo
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatForm
@@ -88,6 +89,7 @@ class TokenDataModule(LightningDataModule, ABC):
         self.ramp: BatchRamp | None = None  # set by `find_ramp`
         self.pipeline: Any = None  # the PipelineLayout that `find_pipeline` finds
         self._opened: OpenedCorpus | None = None
+        self._background: BackgroundCheck | None = None  # while this process trains
         self._received = False  # whether all ranks have what rank 0 has opened
         # The sample and step counts at which this process started: zero, or those of a checkpoint.
         self._base_samples, self._base_step = 0, 0
@@ -109,6 +111,10 @@ class TokenDataModule(LightningDataModule, ABC):
     def source_files(self) -> list[Path]:
         """The files that hold the data, so that a changed one can be named; none if they are unknown."""
         return []
+
+    def seen_sources(self) -> Seen | None:
+        """The texts that the tokens were made from; None if the files of the tokens are the data."""
+        return None
 
     def source_folders(self) -> list[Path]:
         """The folders that are read with everything below them."""
@@ -199,7 +205,36 @@ class TokenDataModule(LightningDataModule, ABC):
             raise UserError("No block size: set --data.block_size (the command line uses --model.block_size).")
         if self._opened is not None:
             return self._opened
-        return OpenedCorpus.of(self.open_corpus(), describe_files(self.source_files()))
+        return OpenedCorpus.of(self.open_corpus(), self.seen_sources())
+
+    @property
+    def files(self) -> StoredFiles:
+        """Those of the tokens."""
+        return self._open_data.files
+
+    def changed_files(self, saved: Mapping[str, Any], *, accepted: bool) -> list[str]:
+        """A sentence for each file of the tokens that holds something else than at a checkpoint.
+
+        Args:
+            saved: the ``state_dict`` of the checkpoint.
+            accepted: as of `StoredFiles.changes`.
+        """
+        if self.seen_sources() is not None:  # then the checkpoint has the states of texts
+            return []
+        return self.files.changes(saved.get("files", {}), accepted=accepted)
+
+    def refuse_changed_files(self) -> None:
+        """
+        Raises:
+            UserError: A file of the tokens has been found in the background that does not hold what it must.
+        """
+        if self._background is not None and self._background.problem is not None:
+            raise UserError(self._background.problem)
+
+    def teardown(self, stage: str) -> None:
+        if self._background is not None:
+            self._background.stop()
+            self.refuse_changed_files()
 
     def _receive(self) -> OpenedCorpus:
         """What rank 0 has opened, on every rank. A collective. Problems on rank 0 are raised on every rank."""
@@ -249,9 +284,9 @@ class TokenDataModule(LightningDataModule, ABC):
         """
         of_blocks = {"vocab_size": self.vocab_size, "block_size": self._block_size, "packing": self.packing}
         hashes = self._open_data.hashes
-        self.teachers = {
-            name: Teacher(self.corpus.streams[name], of_blocks | {"tokens": hashes[name]}) for name in self._train_streams()
-        }
+        for name in self._train_streams():
+            self.teachers[name] = Teacher(self.corpus.streams[name], of_blocks | {"tokens": hashes[name]})
+            self.files.add(self.teachers[name].files())
         infos = [each.info for each in self.teachers.values()]
         if len({info.name for info in infos}) > 1:
             raise UserError("The sources have different teachers: prepare all with one, and equal --top_k and --temperature.")
@@ -388,6 +423,8 @@ class TokenDataModule(LightningDataModule, ABC):
         blocks = self.train_blocks()
         rank, world_size = self._data_parallel()
         if self.trainer is not None:
+            if self.trainer.is_global_zero:
+                self._background = BackgroundCheck(self.files)
             set_micro_batches_made(self.trainer, self.micro_batches_before(self.trainer.global_step))
         order = GlobalOrder(blocks, self, rank=rank, world_size=world_size)
         return self._loader(blocks, order)
@@ -468,7 +505,7 @@ class TokenDataModule(LightningDataModule, ABC):
         return self._base_step if self.trainer is None else self.trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
-        files = {"files": self._opened.files} if self._opened is not None and self._opened.files else {}
+        files = {"files": dict(self._opened.sources)} if self._opened is not None and self._opened.sources else {}
         return {"consumed_samples": self.consumed_samples, "global_step": self.step} | self._identity() | files
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

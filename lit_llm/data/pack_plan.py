@@ -24,12 +24,13 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lit_llm.core.disk import complete_file, is_disk_error, open_ordinary
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.data.document_ends import Documents, missing_documents
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.packing import PIECE, POOL, Counts, consecutive, pack
+from lit_llm.data.stored_files import StoredFiles
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES
+from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HASH_BYTES
 
 MOST_COUNTED = 5_000_000
 """Documents that `planned` packs, which takes a few seconds."""
@@ -119,7 +120,8 @@ def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
         )
     key = key_of(documents, tokens_hash)
     path = path_of(documents.stream, size, key)
-    is_new = not path.exists()
+    if is_new := not path.exists():
+        refuse(StoredFiles(file for file in documents.stream.files() if file.path.endswith(DOCS_SUFFIX)).problems())
     long = write_plan(path, documents, size=size, key=key) if is_new else 0
     plan = PackPlan(path, size=size, key=key)
     if is_new:
@@ -186,7 +188,8 @@ def key_of(documents: Documents, tokens_hash: str) -> bytes:
         tokens_hash: of the stream (`TokenStream.scan`).
     """
     shards = [(layout.tokens, 0 if layout.megatron else os.path.getsize(layout.docs)) for layout in documents.stream.layouts]
-    content = repr((_VERSION, POOL, tokens_hash, shards, documents.ends_open, *(["pairs"] * documents.stream.pairs)))
+    listed = [file.blake2b for file in documents.stream.files() if file.path.endswith(DOCS_SUFFIX)]
+    content = repr((_VERSION, POOL, tokens_hash, shards, listed, documents.ends_open, *(["pairs"] * documents.stream.pairs)))
     return hashlib.blake2b(content.encode(), digest_size=HASH_BYTES).digest()
 
 

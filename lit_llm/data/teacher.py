@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lit_llm.core.disk import open_ordinary, read_json, write_text
 from lit_llm.core.errors import UserError
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout
+from lit_llm.data.stored_files import StoredFile, hash_of
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shard_manifest import Unexpected, from_json
 
@@ -43,6 +44,8 @@ class TeacherInfo:
     """With the block size, what the teacher has read before each position."""
     tokens: str
     """Hash of the stream (`TokenStream.scan`)."""
+    files: dict[str, str]
+    """Name → hash of each file."""
 
     @property
     def name(self) -> str:
@@ -99,6 +102,11 @@ class Teacher:
             if not os.path.exists(file) or os.path.getsize(file) != size:
                 raise UserError(f"{file} does not have {size} bytes: {_AGAIN}.")
 
+    def files(self) -> Iterator[StoredFile]:
+        for layout in self.stream.layouts:
+            file = file_of(layout)
+            yield StoredFile(file, self.info.files.get(os.path.basename(file)), mend=_AGAIN)
+
     def read(self, start: int, length: int) -> np.ndarray:
         """(length,) of type `TeacherInfo.record`, at the positions from `start` on.
 
@@ -144,7 +152,8 @@ class TeacherWriter:
         for name, file in self._files.items():
             os.fsync(file)
             os.replace(name + ".partial", name)
-        write_text(path, json.dumps(asdict(self._info), indent=1) + "\n")
+        hashes = {os.path.basename(name): hash_of(name) for name in self._files}
+        write_text(path, json.dumps(asdict(replace(self._info, files=hashes)), indent=1) + "\n")
 
     def __enter__(self) -> TeacherWriter:
         return self

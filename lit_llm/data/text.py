@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,20 +16,24 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.disk import read_json, write_text
+from lit_llm.core.errors import UserError, refuse
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.shard_splits import text_sizes
+from lit_llm.data.stored_files import Seen, StoredFile, StoredFiles, state_of
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.selection import Selection, path_hash
-from lit_llm.ingest.shard_manifest import META_FILE, Manifest
+from lit_llm.ingest.shard_manifest import META_FILE, Manifest, Unexpected, from_json
 from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
 _SHARD_TOKENS = 100_000_000
+_RECORD = "files.json"
+"""In a folder of the cache: the states and hashes of its files, and of the texts that it was made from."""
 
 # Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
 _EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -60,6 +65,7 @@ class TextDataModule(TokenDataModule):
         """The configured one. After ``setup``, ``tokenizer`` is the one in use, whose vocabulary has been learned."""
         self.cache_dir = cache_dir
         self._verified: Path | None = None  # the cache that this process has made or checked
+        self._seen_sources: Seen = {}  # the texts that it was made from
 
     @abstractmethod
     def inputs(self) -> list[Input]:
@@ -101,10 +107,10 @@ class TextDataModule(TokenDataModule):
                 if folder == self._verified or (damage := self._damage(folder)) is None:
                     self._verified = folder
                     return
-                rank_zero_warn(f"The token cache {folder} is damaged, so the text is tokenised again: {damage}")
+                why = f"is damaged, or its text has changed, so the text is tokenised again: {damage}"
+                rank_zero_warn(f"The token cache {folder} {why}")
                 shutil.rmtree(folder)
             self._fill(folder)
-            self._verified = folder
         except OSError as error:
             where = "" if error.filename is None else f"{error.filename}: "
             raise UserError(
@@ -117,8 +123,13 @@ class TextDataModule(TokenDataModule):
         temporary = folder.parent / f"tmp-{uuid.uuid4().hex}"
         temporary.mkdir()  # not tempfile's: users may share a cache
         try:
-            self.tokenise(temporary, shard_tokens=_SHARD_TOKENS)
+            sources = StoredFiles(StoredFile(os.path.abspath(path)) for path in self.source_files())
+            refuse(sources.problems())
+            manifest = self.tokenise(temporary, shard_tokens=_SHARD_TOKENS).manifest
             shutil.rmtree(temporary / PARTS)
+            made = {file for stream in _streams(temporary, manifest).values() for file in stream.files()}
+            tokens = {str(folder / Path(file.path).name): [state_of(file.path), file.blake2b] for file in made}
+            write_text(temporary / _RECORD, json.dumps(sources.seen | tokens))
             os.replace(temporary, folder)
         except OSError:
             if not folder.exists():  # otherwise another process has written the same content
@@ -130,12 +141,16 @@ class TextDataModule(TokenDataModule):
         folder = self._cache_folder()
         if not folder.exists():
             self.prepare_data()
+        mend = f"delete the folder {folder}, and it is made again"
         if folder != self._verified and (damage := self._damage(folder)) is not None:
-            raise UserError(f"The token cache is damaged: delete the folder {folder}, and it is made again. {damage}")
+            raise UserError(f"The token cache is damaged: {mend}. {damage}")
         manifest = Manifest.read(folder)
         assert manifest is not None, "the cache is not damaged"
+        streams = _streams(folder, manifest)
+        for stream in streams.values():
+            stream.mend = mend
         return Corpus(
-            _streams(folder, manifest),
+            streams,
             manifest.vocab_size,
             load_tokenizer(folder),
             text_sizes=text_sizes([manifest.splits]),
@@ -144,18 +159,32 @@ class TextDataModule(TokenDataModule):
         )
 
     def _damage(self, folder: Path) -> str | None:
-        """What is wrong with a folder of the cache. Token ids are checked, as far as `scan_tokens` reads them."""
+        """Why a folder of the cache does not have the tokens of these texts: something has changed since it was made.
+
+        Files in another state than the record's are hashed once, and the record then has their state.
+        """
         try:
             manifest = Manifest.read(folder)
             if manifest is None:
                 return f"{folder / META_FILE} is missing."
             if manifest.vocab_size != load_tokenizer(folder).vocab_size:
                 return f"{folder / META_FILE} and its tokenizer have different vocabularies."
-            for stream in _streams(folder, manifest).values():
-                stream.scan_tokens(manifest.vocab_size)
-        except (UserError, OSError) as error:
+            record: Seen = from_json(Seen, read_json(folder / _RECORD))
+            paths = [os.path.abspath(path) for path in self.source_files()]
+            files = StoredFiles(file for stream in _streams(folder, manifest).values() for file in stream.files())
+            files.add(StoredFile(path, record[path][1]) for path in paths)
+            changed = files.recall(record)
+            refuse(files.problems(changed))
+            if changed:
+                with contextlib.suppress(OSError):  # a cache that cannot be written is hashed at every start
+                    write_text(folder / _RECORD, json.dumps(files.seen))
+            self._seen_sources = {path: files.seen[path] for path in paths}
+        except (UserError, OSError, ValueError, KeyError, Unexpected) as error:
             return str(error)
         return None
+
+    def seen_sources(self) -> Seen:
+        return self._seen_sources
 
     def held_out_text(self) -> Iterator[bytes]:
         """The bytes of the validation text in pieces, for comparing its compression with other programs."""
@@ -179,7 +208,7 @@ class TextDataModule(TokenDataModule):
         return self._cache_root() / "tokens" / key
 
     def _cache_root(self) -> Path:
-        return Path(self.cache_dir or os.environ.get("LIT_LLM_CACHE") or "~/.cache/lit_llm").expanduser()
+        return Path(self.cache_dir or os.environ.get("LIT_LLM_CACHE") or "~/.cache/lit_llm").expanduser().absolute()
 
     def problems(self, world_size: int = 1) -> list[str]:
         return [*super().problems(world_size), *self._cache_problems()]

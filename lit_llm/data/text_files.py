@@ -85,21 +85,16 @@ class GivenFiles(TextDataModule):
 
     def inputs(self) -> list[Input]:
         sources, _ = self._split_sources()
-        inputs = {name: [self._input(source, name) for source in each] for name, each in sources.items()}
+        inputs = {name: [Input(source, name, self.read_settings) for source in each] for name, each in sources.items()}
         if "val" not in inputs:
-            plain = [one for one in inputs["train"] if one.settings.format == "text" and one.source.is_local]
+            plain = [one for one in inputs["train"] if one.source.is_local and self._is_plain_text(one.source)]
             others = [replace(one, split=None) for one in inputs["train"] if one not in plain]
             inputs["train"] = (hold_out(plain, self.val_fraction) if plain else []) + others
         return [one for each in inputs.values() for one in each]
 
-    def _input(self, source: Source, split: str) -> Input:
-        settings = self.read_settings
-        is_plain = source.is_local and self._is_plain_text(source, settings)
-        return Input(source, split, replace(settings, format="text") if is_plain else settings)
-
-    def _is_plain_text(self, source: Source, settings: ReadSettings) -> bool:
+    def _is_plain_text(self, source: Source) -> bool:
         if source not in self._plain:
-            with DocumentReader(source, settings) as reader:
+            with DocumentReader(source, self.read_settings) as reader:
                 self._plain[source] = reader.is_plain_text
         return self._plain[source]
 
@@ -108,7 +103,7 @@ class GivenFiles(TextDataModule):
         problems = []
         for source in (source for each in sources.values() for source in each if source.is_local):
             try:
-                self._is_plain_text(source, self.read_settings)
+                self._is_plain_text(source)
             except UserError as error:
                 problems += [] if str(error) in problems else [str(error)]
                 if len(problems) == _MAX_PROBLEMS:

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from lit_llm.core.errors import UserError, noting, refuse
-from lit_llm.data.megatron import wrong_size
+from lit_llm.data.megatron import index_of, wrong_size
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout, read_layout, size_of
-from lit_llm.ingest.shard_manifest import Manifest
-from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
+from lit_llm.data.stored_files import StoredFile
+from lit_llm.ingest.shard_manifest import Manifest, ShardInfo
+from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, header, magic_for
 
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
 # Of longer streams.
@@ -58,7 +59,8 @@ class TokenStream:
         shards = [known[file] for file in files]
         if manifest.pairs and whole is None:
             raise UserError(f"{folder} has pairs, which can lie in two shards: name all shards of a split, or the folder.")
-        dtype = LAYOUTS[magic_for(manifest.vocab_size)][1]
+        magic = magic_for(manifest.vocab_size)
+        dtype = LAYOUTS[magic][1]
         layouts = [
             ShardLayout(os.path.join(folder, s.file), dtype, HEADER_BYTES, s.tokens, masked=s.mask_blake2b is not None)
             for s in shards
@@ -67,7 +69,7 @@ class TokenStream:
         refuse(problem for problem in found if problem is not None)
         stream = cls.__new__(cls)
         stream._use(layouts)
-        stream._max_ids = [shard.max_id for shard in shards]
+        stream._listed, stream._magic = shards, magic
         stream._hash = None if whole is None else _with_mask(whole.tokens_blake2b, whole.mask_blake2b)
         stream.folder_of_manifest, stream.ends_open = folder, manifest.ends_open
         stream.pairs = bool(manifest.pairs)
@@ -78,7 +80,9 @@ class TokenStream:
         self.starts = [0, *accumulate(layout.tokens for layout in layouts)]
         """The position of each shard's first token, then the total."""
         self._files = OpenFiles()
-        self._max_ids: list[int] | None = None  # of each shard, if a manifest says
+        self.mend = "restore it, or prepare the data again"  # what a user does about a file that has changed
+        self._listed: list[ShardInfo] | None = None  # what a manifest says of each shard
+        self._magic = 0  # with which a listed shard begins
         self._hash: str | None = None  # of all tokens, if a manifest says
         self.folder_of_manifest: Path | None = None
         self.ends_open: bool | None = None  # as a manifest says: see `Manifest.ends_open`
@@ -90,6 +94,22 @@ class TokenStream:
     @property
     def paths(self) -> list[Path]:
         return [Path(layout.path) for layout in self.layouts]
+
+    def files(self) -> Iterator[StoredFile]:
+        """The files of its tokens, masks and document ends, with what a manifest says of each."""
+        for number, layout in enumerate(self.layouts):
+            tokens = mask = ends = None
+            head = b""
+            if self._listed is not None:
+                listed = self._listed[number]
+                tokens, mask, ends = listed.blake2b, listed.mask_blake2b, listed.docs_blake2b
+                head = header(self._magic, layout.tokens)
+            yield StoredFile(layout.path, tokens, head, self.mend)
+            if layout.masked:
+                yield StoredFile(layout.mask_path, mask, mend=self.mend)
+            docs = index_of(layout.path) if layout.megatron else layout.docs
+            if os.path.exists(docs):
+                yield StoredFile(docs, ends, mend=self.mend)
 
     @property
     def itemsize(self) -> int:
@@ -151,13 +171,13 @@ class TokenStream:
         Raises:
             UserError: the shard and id of a token outside the vocabulary.
         """
-        if self._max_ids is None or self._hash is None:
+        if self._listed is None or self._hash is None:
             return self.scan_tokens(vocab_size)
-        if (largest := max(self._max_ids)) >= vocab_size:
-            path = self.layouts[self._max_ids.index(largest)].path
-            raise UserError(
-                f"{path} holds token id {largest}, but the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)."
-            )
+        largest = max(self._listed, key=lambda shard: shard.max_id)
+        if largest.max_id >= vocab_size:
+            path = self.layouts[self._listed.index(largest)].path
+            rule = f"the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)"
+            raise UserError(f"{path} holds token id {largest.max_id}, but {rule}.")
         return self._hash
 
     def scan_tokens(self, vocab_size: int) -> str:

@@ -57,7 +57,7 @@ class Job:
 
     def key(self, settings: Iterable[str]) -> str:
         """The name of the job's files: different for other inputs, and for other settings."""
-        content = [[part.identity() for part in self.inputs], list(settings)]
+        content = [[[*part.identity(), part.source.place()] for part in self.inputs], list(settings)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 

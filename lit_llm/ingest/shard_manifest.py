@@ -32,6 +32,8 @@ class ShardInfo:
     """Of the file's bytes after the header; 16 bytes, as hex."""
     mask_blake2b: str | None = None
     """Of the file that says which tokens are targets; None without one."""
+    docs_blake2b: str | None = None
+    """Of the file with the ends of its documents; None without one."""
 
 
 @dataclass(frozen=True)

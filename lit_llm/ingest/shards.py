@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,6 +44,13 @@ HASH_BYTES = 16  # of every blake2b of tokens
 def magic_for(vocab_size: int) -> int:
     """The magic number of shards for ids in [0, vocab_size): uint16 up to 65,536 ids, uint32 above."""
     return 20240520 if vocab_size <= 2**16 else 20240801
+
+
+def header(magic: int, tokens: int) -> bytes:
+    """The header of a shard."""
+    numbers = np.zeros(HEADER_INTS, dtype="<i4")
+    numbers[:3] = magic, LAYOUTS[magic][0], tokens
+    return numbers.tobytes()
 
 
 class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
@@ -77,7 +85,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         self.tokens = self.documents = 0
         self._folder, self._name, self._shard_tokens = Path(folder), name, shard_tokens
         self._magic = magic_for(vocab_size)
-        self._version, self._dtype = LAYOUTS[self._magic]
+        self._dtype = LAYOUTS[self._magic][1]
         self.targets = 0 if masked else None
         self._split_hash, self._masks_hash = _new_hash(), _new_hash()
         self._in_document = False  # whether tokens have followed the last document's end
@@ -134,9 +142,8 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         """The tokens since the last end are a document. Without any, there is none."""
         if not self._in_document:
             return
-        if not self.documents:
-            for path in self.paths:  # of shards that the first document has filled
-                _write_docs(path, [])
+        if not self.documents:  # it has filled the shards before
+            self.shards = [replace(shard, docs_blake2b=_write_docs(self._folder / shard.file, [])) for shard in self.shards]
         self._ends.append(self._in_shard)
         self.documents += 1
         self._in_document = False
@@ -145,20 +152,20 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         """Finish the last shard. Without any token, no file is written."""
         if self._opened is None:
             return
-        header = np.zeros(HEADER_INTS, dtype="<i4")
-        header[:3] = self._magic, self._version, self._in_shard
+        docs_hash = None
         opened, self._opened = self._opened, None
         with naming(self._folder), opened:
             self._file.seek(0)
-            self._file.write(header.tobytes())
+            self._file.write(header(self._magic, self._in_shard))
             # An older shard of that name goes first: killed in between, its tokens must not stand beside other document ends.
             for suffix in (".bin", DOCS_SUFFIX, MASK_SUFFIX):
                 self._path.with_suffix(suffix).unlink(missing_ok=True)
             if self.documents:
-                _write_docs(self._path, self._ends)
+                docs_hash = _write_docs(self._path, self._ends)
         mask_hash = None if self.targets is None else self._mask_hash.hexdigest()
+        tokens_hash = self._shard_hash.hexdigest()
         self.shards.append(
-            ShardInfo(self._path.name, self._in_shard, len(self._ends), self._max_id, self._shard_hash.hexdigest(), mask_hash)
+            ShardInfo(self._path.name, self._in_shard, len(self._ends), self._max_id, tokens_hash, mask_hash, docs_hash)
         )
 
     def __exit__(self, *raised: Any) -> None:
@@ -189,5 +196,8 @@ def _new_hash() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=HASH_BYTES)
 
 
-def _write_docs(shard: Path, ends: list[int]) -> None:
-    write_bytes(shard.with_suffix(DOCS_SUFFIX), np.array(ends, dtype=DOCS_DTYPE).tobytes())
+def _write_docs(shard: Path, ends: list[int]) -> str:
+    """Write where the documents of a shard end; returns the hash of the file."""
+    content = np.array(ends, dtype=DOCS_DTYPE).tobytes()
+    write_bytes(shard.with_suffix(DOCS_SUFFIX), content)
+    return hashlib.blake2b(content, digest_size=HASH_BYTES).hexdigest()

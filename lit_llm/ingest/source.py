@@ -29,6 +29,11 @@ class Source:
     def local(cls, path: Path) -> Source:
         return cls(str(path), *state_of(os.stat(path)))
 
+    def place(self) -> str:
+        """Of a local file, ctime and inode: another one may have been put in its place, of equal size and time."""
+        status = os.stat(self.path) if self.is_local else None
+        return "" if status is None else f"{status.st_ctime_ns} {status.st_ino}"
+
     @property
     def is_local(self) -> bool:
         return not (is_url(self.path) or self.is_hub)

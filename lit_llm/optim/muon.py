@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 from lit_llm.core._torch import foreach_lerp, lerp_
 from lit_llm.core.dtensor import local_box, local_gradients, local_part, whole_experts, zeros_by_row
 from lit_llm.core.memory import MUON_BATCH_NUMEL
-from lit_llm.core.number_domain import at_least, below, check_ranges, whole
+from lit_llm.core.number_domain import above, at_least, below, check_ranges, whole
 from lit_llm.optim.exchange import Matrix, MatrixExchange, exchanges_of
 from lit_llm.optim.group_optimizer import GroupOptimizer, to_device, undone_if
 from lit_llm.optim.newton_schulz import newton_schulz, newton_schulz_dtype
@@ -79,7 +79,7 @@ class MuonAdamW(GroupOptimizer):
         ns_steps: Annotated[int, whole(1, 99)] = 5,
         adjust_lr: Literal["original", "match_rms_adamw"] = "original",
         betas: Annotated[tuple[float, float], below(0, 1)] = (0.9, 0.95),
-        eps: Annotated[float, at_least(0, 1)] = 1e-8,
+        eps: Annotated[float, above(0, 1)] = 1e-8,
         ns_dtype: Literal["auto", "float32", "bfloat16"] = "auto",
         ns_method: Literal["jordan", "polar_express"] = "jordan",
         normuon_beta2: Annotated[float | None, below(0, 1)] = None,

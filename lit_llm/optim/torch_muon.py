@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from torch import Tensor
 
 from lit_llm.core._torch import torch_newton_schulz
-from lit_llm.core.number_domain import at_least, below, check_ranges, whole
+from lit_llm.core.number_domain import above, at_least, below, check_ranges, whole
 from lit_llm.optim.muon import MuonAdamW
 
 REPLACED = "torch.optim.Muon"
@@ -41,7 +41,7 @@ class TorchMuon(MuonAdamW):
         momentum: Annotated[float, below(0, 1)] = 0.95,
         nesterov: bool = True,
         ns_coefficients: Annotated[tuple[float, float, float], at_least(-10_000, 10_000)] = (3.4445, -4.7750, 2.0315),
-        eps: Annotated[float, at_least(0, 1)] = 1e-7,
+        eps: Annotated[float, above(0, 1)] = 1e-7,
         ns_steps: Annotated[int, whole(1, 99)] = 5,
         adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
     ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,12 +123,17 @@ class Tokenizer(ABC):
         return (self.to_json(), self.class_identity()) == (other.to_json(), other.class_identity())
 
     def class_identity(self) -> str:
-        """Empty for lit_llm's classes. Of a user's class, its name and its plain attributes: it may encode as it likes."""
+        """Empty for lit_llm's classes. Of a user's class, its name, its plain attributes and a hash of the files that define it
+        and its bases: it may encode as it likes."""
         kind = type(self)
         if kind.__module__.partition(".")[0] == "lit_llm":
             return ""
+        code = hashlib.sha256()
+        for each in (each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("lit_llm", "abc", "builtins")):
+            with contextlib.suppress(OSError, TypeError):  # a class without a file, as in an interactive session
+                code.update(inspect.getsource(sys.modules[each.__module__]).encode())
         plain = {name: value for name, value in vars(self).items() if isinstance(value, str | int | float | None)}
-        return f"-{kind.__module__}.{kind.__qualname__}-{json.dumps(plain, sort_keys=True)}"
+        return f"-{kind.__module__}.{kind.__qualname__}-{json.dumps(plain, sort_keys=True)}-{code.hexdigest()[:16]}"
 
     def files(self) -> dict[str, str]:
         """What ``save`` writes: the text of each file by its name."""

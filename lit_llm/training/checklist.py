@@ -159,9 +159,18 @@ def checklist(run: CheckedRun) -> list[Line]:
     ]
     module.to(trainer.strategy.root_device)
     run.say("mask, targets, loader …")
-    lines += [causal_mask(run), ignored_targets(run), *loader(run), overfitting(run)]
+    lines += [causal_mask(run), ignored_targets(run), *data_files(run.datamodule), *loader(run), overfitting(run)]
     run.say("coordinate check …")
     return [*lines, coordinates(run)]
+
+
+def data_files(data: Any) -> list[Line]:
+    """The files of the tokens hold what meta.json says: each is hashed as a whole."""
+    if not isinstance(data, TokenDataModule):
+        return []
+    problems, files = list(data.files.problems()), data.files
+    unlisted = f", but no meta.json lists {files.unlisted:,} of them" if files.unlisted else ""
+    return [Line("data files", not problems, "; ".join(problems[:3]) or f"{files.bytes:,} bytes hashed{unlisted}")]
 
 
 # -- tests of the first steps -----------------------------------------------------------------------------------------

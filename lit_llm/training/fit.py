@@ -113,6 +113,8 @@ def _check_data(
         raise UserError(problem)
     changes = start.data_changes(data, model.config.vocab_size, accepted=accept_changes)
     refuse(changes)
+    if (saved := start.saved_data(data)) is not None:
+        refuse(data.changed_files(saved, accepted=accept_changes))
 
 
 def _train(

@@ -2,7 +2,8 @@
 
 With LoRA the base is the reference: a forward pass without the adapters, for each batch. Otherwise they are computed once,
 before the first step, and stored beside the shards, so that no second model is in memory. ``reference-KEY.bin`` is named by the
-start of a hash of what they depend on: weights, tokens with their masks, tokenizer, template and precision. It holds that hash
+start of a hash of what they depend on: weights, settings of the model, tokens with their masks, tokenizer, template and
+precision. It holds that hash
 (32 bytes), for each pair where it begins and the log-probabilities of the chosen and of the rejected document, then a hash of
 all (16 bytes).
 """
@@ -13,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +63,7 @@ class Reference:
                 key = self._key(module)
                 path = module.data.pair_folder / f"reference-{key[:16]}.bin"
                 records = _read(path, key)
+                refuse(module.data.files.problems() if records is None else [])
                 if records is None and not starts:
                     raise UserError(
                         f"{path} is gone, the log-probabilities of the weights that the run started from: restore it, or start "
@@ -124,10 +127,15 @@ class Reference:
 
 
 def _of_start(module: LanguageModel) -> str:
-    """Identifies the weights that training starts from."""
+    """Identifies the weights that training starts from, and the settings of the model that computes with them."""
     if module.init_from is None:
         raise UserError("Preferences need the model that training starts from: name its run (--init_from RUN).")
-    return base_sha256(module.init_from) + (" ema" if module.use_ema else "")
+    model = asdict(module.config)
+    if module.config.rope_scaling is None and module.config.layers is None:
+        del model["block_size"]  # what a document gives does not depend on the length of blocks
+    settings = json.dumps([model, module.architecture and asdict(module.architecture)], default=str)
+    average = " ema" if module.use_ema else ""
+    return f"{base_sha256(module.init_from)}{average} {hashlib.sha256(settings.encode()).hexdigest()}"
 
 
 @contextmanager

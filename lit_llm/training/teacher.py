@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -59,12 +60,13 @@ def write_teacher(
         found.append("pairs of answers have no teacher: prepare texts or conversations")
     refuse(found)
     weights, tokens = base_sha256(teacher.checkpoint), stream.scan(data.vocab_size)
-    info = TeacherInfo(weights, data.vocab_size, top_k, temperature, block_size, data.packing, tokens)
+    info = TeacherInfo(weights, data.vocab_size, top_k, temperature, block_size, data.packing, tokens, {})
     path = info_path(stream)
     if (old := read_info(path)) is not None and not replace:
-        if old == info:
+        if dataclasses.replace(old, files={}) == info:
             return f"teacher: {path} is there already"
         raise UserError(f"{path} is of another teacher, or of other settings: replace it with --replace true")
+    refuse(data.files.problems())
     model = load_model(teacher.checkpoint, device)
     assert isinstance(model, GPT)
     data.gives_documents = config.mask_documents

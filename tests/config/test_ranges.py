@@ -112,6 +112,7 @@ def outside(domain: Domain) -> list[float]:
     else:
         ends = [
             low if domain.above_low else math.nextafter(low, -math.inf),
+            *([1e-320] if domain.above_low and low == 0 else []),  # 0 in float32
             high if domain.below_high else math.nextafter(high, math.inf),
         ]
     return [end for end in [*ends, math.nan, math.inf, -math.inf] if end not in domain.also]
@@ -122,7 +123,7 @@ def inside(domain: Domain) -> list[float]:
     if domain.whole or domain.fraction:
         return [low, high, *domain.also, *([1e-9, 1.0] if domain.fraction else [])]
     return [
-        math.nextafter(low, math.inf) if domain.above_low else low,
+        max(math.nextafter(low, math.inf), low + torch.finfo(torch.float32).smallest_normal * 2) if domain.above_low else low,
         math.nextafter(high, -math.inf) if domain.below_high else high,
         *domain.also,
     ]

@@ -152,8 +152,10 @@ def test_the_state_is_plain_and_says_where_the_run_is(tmp_path, shards):
     }
 
 
-def described(file: Path) -> str:
-    return f"{file.stat().st_size} bytes {hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()}"
+def described(file: Path) -> list[str]:
+    status = file.stat()
+    whole = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+    return [f"{status.st_size} {status.st_ctime_ns} {status.st_ino}", whole]
 
 
 def test_resuming_on_other_data_is_not_silent(tmp_path, shards):

@@ -11,7 +11,7 @@ import pytest
 from prepared import prepare
 
 from lit_llm.core.errors import UserError
-from lit_llm.data import BPE, Bytes, Characters, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
+from lit_llm.data import BPE, Bytes, Characters, PythonStdlib, TextFiles, TokenizerJSON, TokenShards, stored_files
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.readers import interface as pieces_file
@@ -272,6 +272,34 @@ def test_the_cache_is_used_again_until_text_tokenizer_or_split_changes(tmp_path)
     changed = opened(text_files(tmp_path, **arguments))
     assert len(cached(tmp_path)) == 5
     assert changed.fingerprint != first.fingerprint
+
+
+def test_a_file_of_equal_size_and_time_is_hashed_once_where_its_ctime_or_inode_differs(tmp_path, monkeypatch):
+    path, other = tmp_path / "t.txt", tmp_path / "other.txt"
+    path.write_text("first line\n" * 60)
+    hashed = []
+    hash_of = stored_files.hash_of
+    monkeypatch.setattr(stored_files, "hash_of", lambda path, *rest: hashed.append(Path(path).name) or hash_of(path, *rest))
+    first = opened(text_files(tmp_path, paths=str(path)))
+
+    def put(text: str) -> list[str]:
+        """Replace the file with its time kept; what the next start hashes of it, and the one after that."""
+        other.write_text(text)
+        os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
+        os.replace(other, path)
+        found = []
+        for _ in range(2):
+            hashed.clear()
+            found.append(opened(text_files(tmp_path, paths=str(path))))
+            found.append([name for name in hashed if name == "t.txt"])
+        assert found[0].fingerprint == found[2].fingerprint
+        return [found[0].fingerprint, found[1], found[3]]
+
+    assert put("first line\n" * 60) == [first.fingerprint, ["t.txt"], []]
+    with pytest.warns(UserWarning, match="its text has changed"):
+        fingerprint, *_, last = put("other line\n" * 60)
+    assert fingerprint != first.fingerprint and last == []
+    assert len(cached(tmp_path)) == 1
 
 
 def test_a_process_that_comes_second_uses_what_the_first_wrote(tmp_path, monkeypatch):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import linecache
+import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -259,3 +263,21 @@ def test_what_the_library_raises_for_a_text_is_a_sentence(tmp_path):
     slow = TokenizerJSON(tokenizer_file(tmp_path, pre_tokenizer=split))
     with pytest.raises(UserError, match="tokenizer"):  # a panic, which is no Exception
         slow.encode("a" * 40 + "b")
+
+
+def test_a_tokenizer_of_a_user_is_another_one_with_other_code_in_its_file_or_that_of_its_base(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def identity(base: str, own: str) -> str:
+        (tmp_path / "their_base.py").write_text(f"from lit_llm.data import Bytes\nclass Base(Bytes):\n    {base}\n")
+        (tmp_path / "their_own.py").write_text(f"from their_base import Base\nclass Own(Base):\n    {own}\n")
+        for name in ("their_base", "their_own"):
+            sys.modules.pop(name, None)
+        linecache.clearcache()
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        return importlib.import_module("their_own").Own().identity()
+
+    plain = identity("pass", "pass")
+    assert identity("pass", "pass") == plain and "their_own.Own" in plain
+    assert len({plain, identity("x = 1", "pass"), identity("pass", "x = 1")}) == 3

@@ -116,6 +116,24 @@ def test_the_first_loss_is_that_of_no_difference_and_accuracy_rises(folder):
     assert abs(found["means"]["train/accuracy"][0] - 0.5) < 0.3 and min(found["means"]["train/accuracy"][-3:]) >= 0.9
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "changed"),
+    [
+        ("base", {}, {"rope_theta": 100.0}),
+        ("base", {}, {"window": 4}),
+        ("experts", EXPERTS, {**EXPERTS["settings"], "moe": MOE | {"top_k": 1}}),
+    ],
+    ids=["rope_theta", "window", "top_k"],
+)
+def test_other_settings_of_the_model_have_another_reference(folder, name, more, changed):
+    """The model that training starts from is its own reference, so the first loss is ln 2 with any settings."""
+    first = recipe("dpo", precision="32-true", steps=1, validate=False, init_from=f"{name}/step-00000002.ckpt", **more)
+    first["pairs"] = {"loss": "dpo", "beta": 0.5}
+    for settings in (first.get("settings", {}), changed):
+        found = layouts.train(folder, **{**first, "settings": settings})
+        assert found["train/loss"][0] == pytest.approx(math.log(2), abs=1e-6), settings
+
+
 def test_a_resumed_run_continues_bit_for_bit_and_needs_its_reference(folder):
     kept = recipe("dpo", precision="32-true", steps=6, save_at=3, validate=False)
     whole = layouts.train(folder, **kept, to="whole")

@@ -319,6 +319,16 @@ def test_missing_unknown_and_integer_tensors_are_named(hf, tmp_path):
     assert "model.norm.weight has dtype torch.int8" in refused(hf, tmp_path / "run")[0]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_not_finite_is_refused(value, hf, tmp_path):
+    file = hf / "model.safetensors"
+    broken = load_file(file)["model.norm.weight"].clone()
+    broken[-1] = value
+    edit_weights(file, model__norm__weight=broken)
+    [problem] = refused(hf, tmp_path / "run")
+    assert problem.startswith("norm.weight ") and "not finite" in problem
+
+
 def test_a_head_that_is_stored_beside_the_embedding_it_is_tied_to_must_equal_it(tmp_path):
     theirs("qwen2, window, tied").save_pretrained(tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"

@@ -114,11 +114,6 @@ REFUSED = {
     "an array": ("f.json", b"[" + A + b"," + B + b"]", ["array", "jq -c '.[]'", TEXT_HINT]),
     "a cut array": ("f", b"[\n  " + A + b",\n", ["array", TEXT_HINT]),
     "another key": ("f", b'{"body": "a"}\n', ["line 1", "'text'", "body", "--data.text_key"]),
-    "a key twice, in a long line": (
-        "f",
-        b'{"text": "a", "text": "%s"}' % (b"b" * 2**21),
-        ["line 1", "not a valid JSON object"],
-    ),
     "UTF-16": ("f.txt", "a text".encode("utf-16"), ["UTF-16", "iconv"]),
     "UTF-32": ("f.txt", "a text".encode("utf-32"), ["UTF-32", "iconv"]),
     "Latin-1": ("f.txt", "à é è ù ç".encode("latin-1"), ["not UTF-8", "iconv", TEXT_HINT]),

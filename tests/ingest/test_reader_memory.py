@@ -1,9 +1,7 @@
-"""A reader holds a small part of a file, also of one line, one member of a tar, one row group or one cell of 100 MB."""
+"""A reader holds a small part of a file, also of one line of text, one member of a tar, one row group or one cell of 100 MB."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import subprocess
 import sys
 import tarfile
@@ -44,34 +42,6 @@ def read(path: Path) -> tuple[int, int, int]:
     return size, documents, peak
 
 
-def write_line(file, ascii_only: bool, times: int = 1) -> None:
-    """One object. A long value that is not asked for comes before the text."""
-    part = json.dumps(PART, ensure_ascii=ascii_only)[1:-1].encode()
-    file.write(b'{"other": ["' + part * 20 + b'", {"text": 1}], "text": "')
-    for _ in range(PARTS * times):
-        file.write(part)
-    file.write(b'", "id": 1}\n')
-
-
-@pytest.mark.parametrize("ascii_only", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_a_line_of_100_mb_of_jsonl(tmp_path, ascii_only):
-    with open(tmp_path / "f", "wb") as file:
-        write_line(file, ascii_only)
-        file.write(b'{"text": "next"}\n')
-    size, documents, peak = read(tmp_path / "f")
-    assert (size, documents) == (BYTES + 4, 2)
-    assert peak < 60
-
-
-@pytest.mark.parametrize("open_compressed", [gzip.open, pytest.param(zstandard.open, marks=pytest.mark.soak)])
-def test_a_compressed_line_of_200_mb(tmp_path, open_compressed):
-    with open_compressed(tmp_path / "f", "wb") as file:
-        write_line(file, ascii_only=False, times=2)
-    size, documents, peak = read(tmp_path / "f")
-    assert (size, documents) == (2 * BYTES, 1)
-    assert peak < 160  # repeated text is dense: 32 MiB of a slice, gathered in parts and joined
-
-
 def test_a_zst_file_of_one_letter_which_is_as_dense_as_can_be(tmp_path):
     with zstandard.open(tmp_path / "f", "wb") as file:
         for _ in range(300):
@@ -91,16 +61,12 @@ def test_text_of_100_mb_without_a_line_end(tmp_path):
     assert peak < 60
 
 
-@pytest.mark.parametrize("name", ["1.txt", "1.json"])
-def test_a_file_of_100_mb_in_a_tar(tmp_path, name):
+def test_a_text_of_100_mb_in_a_tar(tmp_path):
     with open(tmp_path / "member", "wb") as file:
-        if name == "1.json":
-            write_line(file, ascii_only=False)
-        else:
-            for _ in range(PARTS):
-                file.write(PART.encode())
+        for _ in range(PARTS):
+            file.write(PART.encode())
     with tarfile.open(tmp_path / "f", "w") as archive:
-        archive.add(tmp_path / "member", name)
+        archive.add(tmp_path / "member", "1.txt")
     size, documents, peak = read(tmp_path / "f")
     assert (size, documents) == (BYTES, 1)
     assert peak < 60

@@ -114,6 +114,21 @@ def test_a_character_that_the_sniffed_part_cuts_is_no_sign_of_binary(tmp_path):
         assert documents_of(write(tmp_path, content)) == [content]
 
 
+@pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gz"])
+@pytest.mark.parametrize(
+    "tail",
+    [bytes(300_000), np.random.default_rng(0).bytes(300_000), "für älter ".encode("latin-1") * 30_000],
+    ids=["NULs", "random", "latin-1"],
+)
+def test_what_follows_text_must_be_text(tmp_path, packed, tail):
+    """The first bytes say that the file is text. The rest is held to the same rules, unless the user gives the format."""
+    line = b"The quick brown fox.\n"
+    near, far = (write(tmp_path, packed(line * lines + tail), str(lines)) for lines in (6_000, 60_000))
+    refusal(near)
+    assert 262_144 < int(refusal(far).partition("from byte ")[2].split()[0].replace(",", "")) <= 60_000 * len(line)
+    assert documents_of(near, format="text") == [line * 6_000 + tail]
+
+
 def test_settings_are_checked():
     with pytest.raises(UserError, match=r"'json'.*jsonl.*--data.format"):
         ReadSettings(format="json")

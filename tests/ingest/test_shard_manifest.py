@@ -24,6 +24,7 @@ def test_a_manifest_is_read_back(tmp_path):
         "max_id": 256,
         "blake2b": "cd",
         "mask_blake2b": None,
+        "docs_blake2b": None,
     }
 
 

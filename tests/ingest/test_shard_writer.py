@@ -41,6 +41,8 @@ def test_a_long_first_document_leaves_shards_in_which_none_ends(tmp_path):
     writer = written(tmp_path, [range(10)], shard_tokens=4)
     assert [(tmp_path / f"x_{i:06d}.docs").read_bytes() for i in range(3)] == [b"", b"", struct.pack("<Q", 2)]
     assert [shard.documents for shard in writer.shards] == [0, 0, 1]
+    for shard, path in zip(writer.shards, writer.paths, strict=True):
+        assert shard.docs_blake2b == hashlib.blake2b(path.with_suffix(".docs").read_bytes(), digest_size=16).hexdigest()
 
 
 def test_without_ends_there_are_no_docs_and_an_older_run_leaves_none(tmp_path):
@@ -57,8 +59,10 @@ def test_shards_are_described_by_counts_the_largest_id_and_hashes(tmp_path, voca
         return hashlib.blake2b(content, digest_size=16).hexdigest()
 
     assert writer.shards == [
-        ShardInfo("x_000000.bin", 4, 1, 65535, digest(struct.pack(f"<4{code}", 7, 65535, 1, 2))),
-        ShardInfo("x_000001.bin", 1, 1, 3, digest(struct.pack(f"<{code}", 3))),
+        ShardInfo(
+            "x_000000.bin", 4, 1, 65535, digest(struct.pack(f"<4{code}", 7, 65535, 1, 2)), None, digest(struct.pack("<Q", 3))
+        ),
+        ShardInfo("x_000001.bin", 1, 1, 3, digest(struct.pack(f"<{code}", 3)), None, digest(struct.pack("<Q", 1))),
     ]
     for shard, path in zip(writer.shards, writer.paths, strict=True):
         assert digest(path.read_bytes()[1024:]) == shard.blake2b

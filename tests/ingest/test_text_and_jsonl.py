@@ -14,7 +14,7 @@ import zstandard
 from documents_of import documents_of, forward_only, refusal, write
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.readers import DocumentReader, ReadSettings, interface, jsonl
+from lit_llm.ingest.readers import DocumentReader, ReadSettings, interface
 from lit_llm.ingest.source import Source
 
 COMPRESSIONS = {
@@ -167,34 +167,11 @@ def test_null_and_empty_texts_are_skipped_and_counted(tmp_path):
         assert reader.position == path.stat().st_size
 
 
-def test_half_a_surrogate_pair_becomes_the_replacement_character(tmp_path, monkeypatch):
+def test_half_a_surrogate_pair_becomes_the_replacement_character(tmp_path):
     content = b'{"text": "\\ud83d|\\ude00\\ud83d\\ude00\\ud83d"}'
-    expected = ["�|�😀�".encode()]
-    assert documents_of(write(tmp_path, content)) == expected
-    monkeypatch.setattr(jsonl, "LONG_LINE_BYTES", 4)
-    assert documents_of(write(tmp_path, content)) == expected
+    assert documents_of(write(tmp_path, content)) == ["�|�😀�".encode()]
 
 
-def test_a_long_document_is_cut_the_same_in_a_line_that_is_streamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(interface, "PIECE_BYTES", 1000)
-    records = [
-        {"id": [1, {"text": 2}], "text": TEXT.decode(), "z": 1},
-        {"text": "short"},
-        {"text": ""},
-        {"text": TEXT.decode()},
-    ]
-    path = write(tmp_path, b"\xef\xbb\xbf" + lines(*records))
-    found = []
-    for limit in (2**21, 50):
-        monkeypatch.setattr(jsonl, "LONG_LINE_BYTES", limit)
-        with DocumentReader(Source.local(path), ReadSettings()) as reader:
-            found.append(list(reader))
-            assert reader.skipped == 1
-    assert found[0] == found[1]
-    assert b"".join(piece.text for piece in found[0]) == TEXT + b"short" + TEXT
-
-
-@pytest.mark.parametrize("limit", [2**21, 8])  # each line is parsed whole, or streamed
 @pytest.mark.parametrize(
     ("content", "key", "words"),
     [
@@ -217,16 +194,13 @@ def test_a_long_document_is_cut_the_same_in_a_line_that_is_streamed(tmp_path, mo
         ),
     ],
 )
-def test_what_is_wrong_with_a_line_is_one_sentence(tmp_path, monkeypatch, content, key, words, limit):
-    monkeypatch.setattr(jsonl, "LONG_LINE_BYTES", limit)
+def test_what_is_wrong_with_a_line_is_one_sentence(tmp_path, content, key, words):
     message = refusal(write(tmp_path, content), text_key=key)
     assert [word for word in words if word not in message] == []
 
 
-@pytest.mark.parametrize("limit", [2**21, 3])
 @pytest.mark.parametrize("record", [["a"], "text", 3, None, True])
-def test_a_line_that_is_no_object_is_refused(tmp_path, monkeypatch, record, limit):
-    monkeypatch.setattr(jsonl, "LONG_LINE_BYTES", limit)
+def test_a_line_that_is_no_object_is_refused(tmp_path, record):
     assert "line 2 is" in refusal(write(tmp_path, lines({"text": "a"}, record)))
 
 

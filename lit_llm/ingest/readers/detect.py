@@ -5,10 +5,12 @@ from __future__ import annotations
 import codecs
 import itertools
 import re
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.arrow import FILE_START, is_arrow_stream
+from lit_llm.ingest.readers.interface import Piece
 from lit_llm.ingest.readers.plain_text import read_chunks, stream_of
 
 HEAD_BYTES = 2**16
@@ -78,7 +80,7 @@ def detect(head: bytes, *, name: str) -> str:
 
 
 def require_text(head: bytes, *, name: str) -> None:
-    """Refuse a file that is binary or in an encoding other than UTF-8.
+    """Refuse text that is binary or in an encoding other than UTF-8.
 
     Raises:
         UserError: It is.
@@ -89,10 +91,25 @@ def require_text(head: bytes, *, name: str) -> None:
     invalid = len(head) - len(head.decode("utf-8", "ignore").encode())
     if b"\0" in head:
         raise UserError(f"{name} is binary, it holds NUL bytes: leave it out, or read it as it is (--data.format text).")
-    if invalid > max(3, _MOST_INVALID * len(head)):  # 3: a character that the end of ``head`` cuts
+    if invalid > max(3, _MOST_INVALID * len(head)):  # 3: a character that the end of a head cuts
         raise UserError(
             f"{name} is not UTF-8: convert it with iconv -f ITS_ENCODING -t UTF-8, leave it out if it is binary{_AS_TEXT}."
         )
+
+
+def text_pieces(pieces: Iterable[Piece], *, name: str, start: int = 0) -> Iterator[Piece]:
+    """The same pieces. Each is held to the rules of a head, so that a file that begins as text cannot go on as something else.
+
+    Args:
+        start: the byte of the text that the first piece starts with.
+
+    Raises:
+        UserError: As `require_text`.
+    """
+    for piece in pieces:
+        require_text(piece.text, name=f"{name} from byte {start:,} on" if start else name)
+        start += len(piece.text)
+        yield piece
 
 
 def _kind_of_text(head: bytes, name: str) -> str:

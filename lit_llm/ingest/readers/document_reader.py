@@ -12,7 +12,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.ingest.open_source import open_source
 from lit_llm.ingest.readers.arrow import read_arrow, read_parquet
 from lit_llm.ingest.readers.compression import compression_of, decompressed
-from lit_llm.ingest.readers.detect import detect, read_head, with_head
+from lit_llm.ingest.readers.detect import detect, read_head, text_pieces, with_head
 from lit_llm.ingest.readers.hub import read_hub
 from lit_llm.ingest.readers.interface import Piece, ReadSettings, SourceFile
 from lit_llm.ingest.readers.jsonl import read_jsonl
@@ -22,7 +22,7 @@ from lit_llm.ingest.source import Source
 
 
 class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
-    """The documents of a file, in pieces, in bounded memory. The content decides the format, not the file's name.
+    """The documents of a file, in pieces. The content decides the format, not the file's name.
 
     Iterate once; a context manager. An empty file has no document.
 
@@ -91,7 +91,8 @@ class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
             raise UserError(f"{name} is {self.format}: conversations are read from JSONL, Parquet and Arrow. Leave it out.")
         if self.format == "text":
             text = self._text(stream, compression, start, stop)
-            return cut_pieces(text if start else without_mark(text))
+            pieces = cut_pieces(text if start else without_mark(text))
+            return pieces if self._settings.format == "text" else text_pieces(pieces, name=name, start=start)
         if self.format == "jsonl":
             can_be_text = self._settings.format == "auto" and not self._settings.messages
             hint = ", or read it as plain text (--data.format text)" if can_be_text else ""

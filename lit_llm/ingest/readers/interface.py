@@ -1,4 +1,4 @@
-"""What a reader receives and returns: text in pieces, so that memory is bounded whatever the length of a document."""
+"""What a reader receives and returns: text in pieces. Plain text of any length takes bounded memory."""
 
 from __future__ import annotations
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Generator, Iterator
 from typing import IO, BinaryIO, cast
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.readers.detect import read_head, require_text
+from lit_llm.ingest.readers.detect import text_pieces
 from lit_llm.ingest.readers.interface import Piece, SourceFile
-from lit_llm.ingest.readers.jsonl import stream_text
+from lit_llm.ingest.readers.jsonl import document_of, parse_object
 from lit_llm.ingest.readers.plain_text import cut_pieces, read_chunks, without_mark
 
-_LARGEST_JSON_IN_MEMORY = 2**21  # a larger one waits in a temporary file
 _MOST_EXTENSIONS = 10  # in a message
 
 
@@ -45,44 +42,38 @@ def read_tar(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
 def _sample(members: Iterator[tuple[str, str, IO[bytes]]], of: SourceFile) -> Iterator[Piece]:
     """The documents of one sample: its members, as `_members` gives them."""
     has_text = False
-    objects: list[tuple[str, BinaryIO]] = []
+    objects: list[tuple[str, bytes]] = []
     extensions: dict[str, None] = {}  # an ordered set
     stem = ""
-    try:
-        for stem, extension, content in members:
-            kind = extension.lower().rpartition(".")[2]
-            where = f"{of.name}: {stem}.{extension}"
-            extensions[extension] = None
-            if kind == "txt":
-                has_text = True
-                of.skipped += not (yield from _text(cast(BinaryIO, content), where))
-            elif kind == "json" and not has_text:  # its text may follow
-                waiting = cast(BinaryIO, tempfile.SpooledTemporaryFile(_LARGEST_JSON_IN_MEMORY))  # noqa: SIM115
-                objects.append((where, waiting))
-                shutil.copyfileobj(content, waiting)
-        if has_text:
-            return
-        if not objects:
-            names = ["." + extension if extension else "no extension" for extension in extensions]
-            seen = ", ".join(names[:_MOST_EXTENSIONS])
-            raise UserError(
-                f"{of.name} holds no .txt and no .json for {stem!r}, only {seen}: "
-                "give a WebDataset of text, or unpack the tar and give the files of text."
-            )
-        for where, waiting in objects:
-            waiting.seek(0)
-            of.skipped += not (yield from stream_text(without_mark(read_chunks(waiting)), of.key, where=where))
-    finally:
-        for _, waiting in objects:
-            waiting.close()
+    for stem, extension, content in members:
+        kind = extension.lower().rpartition(".")[2]
+        where = f"{of.name}: {stem}.{extension}"
+        extensions[extension] = None
+        if kind == "txt":
+            has_text = True
+            of.skipped += not (yield from _text(cast(BinaryIO, content), where))
+        elif kind == "json" and not has_text:  # its text may follow
+            objects.append((where, content.read().removeprefix(codecs.BOM_UTF8)))
+    if has_text:
+        return
+    if not objects:
+        names = ["." + extension if extension else "no extension" for extension in extensions]
+        seen = ", ".join(names[:_MOST_EXTENSIONS])
+        raise UserError(
+            f"{of.name} holds no .txt and no .json for {stem!r}, only {seen}: "
+            "give a WebDataset of text, or unpack the tar and give the files of text."
+        )
+    for where, whole in objects:
+        yield from document_of(parse_object(whole, of, where), of, where=where)
 
 
 def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
     """A file of text. Returns whether it is not empty."""
-    head = read_head(content)
-    require_text(head, name=where)
-    yield from cut_pieces(without_mark(itertools.chain([head], read_chunks(content))))
-    return bool(head.removeprefix(codecs.BOM_UTF8))
+    found = False
+    for piece in text_pieces(cut_pieces(without_mark(read_chunks(content))), name=where):
+        found = True
+        yield piece
+    return found
 
 
 def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]]:

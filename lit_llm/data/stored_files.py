@@ -1,0 +1,168 @@
+"""Whether files still hold what they held: size, ctime and inode at every start, a hash of the whole where these differ.
+
+The state of a file, ``SIZE CTIME INODE``, changes with every write, and with a copy to another place. Whoever remembers
+the state in which a file had its hash need not hash it again in that state. Checkpoints remember it for the files of a run's
+tokens, and the token cache for its own files and the texts that it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from lit_llm.core.disk import open_ordinary
+from lit_llm.ingest.shards import HASH_BYTES
+
+_READ_BYTES = 2**24
+_REST = 49  # seconds of rest after a second of hashing in the background: 2 % of one core, about 20 MB a second
+
+
+class StoredFile(NamedTuple):
+    """A file, and what it must hold as far as something beside it says so."""
+
+    path: str
+    blake2b: str | None = None
+    """Of its bytes after the head. None: nothing says it."""
+    head: bytes = b""
+    """The bytes that it begins with."""
+    mend: str = ""
+    """What a user can do if it holds something else."""
+
+
+Seen = dict[str, list[str]]
+"""Path → the state of a file and, once it is known, the hash of its bytes after the head; else ""."""
+
+
+def state_of(path: str) -> str:
+    """The state of a file; empty if it is not there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ""
+    return f"{status.st_size} {status.st_ctime_ns} {status.st_ino}"
+
+
+def hash_of(path: str, head: bytes = b"", rest: Callable[[float], None] = lambda seconds: None) -> str:
+    """The hash of a file's bytes after its head; of all bytes, if it begins otherwise.
+
+    Args:
+        rest: called after each read with the seconds that it took.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    with open(open_ordinary(path), "rb", buffering=0) as file:
+        begin = file.read(len(head))
+        digest.update(b"" if begin == head else begin)
+        start = time.perf_counter()
+        while content := file.read(_READ_BYTES):
+            digest.update(content)
+            rest(time.perf_counter() - start)
+            start = time.perf_counter()
+    return digest.hexdigest()
+
+
+class StoredFiles:
+    """The files of a run's tokens, with their states when this was made."""
+
+    def __init__(self, files: Iterable[StoredFile]) -> None:
+        self._files: dict[str, StoredFile] = {}
+        self.seen: Seen = {}
+        self.add(files)
+
+    def add(self, files: Iterable[StoredFile]) -> None:
+        for file in files:
+            self._files[file.path] = file
+            self.seen.setdefault(file.path, [state_of(file.path), ""])
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(int(state.split()[0]) for state, _ in self.seen.values() if state)
+
+    @property
+    def unlisted(self) -> int:
+        """The number of files of which nothing says what they must hold."""
+        return sum(file.blake2b is None for file in self._files.values())
+
+    def recall(self, saved: Mapping[str, list[str]]) -> list[str]:
+        """Take over the hashes of files that are still in a saved state; the paths of the others."""
+        changed = []
+        for path, (state, blake2b) in saved.items():
+            if path in self.seen and state == self.seen[path][0]:
+                self.seen[path] = [state, blake2b]
+        for path, (state, _) in self.seen.items():
+            if path not in saved or saved[path][0] != state:
+                changed.append(path)
+        return changed
+
+    def changes(self, saved: Mapping[str, list[str]], *, accepted: bool) -> list[str]:
+        """Hash the files that are not in the state of a checkpoint; a sentence for each that holds something else, or is gone.
+
+        Args:
+            saved: the files of the checkpoint.
+            accepted: files may hold something else than at the checkpoint, as far as nothing else lists them.
+        """
+        if not saved:
+            return []
+        changed, folders = self.recall(saved), {os.path.dirname(path) for path in self._files}
+        if changed:
+            print(f"resume: {len(changed):,} files of the data are not in the checkpoint's state; comparing their hashes")
+        for path in changed:
+            before = saved.get(path, ["", ""])[1]
+            if self._files[path].blake2b is None and before and not accepted:
+                mend = "restore it, or continue with what it holds now (--accept_changes true)"
+                self._files[path] = self._files[path]._replace(blake2b=before, mend=mend)
+        gone = [path for path in saved if path not in self._files and os.path.dirname(path) in folders]
+        lost = [] if accepted else [f"{path} is gone since the checkpoint: restore it" for path in gone if not state_of(path)]
+        return [*lost, *self.problems(changed)]
+
+    def problems(
+        self, paths: Iterable[str] | None = None, rest: Callable[[float], None] = lambda seconds: None
+    ) -> Iterator[str]:
+        """Hash the files whose hash is not known; a sentence for each that does not hold what it must.
+
+        Args:
+            paths: of some files; None: all.
+            rest: as in `hash_of`.
+        """
+        for path in list(self._files) if paths is None else paths:
+            file = self._files[path]
+            if self.seen[path][1]:
+                continue
+            try:
+                state, found = state_of(path), hash_of(path, file.head, rest)
+            except OSError as error:
+                yield f"{path} cannot be read: {error.strerror or error}."
+                continue
+            if file.blake2b in (None, found):
+                self.seen[path] = [state, found]
+            else:
+                yield f"{path} has changed: its blake2b is {found}, not {file.blake2b}: {file.mend}."
+
+
+class BackgroundCheck(threading.Thread):
+    """Hashes the files of a run once while it trains, and does not keep its process from ending."""
+
+    def __init__(self, files: StoredFiles) -> None:
+        super().__init__(name="hashes of the data", daemon=True)
+        self.problem: str | None = None
+        self._files, self._stopped = files, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        for problem in self._files.problems(rest=self._rest):
+            self.problem = problem
+            return
+
+    def _rest(self, seconds: float) -> None:
+        if self._stopped.wait(_REST * seconds):
+            raise SystemExit  # ends this thread alone
+
+    def stop(self) -> None:
+        self._stopped.set()
