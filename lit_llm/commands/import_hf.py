@@ -21,6 +21,7 @@ from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.disk import read_object
 from lit_llm.core.errors import UserError
+from lit_llm.core.shown_text import comment
 from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, unread_layers, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
@@ -135,7 +136,7 @@ def import_folder(
             copy_companions(folder, partial, TOKENIZER_COMPANIONS)
         write_json(content, partial / IMPORTED_CONFIG)
         made = "" if experts is None else f" and made a mixture of {experts} experts"
-        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {dcp or folder}{made}. Other settings are defaults.\n"
+        title = f"{ARCHITECTURES[content['model_type']]}, imported from {dcp or folder}{made}"
         _write_run(partial, title, recipe, weights)
     return notes
 
@@ -164,7 +165,7 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, ex
     if experts is not None:
         config, weights = upcycled(config, weights, experts)
     with _new_run(run, replace=replace, sources=[folder]) as partial:
-        title = f"# A model of lit_llm, imported from {folder}. Other settings are defaults.\n"
+        title = f"A model of lit_llm, imported from {folder}"
         _write_run(partial, title, {"model": asdict(config)}, weights)
     return [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
 
@@ -180,7 +181,7 @@ def _new_run(run: Path, *, replace: bool, sources: list[Path]) -> Iterator[Path]
 def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[str, Any], **more: Any) -> None:
     """Write config.yaml and the checkpoint of step 0 into a folder that has the tokenizer, if there is one."""
     make_folder(partial / CHECKPOINTS)
-    (partial / RUN_CONFIG).write_text(title + dump_yaml(recipe), encoding="utf-8")
+    (partial / RUN_CONFIG).write_text(comment(f"{title}. Other settings are defaults.") + dump_yaml(recipe), encoding="utf-8")
     checkpoint: dict[str, Any] = {
         "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
         "model_config": recipe["model"],
@@ -225,7 +226,7 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
             shutil.copyfile(base.tokenizer_file, partial / TOKENIZER_FILE)
             recipe["data"] = _tokenizer_in(run)
         copy_companions(home, partial)
-        title = f"# An adapter, imported from {folder}. Other settings are defaults.\n"
+        title = f"An adapter, imported from {folder}"
         _write_run(partial, title, recipe, adapters, **{LORA: asdict(lora), BASE: base_record(base.checkpoint)})
     print(f"{run}: an adapter of rank {lora.rank} for {', '.join(lora.targets or [])}, beside the weights of {base.checkpoint}")
 

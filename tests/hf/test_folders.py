@@ -18,6 +18,7 @@ from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.export import Source, export_folder
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.hf import write
+from lit_llm.runs.run_folder import settings_of
 
 
 def edit_json(file, **changes):
@@ -32,6 +33,14 @@ def edit_weights(file, **changes):
 
 def state(run):
     return read(run / "checkpoints/last.ckpt")["state_dict"]
+
+
+def test_a_name_of_several_lines_adds_no_setting(hf, tmp_path):
+    named = tmp_path / "hf\ninit_from: x\u2028trainer: {}\r\x1b"
+    hf.rename(named)
+    import_folder(named, tmp_path / "run")
+    lines = (tmp_path / "run/config.yaml").read_text().splitlines()
+    assert lines[0].startswith("# Llama") and lines[1] == "model:" and settings_of(tmp_path / "run").keys() == {"model"}
 
 
 @pytest.fixture
