@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -78,8 +79,13 @@ def import_folder(
         experts: of the mixture to make of a dense model.
 
     Raises:
-        UserError: `run` exists, `folder` is not a model of a known family, or tensors are missing.
+        UserError: `run` exists, `folder` is not a model of a known family, or a model on Hugging Face; tensors are missing.
     """
+    if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+        raise UserError(
+            f"there is no folder {folder}; if this is a model on Hugging Face, download it by "
+            f"`hf download {folder} --local-dir {folder.name}` (--from {folder.name})"
+        )
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a Hugging Face model: it has no {CONFIG} (--from)")
     whole = read_object(folder / CONFIG)

@@ -368,6 +368,8 @@ def test_both_commands_print_what_they_made_and_mistakes_are_one_line(hf, tmp_pa
     assert err.startswith("error: ") and "last.ckpt" in err and len(err.splitlines()) == 1
     assert main(["import", "--from", str(tmp_path), "--out", str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path} is not a Hugging Face model")
+    assert main(["import", "--from", "Qwen/Qwen3-0.6B", "--out", str(tmp_path / "x")]) == 2
+    assert "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` (--from Qwen3-0.6B)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["import", "export"])
