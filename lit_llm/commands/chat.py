@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lit_llm.commands.new_output import lock
+from lit_llm.commands.new_output import lock, refuse_inside
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.commands.text_model import TextModel, add_flags
 from lit_llm.core.disk import naming, open_ordinary
 from lit_llm.core.errors import UserError, report
+from lit_llm.core.shown_text import for_output
 from lit_llm.ingest.chat import NoChatTemplate
+from lit_llm.runs.run_folder import expanded
 
 Message = dict[str, str]
 
@@ -53,13 +55,14 @@ def main(arguments: list[str]) -> int:
     """
     options = own_flags().parse(arguments)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # of bytes that are no text
+        sys.stdin.reconfigure(errors="replace", newline=None)  # bytes that are no text; lines of any system
     model = _model(options)
     block = model.config.block_size
     if (options.max_new_tokens or 0) > block:
         raise UserError(f"max_new_tokens is {options.max_new_tokens:,}, but the model reads {block:,} (--max_new_tokens)")
     talk, path = Conversation(model, options.system or ""), options.transcript
-    opened = contextlib.nullcontext() if path is None else contextlib.closing(Transcript(path, "--transcript"))
+    run = expanded(options.run)
+    opened = contextlib.nullcontext() if path is None else contextlib.closing(Transcript(path, run, "--transcript"))
     with opened as talk.transcript:
         model.load()
         return talk.hold()
@@ -79,10 +82,11 @@ class Transcript:
     """A file of conversations, one a line. The last line grows with its conversation.
 
     Raises:
-        UserError: The file cannot be written, or is another chat's transcript, or this one's.
+        UserError: The file cannot be written, lies in the run, or is another chat's transcript, or this one's.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, run: Path, name: str) -> None:
+        refuse_inside(path, run, flag=name)
         self._path = path
         try:
             self._file = open(open_ordinary(path, os.O_RDWR | os.O_CREAT), "r+b")  # noqa: SIM115  # until `close`
@@ -165,7 +169,8 @@ class Conversation:
         elif command in ("/edit", "/save") and not words.strip():
             raise UserError(f"there is nothing after {command}: /help lists what it takes")
         elif command == "/save":
-            with contextlib.closing(Transcript(Path(os.path.expanduser(words.strip())), "/save FILE")) as file:
+            path = Path(os.path.expanduser(words.strip()))
+            with contextlib.closing(Transcript(path, expanded(self._model.options.run), "/save FILE")) as file:
                 file.write(self._record())
         elif command == "/undo":
             self._become(self._messages[:-2])
@@ -206,7 +211,7 @@ class Conversation:
         try:
             for made, piece in enumerate(self._model.pieces(ids, most=min(most, block), number=self._answers)):  # noqa: B007
                 said += piece
-                print(piece, end="", flush=True)
+                print(for_output(piece), end="", flush=True)
         except KeyboardInterrupt:
             is_stopped = True
         print(flush=True)

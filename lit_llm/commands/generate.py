@@ -15,6 +15,7 @@ from lit_llm.commands.text_model import TextModel, add_flags
 from lit_llm.core.disk import naming, read_text
 from lit_llm.core.errors import UserError, refuse, report
 from lit_llm.core.number_domain import whole
+from lit_llm.core.shown_text import for_output
 
 _BATCH = 16
 
@@ -52,9 +53,9 @@ def main(arguments: list[str]) -> int:
     model = TextModel.of(options, chat=options.chat)
     (ids,) = _all_ids(model, {"the prompt (--prompt)": options.prompt or ""})
     model.load()
-    print("" if options.chat else options.prompt or "", end="")
+    print("" if options.chat else for_output(options.prompt or ""), end="")
     for piece in model.pieces(ids, most=options.max_new_tokens):
-        print(piece, end="", flush=True)
+        print(for_output(piece), end="", flush=True)
     print()
     return 0
 
@@ -79,7 +80,7 @@ def _complete(options: argparse.Namespace) -> int:
                 with naming(options.out or "standard output"):
                     for row, record in enumerate(records[first : first + size]):
                         completion = {"completion": model.tokenizer.decode(found.get(row, []))}
-                        file.write(json.dumps(record | completion, ensure_ascii=False) + "\n")
+                        file.write(for_output(json.dumps(record | completion, ensure_ascii=False), file) + "\n")
                     file.flush()
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.disk import read_object
 from lit_llm.core.errors import UserError
+from lit_llm.core.shown_text import comment
 from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, unread_layers, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
@@ -78,8 +80,13 @@ def import_folder(
         experts: of the mixture to make of a dense model.
 
     Raises:
-        UserError: `run` exists, `folder` is not a model of a known family, or tensors are missing.
+        UserError: `run` exists, `folder` is not a model of a known family, or a model on Hugging Face; tensors are missing.
     """
+    if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+        raise UserError(
+            f"there is no folder {folder}; if this is a model on Hugging Face, download it by "
+            f"`hf download {folder} --local-dir {folder.name}` (--from {folder.name})"
+        )
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a Hugging Face model: it has no {CONFIG} (--from)")
     whole = read_object(folder / CONFIG)
@@ -136,7 +143,7 @@ def import_folder(
             copy_companions(folder, partial, TOKENIZER_COMPANIONS)
         write_json(content, partial / IMPORTED_CONFIG)
         made = "" if experts is None else f" and made a mixture of {experts} experts"
-        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {dcp or folder}{made}. Other settings are defaults.\n"
+        title = f"{ARCHITECTURES[content['model_type']]}, imported from {dcp or folder}{made}"
         _write_run(partial, title, recipe, weights)
     return notes
 
@@ -165,7 +172,7 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, ex
     if experts is not None:
         config, weights = upcycled(config, weights, experts)
     with _new_run(run, replace=replace, sources=[folder]) as partial:
-        title = f"# A model of lit_llm, imported from {folder}. Other settings are defaults.\n"
+        title = f"A model of lit_llm, imported from {folder}"
         _write_run(partial, title, {"model": asdict(config)}, weights)
     return [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
 
@@ -189,7 +196,7 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
         [f"{name} has values that are not finite: copy or download the weights again (--from)" for name in broken]
     )
     make_folder(partial / CHECKPOINTS)
-    (partial / RUN_CONFIG).write_text(title + dump_yaml(recipe), encoding="utf-8")
+    (partial / RUN_CONFIG).write_text(comment(f"{title}. Other settings are defaults.") + dump_yaml(recipe), encoding="utf-8")
     checkpoint: dict[str, Any] = {
         "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
         "model_config": recipe["model"],
@@ -240,7 +247,7 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
             shutil.copyfile(base.tokenizer_file, partial / TOKENIZER_FILE)
             recipe["data"] = _tokenizer_in(run)
         copy_companions(home, partial)
-        title = f"# An adapter, imported from {folder}. Other settings are defaults.\n"
+        title = f"An adapter, imported from {folder}"
         _write_run(partial, title, recipe, adapters, **{LORA: asdict(lora), BASE: base_record(base.checkpoint)})
     print(f"{run}: an adapter of rank {lora.rank} for {', '.join(lora.targets or [])}, beside the weights of {base.checkpoint}")
 

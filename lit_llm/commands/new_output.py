@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -23,14 +24,13 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
     """A path to write to. It becomes `out` in one rename when the block ends, and is deleted if the block fails.
 
     Raises:
-        UserError: `out` is a folder, or exists without `replace`; its folder cannot be made; the disk is full.
+        UserError: `out` is a folder, or exists without `replace`; another process writes it; the disk refuses it.
     """
     out = _without_dots(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder: give a file ({flag})")
-    _refuse_existing(out, replace=replace, flag=flag)
     with _partial(out, flag) as partial:
-        make_folder(out.absolute().parent)
+        _refuse_existing(out, replace=replace, flag=flag)
         yield partial
         fsync_path(partial)
         os.replace(partial, out)
@@ -58,25 +58,23 @@ def new_folder(
         sources: What the command reads: `out` must not contain any of it.
         above: Folders that are read with everything below them: `out` must not lie in one.
         resumable: A subfolder for finished steps. If the block fails with some, the folder is kept with it, a line says so,
-            and the next call gets it. Another process with the same `out` is refused. At the end, the subfolder is deleted.
+            and the next call gets it. At the end, the subfolder is deleted.
 
     Raises:
-        UserError: `out` is a file, or not empty without `replace`; it cannot be made; the disk is full.
+        UserError: `out` is a file, or not empty without `replace`; another process writes it; the disk refuses it.
     """
     out = _without_dots(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder (--out)")
-    resolved = real_path(out)
     for source in sources:
-        if real_path(source).is_relative_to(resolved):
+        if real_path(source).is_relative_to(real_path(out)):
             raise UserError(f"{out} contains {source}, which is read: give another folder (--out)")
     for folder in above:
-        if resolved.is_relative_to(real_path(folder)):
-            raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
-    empty = out.is_dir() and not any(out.iterdir())
-    if not empty:
-        _refuse_existing(out, replace=replace, flag="--out")
-    with _partial(out, "--out", keep=bool(resumable)) as partial, _lock(out) if resumable else contextlib.nullcontext():
+        refuse_inside(out, folder, flag="--out")
+    with _partial(out, "--out", keep=bool(resumable)) as partial:
+        empty = out.is_dir() and not any(out.iterdir())
+        if not empty:
+            _refuse_existing(out, replace=replace, flag="--out")
         steps = partial / (resumable or "")
         if resumable and not steps.is_dir():
             delete(partial)  # of a process that was killed between the renames below
@@ -108,12 +106,13 @@ def _kept(partial: Path, resumable: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock(out: Path) -> Iterator[None]:
+def _lock(out: Path, flag: str) -> Iterator[None]:
     """Refuse a second process with the same output, as far as the file system has locks."""
-    path = out.absolute().with_name(f".{out.absolute().name}.lock")
-    make_folder(path.parent)
+    path, refusal = _beside(out, "lock"), f"another process writes {out}: wait for it, or give another name ({flag})"
     with open(open_ordinary(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW), "w") as file:
-        lock(file, f"another process writes {out}: wait for it, or give another folder (--out)")
+        lock(file, refusal)
+        if not (path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))):
+            raise UserError(refusal)  # that process has just ended, and has deleted the file
         try:
             yield
         finally:
@@ -133,7 +132,19 @@ def lock(file: IO[Any], refusal: str) -> None:
 
 def log_beside(out: Path) -> Path:
     """The log of an output folder. It is hidden, because a folder that holds both may be read as text."""
-    return out.absolute().with_name(f".{out.absolute().name}.log")
+    return _beside(out, "log")
+
+
+def refuse_inside(out: Path, folder: Path, *, flag: str) -> None:
+    """Raises:
+    UserError: A new file or folder would lie in a folder that the command reads.
+    """
+    if real_path(out).is_relative_to(real_path(folder)):
+        raise UserError(f"{out} lies in {folder}, which is read: give a place outside of it ({flag})")
+
+
+def _beside(out: Path, role: str) -> Path:
+    return out.absolute().with_name(f".{out.absolute().name}.{role}")
 
 
 def _without_dots(out: Path) -> Path:
@@ -148,18 +159,39 @@ def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:
 
 @contextlib.contextmanager
 def _partial(out: Path, flag: str, *, keep: bool = False) -> Iterator[Path]:
-    """The hidden path beside `out`; unless kept, what a killed process left there is deleted."""
-    partial = out.absolute().with_name(f".{out.absolute().name}.partial")
+    """The hidden path beside `out`, for this process alone; unless kept, what a killed process left there is deleted."""
+    partial = _beside(out, "partial")
     try:
-        if not keep:
-            delete(partial)
-        yield partial
-        fsync_path(partial.parent)
-    except BaseException as error:
-        if not keep:
-            delete(partial)
-        with contextlib.suppress(OSError):
-            partial.rmdir()  # if nothing was kept
-        if isinstance(error, OSError) and (error.errno in NO_ROOM or not out.absolute().parent.is_dir()):
-            raise UserError(f"{out} cannot be written: {error.strerror} ({flag})") from error
-        raise
+        make_folder(partial.parent)
+        with _lock(out, flag):
+            try:
+                if not keep:
+                    delete(partial)
+                yield partial
+                fsync_path(partial.parent)
+            except BaseException as error:  # that of torch.distributed.checkpoint is no Exception
+                if not isinstance(error, UserError | KeyboardInterrupt) and getattr(error, "errno", None) is None:
+                    _try_disk(partial.parent)
+                raise
+            finally:
+                if not keep:
+                    delete(partial)
+                with contextlib.suppress(OSError):
+                    partial.rmdir()  # if nothing was kept
+    except OSError as error:
+        is_hidden = str(error.filename).startswith(str(_beside(out, "")))  # a name that the user has not given
+        if isinstance(error, UserError) or not (is_hidden or error.errno in NO_ROOM or not partial.parent.is_dir()):
+            raise
+        raise UserError(f"{out} cannot be written: {error.strerror} ({flag})") from error
+
+
+def _try_disk(folder: Path) -> None:
+    """Write 1 MB and delete it: C code that could not write raises errors that do not tell why.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(1_000_000))
+        file.flush()
+        os.fsync(file.fileno())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def main(words: list[str]) -> int:
     """Entry point; returns the exit code.
 
-    `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`.
+    `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`, and `--data.paths` means `TextFiles`.
     """
     flags = OwnFlags("prepare")
     text = "Conversations: short for --data ChatFiles --data.chat_template (docs/chat.md)."
@@ -33,15 +33,17 @@ def main(words: list[str]) -> int:
     flags.add_argument("--teacher", metavar="RUN", help=text)
     flags.add_argument("--top_k", range=whole(1, 2**20), default=64, metavar="K", help="Of the teacher: ids for each position.")
     flags.add_argument("--temperature", range=above(0, 100), default=1.0, metavar="T", help="Of the teacher's probabilities.")
-    flags.add_argument("--device", default="cpu", help="Of the teacher: cpu, cuda, …")
+    flags.add_argument("--device", default="auto", help="Of the teacher: cpu, cuda, …; auto: a GPU if there is one.")
     own, rest = flags.split(words)
     if own.teacher is not None:
         own.teacher = expanded(own.teacher, key="teacher", flag="--teacher")
-    elif (own.top_k, own.temperature, own.device) != (64, 1, "cpu"):
+    elif (own.top_k, own.temperature, own.device) != (64, 1, "auto"):
         raise UserError("--top_k, --temperature and --device are about a teacher: name its run (--teacher RUN)")
     if own.chat_template is not None:
         packing = [] if own.teacher is None else ["--data.packing=best_fit"]  # that of the recipe sft
         rest = ["--data", "ChatFiles", f"--data.chat_template={own.chat_template}", *packing, *rest]
+    elif any(word.partition("=")[0] == "--data.paths" for word in rest):
+        rest = ["--data", "TextFiles", *rest]  # a class that is named later replaces it
     try:
         return launch("prepare", rest, lambda arguments: _run(arguments, own), own=flags)
     except UserError as error:
@@ -52,12 +54,13 @@ def main(words: list[str]) -> int:
 def _run(arguments: Arguments, own: argparse.Namespace) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
+    from lit_llm.core.hardware import chosen_device
     from lit_llm.data import TextDataModule, TokenShards
     from lit_llm.training.teacher import teacher_problems, write_teacher
 
     built = build(read_recipe("prepare", arguments, weights=own.teacher))
     data, teacher = built.datamodule, built.run.initial
-    how = {"top_k": own.top_k, "temperature": own.temperature, "device": own.device}
+    how = {"top_k": own.top_k, "temperature": own.temperature, "device": chosen_device(own.device)}
     if teacher is not None and isinstance(data, TokenShards):
         if built.config.out is not None:
             raise UserError("a teacher is written beside the shards: leave out --out")
@@ -73,7 +76,7 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
     if teacher is not None:
         tokenizer = data.source_tokenizer
         ids = None if tokenizer is None or teacher.tokenizer_problem(tokenizer) else tokenizer.vocab_size
-        refuse(teacher_problems(teacher, data, tokenizer, ids, own.top_k, own.device))
+        refuse(teacher_problems(teacher, data, tokenizer, ids, own.top_k, how["device"]))
     read, above = data.source_files(), data.source_folders()
     with new_folder(out, replace=built.config.replace, sources=read, above=above, resumable=PARTS) as partial:
         data.raise_problems()

@@ -16,6 +16,7 @@ from lit_llm.config import spelling
 from lit_llm.config.arguments import leaves, read
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
 from lit_llm.core.errors import UserError
+from lit_llm.core.shown_text import comment
 from lit_llm.core.yaml_reading import as_flag, read_yaml
 from lit_llm.runs.run_folder import expanded, set_aside
 
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
         text = resolved(shown)
         weights = read_yaml(text).get("init_from")
         if weights is not None and expanded(weights).exists():
-            print(f"# The model and the tokenizer are those of {weights}, which is here (init_from).")
+            print(comment(f"The model and the tokenizer are those of {weights}, which is here (init_from)."), end="")
         print(text, end="")
     elif own.command == "diff":
         _diff(*own.recipes)

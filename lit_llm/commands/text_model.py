@@ -12,7 +12,7 @@ from lit_llm.checkpoint.compatibility import saved_model_config
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError, refuse
-from lit_llm.core.hardware import device_problem
+from lit_llm.core.hardware import chosen_device, device_problem
 from lit_llm.core.number_domain import INT64, Domain, whole
 from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
 from lit_llm.models.config import GPTConfig
@@ -44,7 +44,7 @@ def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) ->
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     flags.add_argument("--init_from", help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
-    flags.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
+    flags.add_argument("--device", default="auto", help="cpu, cuda, mps, …; auto: a GPU if there is one, else cpu")
 
 
 @dataclass
@@ -73,6 +73,7 @@ class TextModel:
         Raises:
             UserError: There is no such device or run, or its files do not fit together; `NoChatTemplate` with `chat`.
         """
+        options.device = chosen_device(options.device)
         refuse(filter(None, [device_problem(options.device)]))
         sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
         run = expanded(options.run)

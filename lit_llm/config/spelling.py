@@ -108,6 +108,8 @@ def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[st
     near = near or (longer if len(longer) <= 3 else exact[:1]) or difflib.get_close_matches(key, list(flags), n=1, cutoff=0.85)
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.65)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    if key == "data.paths":  # the commonest setting that the other classes lack
+        hint = "; text files are read with --data TextFiles"
     return f"unknown key {key}{hint} {assignment.where}"
 
 

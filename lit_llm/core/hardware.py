@@ -143,6 +143,15 @@ def find(name: str) -> Hardware:
 # -- this machine -----------------------------------------------------------------------------------------------------
 
 
+def chosen_device(name: str) -> str:
+    """The torch device of a `--device`; auto: a GPU if torch has one, else the CPU."""
+    import torch
+
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 def device_problem(name: str) -> str | None:
     """Why torch cannot compute here on a device that a user has named; None if it can."""
     import torch

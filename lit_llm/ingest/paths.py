@@ -28,6 +28,9 @@ _AGAIN = ": copy or save the dataset again."
 CLEAN_REPORTS = REPORT, REMOVED = "report.json", "removed.jsonl"
 """What `clean` writes beside the documents."""
 
+_FINEWEB = "get them by `hf download kjj0/fineweb10B-gpt2 --repo-type dataset --local-dir data/fineweb10B`"
+"""How to get the shards that recipes name: FineWeb in tokens of GPT-2, as llm.c has it."""
+
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -165,7 +168,8 @@ def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.s
     if strange := next((file for file, status in statuses.items() if status is None and not file.is_dir()), None):
         return {}, f"{strange} is a pipe, a device, or a link to nothing: remove it, or name the files ({flag})."
     usable = {file: status for file, status in statuses.items() if status is not None and status.st_size > 0}
-    return usable, None if usable else MissingFiles(f"No non-empty file matches {pattern} ({flag}).")
+    mend = "" if folders else f": {_FINEWEB}" if "fineweb10B" in pattern else ": write shards with prepare"
+    return usable, None if usable else MissingFiles(f"No non-empty file matches {pattern}{mend} ({flag}).")
 
 
 def _glob(pattern: Path) -> list[Path]:

@@ -147,6 +147,49 @@ def test_a_transcript_has_one_writer_and_what_cannot_be_done_loses_nothing(tmp_p
     assert code == 2 and "another file (--transcript)" in err and Path("kept.jsonl").read_text() == f"{line}\n"
 
 
+def test_lines_end_as_on_any_system(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    chat_run(Path("run"))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hi\r\n/save run/kept.jsonl\r\n/save kept.jsonl\r\n/quit\r\n"))
+    )
+    assert main(["chat", "--run", "run", "--max_new_tokens", "1"]) == 2
+    assert "lies in run" in capsys.readouterr().err and sorted(os.listdir()) == ["kept.jsonl", "run"]
+    assert json.loads(Path("kept.jsonl").read_text())["messages"][0] == user("hi")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+COPIES = "\x1b]52;c;aGk=\x07"
+"""Puts "hi" into the clipboard of a terminal, if it is sent to it."""
+
+
+@pytest.mark.parametrize("out", [io.StringIO, _Terminal])
+@pytest.mark.parametrize(
+    "words", [["chat", "--run", "run"], ["generate", "--run", "run"], ["generate", "--run", "run", "--prompts", "prompts.txt"]]
+)
+def test_what_a_model_writes_does_nothing_to_a_terminal(out, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base_run(Path("run"))
+    Path("prompts.txt").write_text("hi\n")
+    text = f"{COPIES}\x9bm\x7f\tç\u3000"
+    monkeypatch.setattr(text_model, "text_pieces", lambda tokenizer, ids: iter(text))
+    monkeypatch.setattr(Bytes, "decode", lambda self, ids: text)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    monkeypatch.setattr(sys, "stdout", out())
+    assert main(words) == 0
+    written = sys.stdout.getvalue()
+    as_it_is = json.dumps({"prompt": "hi", "completion": text}, ensure_ascii=False) if "--prompts" in words else text
+    if out is io.StringIO:
+        assert written == f"{as_it_is}\n"
+    else:
+        assert not {*map(chr, range(32)), *map(chr, range(127, 160))} & set(written) - {"\t", "\n"}
+        assert r"]52;c;aGk=" in written and written.endswith((f"{text[-3:]}\n", 'ç\u3000"}\n')) and r"\x9bm\x7f" in written
+
+
 def test_a_system_message_that_leaves_no_room_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     chat_run(Path("run"))
@@ -163,7 +206,11 @@ def test_a_system_message_that_leaves_no_room_is_named(tmp_path, monkeypatch, ca
         (["--run", "nowhere"], "there is no run folder nowhere"),
         (["--run", "run", "--system", "x"], "has no chat template"),
         (["--run", "run", "--max_new_tokens", "97"], "max_new_tokens is 97, but the model reads 96 (--max_new_tokens)"),
-        (["--run", "run", "--transcript", "run"], "run cannot be written: Is a directory (--transcript)"),
+        (["--run", "run", "--transcript", "."], ". cannot be written: Is a directory (--transcript)"),
+        (
+            ["--run", "run", "--transcript", "run/config.yaml"],
+            "lies in run, which is read: give a place outside of it (--transcript)",
+        ),
         (["--run", "run", "--transcript", "none/kept.jsonl"], "none/kept.jsonl cannot be written: No such file"),
     ],
 )

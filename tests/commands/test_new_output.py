@@ -3,13 +3,16 @@
 import os
 import resource
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from recipe_runs import run
+from torch.distributed.checkpoint import api
 
-from lit_llm.commands.new_output import new_file, new_folder
+from lit_llm.commands import new_output
+from lit_llm.commands.new_output import lock, new_file, new_folder
 from lit_llm.commands.recipes import SHIPPED
 from lit_llm.core.errors import UserError
 
@@ -43,7 +46,9 @@ COMMANDS = {  # command: is its output a folder
     ("import", "--from", "hf"): True,
     ("prepare", "--config", "tiny.yaml"): True,
     ("clean", "--data.paths", "text.txt"): True,
+    ("export", "--format", "dcp", "--run", "runs/tiny"): True,
 }
+NAMES = ["curve", "consolidate", "export", "import", "prepare", "clean", "dcp"]
 RESUMABLE = ("prepare", "clean")
 
 
@@ -51,7 +56,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
 def test_an_output_is_kept_until_it_is_replaced(command, run_folder, tmp_path, capsys, monkeypatch, without_worker):
     monkeypatch.chdir(run_folder)
     is_folder, out = COMMANDS[command], tmp_path / "deep" / "out"
@@ -74,7 +79,7 @@ def test_an_output_is_kept_until_it_is_replaced(command, run_folder, tmp_path, c
     assert run(capsys, *command, "--out", str(out), "--replace", "maybe")[0] == 2
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
 def test_a_folder_in_place_of_a_file_and_other_wrong_places_are_refused(
     command, run_folder, tmp_path, capsys, monkeypatch, without_worker
 ):
@@ -135,7 +140,7 @@ def test_a_log_or_lock_is_not_written_through_a_link(first, name, run_folder, tm
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
 def test_a_full_disk_leaves_the_old_output_and_no_half_of_the_new_one(command, run_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(run_folder)
     out = tmp_path / "out"
@@ -191,12 +196,71 @@ def test_a_kill_leaves_the_old_output_and_the_next_command_clears_up(kind, tmp_p
             fill(partial, "half")
             os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    assert sorted(os.listdir(tmp_path)) == [".out.partial", "out"]
+    assert sorted(os.listdir(tmp_path)) == [".out.lock", ".out.partial", "out"]
     assert (out if kind == "file" else out / "a").read_text() == "old"
     with make(out, replace=True) as partial:
         fill(partial, "new")
     assert (out if kind == "file" else out / "a").read_text() == "new"
     assert sorted(os.listdir(tmp_path)) == (["out"] if kind == "file" else ["out", "out.1"])
+
+
+@pytest.mark.parametrize("make", [new_file, new_folder])
+def test_of_two_processes_with_one_output_the_second_is_refused(make, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def write(text):
+        with make(out, replace=False) as partial:
+            (partial if make is new_file else partial / "a").write_text(text)
+
+    with make(out, replace=False) as partial:
+        with pytest.raises(UserError, match=r"another process writes .*--out"):
+            write("second")
+        (partial if make is new_file else partial / "a").write_text("first")
+    with pytest.raises(UserError, match="exists already"):
+        write("third")
+    assert (out if make is new_file else out / "a").read_text() == "first" and os.listdir(tmp_path) == ["out"]
+
+    def ended(file, refusal):  # the first process deletes its lock between the second's two steps
+        (tmp_path / ".new.lock").unlink()
+        lock(file, refusal)
+
+    monkeypatch.setattr(new_output, "lock", ended)
+    with pytest.raises(UserError, match="another process writes"), make(tmp_path / "new", replace=False):
+        pass
+
+
+@pytest.mark.parametrize("make", [new_file, new_folder])
+def test_of_a_folder_without_permission_the_name_that_was_given_is_said(make):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(65534)  # root may write everywhere
+        try:
+            with pytest.raises(UserError) as error, make(Path(folder, "out"), replace=False):
+                pass
+        finally:
+            if is_root:
+                os.seteuid(0)
+        assert str(error.value) == f"{folder}/out cannot be written: Permission denied (--out)"
+
+
+def test_a_full_disk_is_named_where_a_library_does_not(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for error in (
+        RuntimeError("unexpected pos 704 vs 598"),
+        OSError("26352 requested and 7744 written"),
+        api.CheckpointException("", {}),
+    ):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        try:
+            with pytest.raises(UserError, match=r"File too large .--out"), new_folder(tmp_path / "out", replace=False):
+                raise error
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        with pytest.raises(type(error)), new_folder(tmp_path / "out", replace=False):
+            raise error  # of a disk with room it is not the disk's
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_exception_is_not_hidden_and_leaves_nothing(tmp_path):

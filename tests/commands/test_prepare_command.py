@@ -55,6 +55,16 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, printed.out, printed.err
 
 
+def test_paths_alone_are_text_files_and_fit_names_that_class(project, capsys, without_worker):
+    assert run(capsys, *PREPARE, "--out", "named")[0] == run(capsys, "prepare", *PREPARE[3:], "--out", "alone")[0] == 0
+    assert Path("alone/train_000000.bin").read_bytes() == Path("named/train_000000.bin").read_bytes()
+    code, _, err = run(capsys, "fit", "--data.paths", "corpus")
+    assert code == 2 and "--data TextFiles" in err and "--data.paths" in err
+    for config in ("gpt2-124m", "speed-124m"):
+        code, _, err = run(capsys, "fit", "--config", config, "--trainer.accelerator", "cpu", "--trainer.devices", "1")
+        assert code == 2 and "hf download kjj0/fineweb10B-gpt2 --repo-type dataset --local-dir data/fineweb10B" in err
+
+
 def test_data_without_text_and_text_that_is_not_there_are_sentences(project, capsys, without_worker):
     assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
     shards = "TokenShards", "--data.path", "shards"
@@ -122,7 +132,7 @@ def test_two_processes_do_not_write_one_folder(project, capsys):
     with open(project / ".shards.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = run(capsys, *PREPARE, "--out", "shards")
-    assert code == 2 and err == "error: another process writes shards: wait for it, or give another folder (--out)\n"
+    assert code == 2 and err == "error: another process writes shards: wait for it, or give another name (--out)\n"
 
 
 @pytest.mark.slow

@@ -12,10 +12,12 @@ import text_runs
 import torch
 
 from lit_llm.__main__ import main
+from lit_llm.commands import text_model
 from lit_llm.core.errors import UserError
 from lit_llm.data import Mixture, MixturePhase, MixtureSource, TextFiles, TokenShards
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossConfig
+from lit_llm.training import teacher
 from lit_llm.training.distillation import Distillation
 from lit_llm.training.teacher import _top
 
@@ -126,6 +128,25 @@ def test_what_cannot_teach_is_a_sentence_before_anything_is_written(words, said,
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and said in line
     assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(("cuda", "mps", "chosen"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("prepare", *TEACHER, *SHARDS, "--replace", "true"),
+        ("prepare", *TEACHER, *TEXT[:3], "text.jsonl", *TEXT[4:], "--out", "new"),
+        ("generate", "--run", "teacher"),
+        ("chat", "--run", "teacher"),
+    ],
+)
+def test_a_gpu_computes_if_there_is_one(words, cuda, mps, chosen, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    for module in (teacher, text_model):
+        monkeypatch.setattr(module, "device_problem", lambda name: f"it is {name} (--device)")
+    assert main([*words]) == 2 and f"error: it is {chosen} (--device)" in capsys.readouterr().err.splitlines()
+    assert main([*words, "--device", "meta"]) == 2 and "error: it is meta (--device)" in capsys.readouterr().err
 
 
 def test_another_teacher_than_that_of_the_data_is_refused():

@@ -78,7 +78,7 @@ def test_only_rank_0_looks_at_the_shards_to_start_and_the_others_know_what_it_fo
 
 def test_a_problem_that_rank_0_finds_ends_every_rank_with_its_sentence(folder, ranks):
     first, second = ranks[0]["refusals"]
-    assert first == f"No non-empty file matches {folder}/gone_*.bin (--data.train)."
+    assert first == f"No non-empty file matches {folder}/gone_*.bin: write shards with prepare (--data.train)."
     assert "holds token id 202, but the vocabulary has 100 ids" in second
     assert ranks[1]["refusals"] == ranks[0]["refusals"] and ranks[1]["seen_when_refused"] == []
 

@@ -119,7 +119,10 @@ def test_wrong_phases_are_refused(sources, phases, sentence):
         (MixtureSource(), "Source web has no shards: give --data.sources.web.path"),
         (MixtureSource(path="a", train="b"), "--data.sources.web.path is a folder with all splits: it cannot be combined with"),
         (MixtureSource(path="nowhere"), "nowhere is not found: give a folder that prepare wrote (--data.sources.web.path)"),
-        (MixtureSource(train="nowhere/*.bin"), "No non-empty file matches nowhere/*.bin (--data.sources.web.train)"),
+        (
+            MixtureSource(train="nowhere/*.bin"),
+            "No non-empty file matches nowhere/*.bin: write shards with prepare (--data.sources.web",
+        ),
         (MixtureSource(path="a", max_epochs=0), "max_epochs of web is 0, but must be above 0, or null"),
     ],
 )

@@ -18,6 +18,7 @@ from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.export import Source, export_folder
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.hf import write
+from lit_llm.runs.run_folder import settings_of
 
 
 def edit_json(file, **changes):
@@ -32,6 +33,14 @@ def edit_weights(file, **changes):
 
 def state(run):
     return read(run / "checkpoints/last.ckpt")["state_dict"]
+
+
+def test_a_name_of_several_lines_adds_no_setting(hf, tmp_path):
+    named = tmp_path / "hf\ninit_from: x\u2028trainer: {}\r\x1b"
+    hf.rename(named)
+    import_folder(named, tmp_path / "run")
+    lines = (tmp_path / "run/config.yaml").read_text().splitlines()
+    assert lines[0].startswith("# Llama") and lines[1] == "model:" and settings_of(tmp_path / "run").keys() == {"model"}
 
 
 @pytest.fixture
@@ -369,6 +378,8 @@ def test_both_commands_print_what_they_made_and_mistakes_are_one_line(hf, tmp_pa
     assert err.startswith("error: ") and "last.ckpt" in err and len(err.splitlines()) == 1
     assert main(["import", "--from", str(tmp_path), "--out", str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path} is not a Hugging Face model")
+    assert main(["import", "--from", "Qwen/Qwen3-0.6B", "--out", str(tmp_path / "x")]) == 2
+    assert "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` (--from Qwen3-0.6B)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["import", "export"])

@@ -84,6 +84,9 @@ def test_a_run_can_be_sent_without_its_text_and_paths(trained, capsys):
         line for line in found[1] if line.startswith(("error", "warning", "advice"))
     ]
     assert doctor(capsys, trained[0], "--report", str(case))[0] == 2  # it exists
+    case.write_text("old")
+    assert doctor(capsys, trained[0], "--report", str(case), "--replace", "true")[0] == found[0]
+    assert case.read_text() == content
     endless = '{"rows": {"lr": [[Infinity], [1]]}, "config": {}, "first_steps": []}'
     for damaged in ("[]", "[" * 100_000, endless):
         case.write_text(damaged)
