@@ -304,6 +304,8 @@ def causal_mask(run: CheckedRun) -> Line:
     """
     model = run.model.model
     assert model is not None
+    if run.model.compute_config.float8:  # moves predictions by up to 8 % of the largest logit
+        return Line("mask", True, "not tested: scales in float8 depend on all positions (test with --compute.float8 false)")
     kept = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
     generator = torch.Generator(run.trainer.strategy.root_device).manual_seed(0)
     for p, _ in kept:
@@ -322,19 +324,10 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
     """
     config, device, seed = run.model.whole_model.config, generator.device, callbacks.StepSeed()
     assert config.vocab_size is not None
-    batch = run.observer.batches[0]
-    ids = batch["input_ids"][:1].to(device, copy=True)  # (1, T)
-    documents = {name: batch[name][:1].to(device, copy=True) for name in ("documents",) if name in batch}
+    ids = run.observer.batches[0]["input_ids"][:1].to(device)  # (1, T)
     other = ids + torch.randint(1, config.vocab_size, ids.shape, generator=generator, device=device)
     other, length, middle = other % config.vocab_size, ids.size(1), ids.size(1) // 2
-    apart = bool(documents)
-    if apart:
-        documents["documents"][:, middle:] += 1
-    elif config.mask_documents and config.eos_id is not None and length > 2:
-        apart = True
-        ids[:, middle] = config.eos_id
-        other[other == config.eos_id] = (config.eos_id + 1) % config.vocab_size
-        other[ids == config.eos_id] = config.eos_id  # the same documents: the mask of others may round differently
+    documents = {"documents": torch.arange(length, device=device)[None] // max(middle, 1)} if config.mask_documents else {}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def logits(ids: Tensor) -> Tensor:
@@ -364,9 +357,9 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
             early = moved(ids, other, cut)[:cut]
             if early.max() > rounding:
                 return False, f"in {mode}, the prediction at position {int(early.argmax())} depends on tokens from {cut} on"
-        if apart and moved(other, ids, middle)[middle:].max() > rounding:
+        if documents and moved(other, ids, middle)[middle:].max() > rounding:
             return False, f"in {mode}, predictions depend on the document before theirs, which ends at {middle}"
-    return True, f"no prediction of {length:,} depends on a later token" + (", nor on another document" if apart else "")
+    return True, f"no prediction of {length:,} depends on a later token" + (", nor on another document" if documents else "")
 
 
 def _cuts(length: int) -> list[int]:

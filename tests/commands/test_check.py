@@ -190,15 +190,12 @@ class Attends(torch.nn.Module):
         return self.head(x if self.more is None else self.more(x, self.training))
 
 
-def mask_line(model, ids, **more) -> check.Line:
+def mask_line(model, ids, *, float8=False) -> check.Line:
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(strategy=strategy, precision="32-true", global_step=3, world_size=1, global_rank=0)
-    observer = SimpleNamespace(batches=[{"input_ids": ids, **more}])
-    return check.causal_mask(
-        SimpleNamespace(
-            model=SimpleNamespace(model=model, whole_model=model), trainer=trainer, precision=nullcontext, observer=observer
-        )
-    )
+    module = SimpleNamespace(model=model, whole_model=model, compute_config=SimpleNamespace(float8=float8))
+    observer = SimpleNamespace(batches=[{"input_ids": ids}])
+    return check.causal_mask(SimpleNamespace(model=module, trainer=trainer, precision=nullcontext, observer=observer))
 
 
 LEAKS = {
@@ -257,6 +254,7 @@ class Suspicious(torch.nn.Module):
 
 def test_an_honest_model_is_not_accused():
     assert mask_line(Attends(more=Suspicious()), torch.arange(90)[None] % 31).passed
+    assert "not tested" in mask_line(Attends(), torch.arange(90)[None] % 31, float8=True).found
     moe = MoEConfig(experts=4, top_k=2, balance=0.1, sequence_balance=0.1)
     all_else = {
         "dropout": 0.2,
@@ -276,8 +274,6 @@ def test_an_honest_model_is_not_accused():
         ids = torch.arange(96).view(2, 48) % 31
         line = mask_line(model, ids)
         assert line.passed and ("another document" in line.found) is model.config.mask_documents, line
-        if model.config.mask_documents:
-            assert mask_line(model, ids, documents=torch.arange(96).view(2, 48) // 7).passed
 
 
 def test_what_crosses_documents_is_seen(monkeypatch):
@@ -293,12 +289,8 @@ def test_what_crosses_documents_is_seen(monkeypatch):
     for (where, name), wrong in ways.items():
         with monkeypatch.context() as patch:
             patch.setattr(where, name, wrong)
-            for given in ({}, {"documents": torch.zeros_like(ids)}):
-                line = mask_line(model, ids, **given)
-                assert not line.passed and "the document before" in line.found
-    with monkeypatch.context() as patch:
-        patch.setattr(gpt, "document_numbers", lambda ids, eos_id: torch.zeros_like(ids))
-        assert not mask_line(model, ids).passed
+            line = mask_line(model, ids)
+            assert not line.passed and "the document before" in line.found
 
 
 def test_a_wrong_initialisation_is_seen(folder, monkeypatch):
