@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_llm import callbacks
@@ -158,8 +158,8 @@ def checklist(run: CheckedRun) -> list[Line]:
         save_and_load(run),
     ]
     module.to(trainer.strategy.root_device)
-    run.say("mask, targets, loader …")
-    lines += [causal_mask(run), ignored_targets(run), *data_files(run.datamodule), *loader(run), overfitting(run)]
+    run.say("mask, files, loader …")
+    lines += [causal_mask(run), *data_files(run.datamodule), *loader(run), overfitting(run)]
     run.say("coordinate check …")
     return [*lines, coordinates(run)]
 
@@ -212,9 +212,6 @@ def shifted_labels(observer: Observer, packed: Tensor | None = None) -> Line:
         equal += int((targets == following)[counted].sum())
         total += int(counted.sum())
     name = "labels shifted by one"
-    copies = all(torch.equal(b["targets"], b["input_ids"]) for b in observer.batches)
-    if copies:
-        return Line(name, False, "the targets equal the inputs, so the model would learn to copy")
     if learned and not total:  # answers of one token
         return Line(name, True, f"not tested: none of {learned:,} targets has a next input in its document")
     return Line(name, equal == total > 0, f"{equal:,} of {total:,} targets are the next input")
@@ -310,52 +307,75 @@ def save_and_load(run: CheckedRun) -> Line:
 
 
 def causal_mask(run: CheckedRun) -> Line:
-    """A token affects predictions only from its position on; with document masks, only within its document."""
+    """No prediction depends on a later token or, with document masks, on an earlier document, in evaluation and in training.
+
+    The weights get noise for that, because a projection that is still near zero would hide a leak behind it.
+    """
     model = run.model.model
     assert model is not None
-    config, device, vocab_size = model.config, run.trainer.strategy.root_device, model.config.vocab_size
-    assert vocab_size is not None
-    length = min(config.block_size, 64)
-    place = length // 2
-    ids = torch.randint(vocab_size, (1, length), generator=torch.Generator().manual_seed(0))  # (1, T)
-    end = None
-    if config.mask_documents and config.eos_id is not None and length > 2:  # else no place is left behind the changed token
-        ids[ids == config.eos_id] = (config.eos_id + 1) % vocab_size
-        end = place + (length - place) // 2
-        ids[0, end] = config.eos_id
-    changed = ids.clone()
-    changed[0, place] = next(i % vocab_size for i in range(int(ids[0, place]) + 1, 10**9) if i % vocab_size != config.eos_id)
-    model.eval()
-    with torch.no_grad(), run.precision():
-        before, after = model(ids.to(device)), model(changed.to(device))
-    assert isinstance(before, Tensor) and isinstance(after, Tensor)
-    moved = (before - after).abs().amax(dim=-1)[0].cpu()  # (T,)
-    rounding = 1e-3 * before.abs().max().item()
-    wrong = ""
-    if place and moved[:place].max() > rounding:
-        wrong = f"the prediction at position {int(moved[:place].argmax())} depends on the later token at {place}"
-    elif not moved[place:].max() > 0:
-        wrong = f"the token at {place} has no effect"
-    elif end is not None and moved[end:].max() > rounding:
-        wrong = f"predictions from the end-of-document id at {end} on depend on a token before it"
-    across = ", none after the end of its document" if end is not None else ""
-    return Line("mask", not wrong, wrong or f"a token affects predictions from its position on, none before{across}")
+    if run.model.compute_config.float8:  # moves predictions by up to 8 % of the largest logit
+        return Line("mask", True, "not tested: scales in float8 depend on all positions (test with --compute.float8 false)")
+    kept = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
+    generator = torch.Generator(run.trainer.strategy.root_device).manual_seed(0)
+    for p, _ in kept:
+        noise = torch.randn(p.shape, generator=generator, device=generator.device).to(p.dtype)
+        p.data.add_(noise, alpha=(p.size(-1) if p.ndim else 1) ** -0.5)
+    passed, found = _leaks(run, model, generator)
+    for p, value in kept:
+        p.data.copy_(value)
+    return Line("mask", passed, found)
 
 
-def ignored_targets(run: CheckedRun) -> Line:
-    """Targets of -100 are excluded from the loss and the token count."""
-    module, batch = run.model, run.observer.batches[0]
-    device = run.trainer.strategy.root_device
-    rest = {name: each.to(device) for name, each in batch.items() if name in ("input_ids", "documents")}
-    targets = batch["targets"].to(device)
-    masked, other = targets.clone(), targets.clone()
-    masked[:, ::2] = other[:, 1::2] = -100
-    module.eval()
-    with torch.no_grad(), run.precision():
-        whole, even, odd = (module.sums_of({**rest, "targets": each}, CrossEntropy()) for each in (targets, masked, other))
-    added = (even.nll + odd.nll).item()
-    right = int(even.count + odd.count) == int(whole.count) and math.isclose(added, whole.nll.item(), rel_tol=1e-2)
-    return Line("ignored targets", right, f"two halves add up to {added:.2f} nats, the whole batch has {whole.nll.item():.2f}")
+def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tuple[bool, str]:
+    """Whether nothing leaks, and the finding. All tokens from a cut on are changed at once.
+
+    One sequence at a time, because sequences of a batch may share the capacity of experts.
+    """
+    config, device, seed = run.model.whole_model.config, generator.device, callbacks.StepSeed()
+    assert config.vocab_size is not None
+    ids = run.observer.batches[0]["input_ids"][:1].to(device)  # (1, T)
+    other = ids + torch.randint(1, config.vocab_size, ids.shape, generator=generator, device=device)
+    other, length, middle = other % config.vocab_size, ids.size(1), ids.size(1) // 2
+    documents = {"documents": torch.arange(length, device=device)[None] // max(middle, 1)} if config.mask_documents else {}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    def logits(ids: Tensor) -> Tensor:
+        """(T, V), with the same random numbers and buffers each time."""
+        seed.on_train_start(run.trainer, run.model)
+        seed.on_train_batch_start(run.trainer, run.model, None, 0)
+        with torch.no_grad(), run.precision():
+            z: Tensor = model(ids, **documents)
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        return z[0]
+
+    for mode in ("evaluation", "training"):
+        model.train(mode == "training")
+        before = logits(ids)
+        rounding = (1e-3 if "32" in run.trainer.precision else 1e-2) * before.abs().max()
+
+        def moved(first: Tensor, last: Tensor, cut: int, before: Tensor = before) -> Tensor:
+            """(T,): the changes of predictions for the first `cut` tokens of one sequence and the others of another one."""
+            return (logits(torch.cat([first[:, :cut], last[:, cut:]], dim=1)) - before).abs().amax(dim=-1)
+
+        if not moved(ids, ids, 0).max() <= rounding:
+            return True, f"not tested in {mode}: two passes over the same tokens differ"
+        if not moved(other, other, 0).max() > 0:
+            return False, f"in {mode}, tokens have no effect"
+        for cut in _cuts(length):
+            early = moved(ids, other, cut)[:cut]
+            if early.max() > rounding:
+                return False, f"in {mode}, the prediction at position {int(early.argmax())} depends on tokens from {cut} on"
+        if documents and moved(other, ids, middle)[middle:].max() > rounding:
+            return False, f"in {mode}, predictions depend on the document before theirs, which ends at {middle}"
+    return True, f"no prediction of {length:,} depends on a later token" + (", nor on another document" if documents else "")
+
+
+def _cuts(length: int) -> list[int]:
+    """Positions from which on tokens are changed. Consecutive ones meet a leak of every n-th position; at the beginning, a
+    later token has the largest share of the attention."""
+    parts = range(1, 16), range(length // 2, length // 2 + 8), range(length - 8, length)
+    return sorted({cut for part in parts for cut in part if 0 < cut < length})
 
 
 def loader(run: CheckedRun) -> list[Line]:

@@ -1,6 +1,7 @@
 """The launch checklist passes on what is right, and each line fails on what it is there for."""
 
 import math
+import random
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -11,9 +12,12 @@ import torch
 from lit_llm.__main__ import main
 from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.parse import parse
+from lit_llm.models import gpt
+from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.latent_config import LatentConfig
 from lit_llm.models.loss import cross_entropy
-from lit_llm.models.self_attention import Attention
+from lit_llm.models.short_convolution import ShortConvolution
 from lit_llm.training import checklist as check
 from lit_llm.training.checklist import Observer
 from lit_llm.training.objective import CrossEntropy
@@ -37,7 +41,6 @@ NAMES = [
     "learning rate as intended",
     "a save and a load",
     "mask",
-    "ignored targets",
     "data do not repeat",
     "loader is fast enough",
     "one batch can be overfitted",
@@ -77,7 +80,7 @@ def test_a_sound_recipe_passes_every_line_and_leaves_nothing_behind(folder, caps
     out = capsys.readouterr().out
     stages = (
         "training 3 steps",
-        "mask, targets, loader",
+        "mask, loader",
         "one batch: step 1 of at most 30, loss",
         "coordinate check …",
         "launch",
@@ -127,7 +130,7 @@ def test_a_run_that_leaves_no_batch_is_not_tested_for_its_loader(folder, capsys)
 
 def test_documents_are_kept_apart(folder):
     found = lines(folder, "--model.mask_documents", "true")
-    assert not failed(found) and "none after the end of its document" in found["mask"].found
+    assert not failed(found) and "nor on another document" in found["mask"].found
 
 
 @pytest.mark.parametrize("positions", [1, 2])
@@ -168,15 +171,126 @@ def test_the_coordinate_check_fails_only_if_rates_should_hold_for_every_width(fo
     assert found.passed and "model.base_width is not set" in found.found
 
 
-def test_a_leak_from_the_future_is_seen(folder, monkeypatch):
-    forward = Attention.forward
+class Attends(torch.nn.Module):
+    """A block of attention: (T, T) bool `sees(queries, keys, training)` says what a query attends to, if it is not earlier."""
 
-    def looks_ahead(self, x, *others):
-        return forward(self, x + x.roll(-1, dims=1), *others)
+    def __init__(self, vocab_size=31, sees=lambda q, k, training: q < 0, more=None, width=16):
+        super().__init__()
+        self.config = GPTConfig(vocab_size=vocab_size)
+        self.embedding, self.places = torch.nn.Embedding(vocab_size, width), torch.nn.Embedding(300, width)
+        self.qkv, self.head = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, vocab_size)
+        self.sees, self.more = sees, more
 
-    monkeypatch.setattr(Attention, "forward", looks_ahead)
-    found = lines(folder)
-    assert "mask" in failed(found) and "depends on the later token at" in found["mask"].found
+    def forward(self, ids):
+        at = torch.arange(ids.size(1))
+        x = self.embedding(ids) + self.places(at)
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        mask = (at <= at[:, None]) | self.sees(at[:, None], at, self.training)
+        x = x + torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.head(x if self.more is None else self.more(x, self.training))
+
+
+def mask_line(model, ids, *, float8=False) -> check.Line:
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer = SimpleNamespace(strategy=strategy, precision="32-true", global_step=3, world_size=1, global_rank=0)
+    module = SimpleNamespace(model=model, whole_model=model, compute_config=SimpleNamespace(float8=float8))
+    observer = SimpleNamespace(batches=[{"input_ids": ids}])
+    return check.causal_mask(SimpleNamespace(model=module, trainer=trainer, precision=nullcontext, observer=observer))
+
+
+LEAKS = {
+    "all tokens": lambda q, k, training: q >= 0,
+    "the last token": lambda q, k, training: k == k.max(),
+    "the next token": lambda q, k, training: k == q + 1,
+    "the token 20 ahead": lambda q, k, training: k == q + 20,
+    "the first quarter, from within it": lambda q, k, training: (q < k.max() // 4) & (k < k.max() // 4),
+    "the first quarter": lambda q, k, training: k < k.max() // 4,
+    "the second half, from within it": lambda q, k, training: (q > k.max() // 2) & (k > k.max() // 2),
+    "the next token, at every 7th position": lambda q, k, training: (q % 7 == 0) & (k == q + 1),
+    "every 5th token": lambda q, k, training: k % 5 == 4,
+    "the next tokens, behind position 64": lambda q, k, training: (q >= 64) & (k <= q + 3),
+    "the next token, in training": lambda q, k, training: (k == q + 1) & training,
+    "the last token, in training": lambda q, k, training: (k == k.max()) & training,
+    "the next token, in evaluation": lambda q, k, training: (k == q + 1) & (not training),
+}
+MIXES = {  # of (1, T, d)
+    "a mean": lambda x, training: x + x.mean(dim=1, keepdim=True),
+    "a maximum": lambda x, training: x + x.amax(dim=1, keepdim=True),
+    "batch statistics in training": lambda x, training: (x - x.mean(dim=1, keepdim=True)) if training else x,
+    "weights that sum to 1 over positions": lambda x, training: x + x * x.softmax(dim=1),
+    "a convolution": lambda x, training: torch.nn.functional.avg_pool1d(x.mT, 3, 1, 1).mT,
+    "tokens that experts choose": lambda x, training: x * (x[..., :1] >= x[..., :1].topk(x.size(1) // 4, dim=1).values.min()),
+}
+
+
+@pytest.mark.parametrize("length", [90, 200])
+def test_every_leak_from_the_future_is_seen(length):
+    ids = torch.randint(31, (2, length), generator=torch.Generator().manual_seed(length))
+    leaky = {name: Attends(sees=sees) for name, sees in LEAKS.items()} | {
+        name: Attends(more=more) for name, more in MIXES.items()
+    }
+    passed = [name for name, model in leaky.items() if mask_line(model, ids).passed]
+    assert not passed
+    training = [name for name, model in leaky.items() if "in training" in mask_line(model, ids).found]
+    assert training == [name for name in leaky if name.endswith("in training")]
+    with torch.no_grad():  # a projection that is zero until now hides what is before it
+        leaky["all tokens"].head.weight.zero_()
+    assert not mask_line(leaky["all tokens"], ids).passed
+
+
+class Suspicious(torch.nn.Module):
+    """What looks at later positions, but tells earlier ones nothing: noise, dropout, counted passes, a capacity in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x, training):
+        self.passes += training
+        x = torch.nn.functional.dropout(x, 0.2, training) + 0.1 * torch.randn_like(x) + random.random() + self.passes
+        chosen = x[..., 0] > 0
+        return x * (chosen & (chosen.cumsum(dim=1) <= x.size(1) // 4))[..., None]
+
+
+def test_an_honest_model_is_not_accused():
+    assert mask_line(Attends(more=Suspicious()), torch.arange(90)[None] % 31).passed
+    assert "not tested" in mask_line(Attends(), torch.arange(90)[None] % 31, float8=True).found
+    moe = MoEConfig(experts=4, top_k=2, balance=0.1, sequence_balance=0.1)
+    all_else = {
+        "dropout": 0.2,
+        "window": 9,
+        "input_convolution": 3,
+        "qkv_convolution": 3,
+        "predict_ahead": 1,
+        "attention_sinks": True,
+    }
+    for settings in (
+        {},
+        {"moe": moe},
+        {"latent": LatentConfig(), "qk_norm": False},
+        {"mask_documents": True, "moe": moe, **all_else},
+    ):
+        model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=48, vocab_size=31, eos_id=0, **settings))
+        ids = torch.arange(96).view(2, 48) % 31
+        line = mask_line(model, ids)
+        assert line.passed and ("another document" in line.found) is model.config.mask_documents, line
+
+
+def test_what_crosses_documents_is_seen(monkeypatch):
+    config = GPTConfig(
+        n_layer=1, n_head=2, n_embd=16, block_size=48, vocab_size=31, eos_id=0, mask_documents=True, qkv_convolution=3
+    )
+    model, ids, right = GPT(config), torch.arange(96).view(2, 48) % 31, ShortConvolution.forward
+    one_document = partial(gpt.visibilities, documents=None)
+    ways = {
+        (gpt, "visibilities"): lambda config, ids, documents, *rest, **more: one_document(config, ids, kernel=rest[0], **more),
+        (ShortConvolution, "forward"): lambda self, x, places=None, *rest: right(self, x, None, *rest),
+    }
+    for (where, name), wrong in ways.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, wrong)
+            line = mask_line(model, ids)
+            assert not line.passed and "the document before" in line.found
 
 
 def test_a_wrong_initialisation_is_seen(folder, monkeypatch):

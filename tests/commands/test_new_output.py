@@ -180,6 +180,38 @@ def test_copied_recipes_are_replaced_one_whole_file_at_a_time(tmp_path, capsys):
     assert not [path for path in tmp_path.rglob(".*")]
 
 
+@pytest.mark.parametrize("resumable", [None, "parts"])
+@pytest.mark.parametrize("kill_before", range(4))
+def test_a_kill_before_any_rename_leaves_the_old_output_and_the_old_or_the_new_one(
+    kill_before, resumable, tmp_path, monkeypatch
+):
+    """A folder that is replaced is first renamed to NAME.1; a kill right then leaves it under that name only."""
+    out, renames = tmp_path / "out", []
+
+    def make(text):
+        with new_folder(out, replace=True, resumable=resumable) as partial:
+            if resumable:
+                (partial / resumable).mkdir(exist_ok=True)
+            (partial / "a").write_text(text)
+
+    def rename(*names, right=os.rename):
+        if len(renames) == kill_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        renames.append(right(*names))
+
+    make("old")
+    if os.fork() == 0:
+        monkeypatch.setattr(os, "rename", rename)
+        make("new")
+        os._exit(0)
+    os.wait()
+    texts = {path.name: (path / "a").read_text() for path in (out, tmp_path / "out.1") if path.exists()}
+    assert texts in ({"out": "old"}, {"out.1": "old"}, {"out": "new", "out.1": "old"})
+    make("newer")
+    assert (out / "a").read_text() == "newer" and "old" in {path.read_text() for path in tmp_path.glob("out.*/a")}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_kill_leaves_the_old_output_and_the_next_command_clears_up(kind, tmp_path):
     out = tmp_path / "out"

@@ -64,6 +64,7 @@ class PanicException(BaseException):
 
 
 REFUSED = (MemoryError(), OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"))
+LIMITS = {MemoryError: "ulimit -v", OSError: "ulimit -a", RuntimeError: "ulimit -a"}
 
 
 @pytest.mark.parametrize("error", [*REFUSED, PanicException("no thread pool")], ids=repr)
@@ -75,6 +76,7 @@ def test_what_a_limit_of_the_system_refuses_is_one_sentence(monkeypatch, capsys,
     assert main(["recipes"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ") and len(said.splitlines()) == 1 and (str(error).split("] ")[-1] in said)
+    assert LIMITS.get(type(error), "no thread pool") in said
 
 
 @pytest.mark.parametrize(

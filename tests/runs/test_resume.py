@@ -290,9 +290,12 @@ def test_what_a_kill_left_in_a_finished_run_is_cleared_when_it_is_launched_again
     assert not left.exists()
 
 
-def test_checkpoints_that_are_no_folder_are_refused_before_the_first_step(folder, capsys):
+@pytest.mark.parametrize(
+    "make", [lambda path: path.symlink_to(path.name), lambda path: path.write_text("")], ids=["link", "file"]
+)
+def test_checkpoints_that_are_no_folder_are_refused_before_the_first_step(folder, capsys, make):
     Path("runs/tiny").mkdir(parents=True)
-    Path("runs/tiny/checkpoints").symlink_to("checkpoints")
+    make(Path("runs/tiny/checkpoints"))
     code, out, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
     assert code == 2 and "checkpoints is no folder" in err and "step 1" not in out
 

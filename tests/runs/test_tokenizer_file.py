@@ -27,6 +27,7 @@ def test_every_command_names_the_changed_file(swapped, capsys):
     before = sorted(Path("runs").rglob("*"))
     for command in (
         ("generate", "--run", "runs/tiny", "--max_new_tokens", "2"),
+        ("chat", "--run", "runs/tiny"),
         ("export", "--run", "runs/tiny", "--out", "exported"),
         ("validate", "--run", "runs/tiny"),
         ("test", "--run", "runs/tiny"),
