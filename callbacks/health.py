@@ -17,17 +17,16 @@ from .contracts import (
     HasVocabulary,
     MeanOfMicroBatches,
     SaysWhetherTargetsCount,
-    ScalesLoss,
     SplitsLayers,
     offered,
     offered_by_data,
 )
 from .health_batch import SeenSequences, SeenTokens, check_targets, compare_targets, ids_of, targets_of
 from .health_counts import CountedText
-from .health_layers import FirstGradient, UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
+from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square, trained_parameters
 from .health_probe import Probe
 from .health_readings import Readings
-from .health_setup import SETUP_DESCRIPTIONS, setup_facts, stateless
+from .health_setup import SETUP_DESCRIPTIONS, setup_facts
 from .health_spans import RepeatedSpans, ValidationOverlap
 from .ranges import STEPS, check_ranges, whole
 
@@ -38,7 +37,6 @@ DESCRIPTIONS = {
     "health/update_ratio/LAYER": "update norm / weight norm",
     "health/descent/LAYER": "cosine of the update and the negative gradient, before clipping; below 0 the loss is increased",
     "health/activation_rms/BLOCK": "root mean square of a block's output",
-    "health/residual/BLOCK": "mean cosine of a block's input and output; small if neither block nor model adds the input",
     "health/norm_epsilon": "largest epsilon of a norm in a block / mean square of its input; well below 1 where it normalises",
     "health/activation_max/BLOCK": "largest absolute value of a block's output",
     "health/attention_logit_max/BLOCK": "largest attention score of visible keys, before softmax and soft cap",
@@ -73,26 +71,14 @@ DESCRIPTIONS = {
     "health/answer_ends": "of the counted targets before an ignored one, as at the end of an answer: share of the commonest",
     "health/shared_samples": "DDP: share of the ranks whose micro-batches begin with the sequence of another rank",
     "health/ignored_targets": "share of the targets that are -100",
-    "health/future_leak": "largest relative change of earlier logits if later inputs change; 0 or rounding in a causal model",
-    "health/context_use": "largest relative change of the last logits if inputs a quarter of the sequence before change",
-    "health/context_lost": "share of these last positions whose logits did not change at all",
-    "health/alike/weights|averages|gradients": "of about 4,096 of these numbers of a layer, the share that occurs twice, near "
-    "0 in fp32",
+    "health/future_leak": "largest relative change of the logits before a place if all inputs from there on change; 0 or "
+    "rounding in a causal model",
+    "health/context_use": "largest relative change of the last logits if all inputs but the last quarter change",
     "health/zero_gradients": "share of the gradients of matrices in blocks that are exactly 0",
-    "health/rounded/weights|averages|gradients|activations": "share of the numbers whose last 13 bits are 0, as those of "
-    "narrower types are, near 0 in float32: of changed weights, the optimizer's averages, gradients of matrices, outputs of "
-    "blocks and logits",
-    "health/changed_after_step": "share of the weights that something else changed behind the optimizer's step",
-    "health/stateless": "share of the trained parameters that the optimizer has no state of",
     "health/backward_loss_ratio": "loss of a step's backward passes / logged train/loss; 1 if gradients are those of that loss "
     "alone",
-    "health/first_gradient_share": "one process: the step's gradient times that of its first micro-batch, over the latter's "
-    "square; 1 for one micro-batch, between 1 and their number else",
-    "health/micro_batches": "micro-batches of the step",
-    "health/leftover_gradient": "norm of the gradients before a step's first backward pass; 0 if they were cleared",
     "health/validation_noise": "largest relative difference between the logits of two evaluations of a validation batch; 0 or "
     "rounding",
-    "health/validation_batch_loss": "loss of these sequences, if they are whole; val/loss is of all validation batches",
     "health/validation_length": "tokens of a validation sequence / tokens of a training sequence",
     "health/validation_ignored_targets": "share of the targets of a validation batch that are ignored",
     "health/validation_shifted_targets": "share of its counted targets that are the next input",
@@ -100,10 +86,24 @@ DESCRIPTIONS = {
     **SETUP_DESCRIPTIONS,
 }
 """Every tag and its meaning. LAYER is like `embedding`, `blocks.0.attention`, `head`; BLOCK like `blocks.0`."""
+EARLY = 20
+"""Rows up to step `every_n_steps`, about: a run of a few hundred steps is judged by them."""
+
+
+def row_number(step: int, every_n_steps: int) -> int:
+    """The number of the row that a step has, from 1; 0 if it has none.
+
+    Each `every_n_steps`-th step has a row, and before the first of these about 20, spread geometrically. It depends on the step
+    alone, so that a resumed or extended run has the rows of one that was not.
+    """
+    early = sorted({round(every_n_steps ** (i / EARLY)) for i in range(EARLY)} - {every_n_steps})
+    if step % every_n_steps == 0:
+        return len(early) + step // every_n_steps
+    return early.index(step) + 1 if step in early else 0
 
 
 class HealthSignals(Callback):
-    """Logs signals from which trouble can be diagnosed, at step 1 and every `every_n_steps` steps.
+    """Logs signals from which trouble can be diagnosed, at the steps that `row_number` names.
 
     Logs `DESCRIPTIONS`, in five parts:
         Set-up, in the first row of a launch: what the optimizer decays and trains, sizes, and initial weights.
@@ -114,15 +114,14 @@ class HealthSignals(Callback):
             Untouched embeddings, repeated samples and spans, and overlap: of all steps of this launch. A table of 65,536
             hashes on each rank remembers sequences, another one spans. Padding rows of an embedding do not count if the
             probe, or the data module's `vocab_size`, tells the vocabulary.
-        Probe: before the step's first micro-batch, one forward pass without gradients of a few of its sequences, in eval mode
-            and without compiled code: `forward(input_ids)` → logits (B, T, V). Documents in a sequence see each other.
-            Together with copies that differ in their second eighths and third quarters, these are at most half of the
-            micro-batch's tokens, 16,384, and 2²⁴ / V, unless the module `holds_all_logits`. Absent in a pipeline, and where
-            `forward` cannot do this.
+        Probe: before the step's first micro-batch, two forward passes without gradients of a quarter of its sequences, at least
+            one, in eval mode, with the same random state and without compiled code: `forward(input_ids)` → logits (B, T, V).
+            Documents in a sequence see each other. In rows 1, 3, 5, … the second pass has other ids from a place on, which is
+            another one in each sequence and row; in the others, up to the last quarter. Sequences are whole, up to 8,192 tokens
+            and 2²³ / V unless the module `holds_all_logits`; where N ranks share a batch, a micro-batch of less than 4 N has
+            parts of them. Absent in a pipeline, and where `forward` cannot do this.
         Backward loss ratio, where the step has a row of `train/loss`. Absent in a pipeline, and where a module scales its
             gradients by the step's tokens afterwards: `every_target_counts` is false (both: `contracts.py`).
-        Gradients of the first micro-batch, and what is left of earlier steps: on one process, without fp16 loss scaling; the
-            former, too, only where `every_target_counts`.
         Rank difference and shared samples, with DDP on several processes.
 
     In the probe, modules of a block report what hooks cannot see, if they have these attributes. They are None otherwise:
@@ -138,7 +137,7 @@ class HealthSignals(Callback):
         on_validation_end: evaluates a part of that batch twice. Collectives: on every rank.
         on_train_batch_start: hashes the sequences and counts the ids; at a sampled step, checks targets and runs the probe.
             Before the first step of a launch, notes the facts about the set-up.
-        on_before_backward, on_after_backward: at a sampled step, add up the loss and copy some of the first gradients.
+        on_before_backward: at a sampled step, adds up the loss.
         on_before_optimizer_step: at a sampled step, computes norms and copies some weights.
         on_train_batch_end: after a sampled step, compares these weights, reduces all values over the ranks, and writes the row.
             The host synchronises then, and with several ranks before the probe, which needs all of them.
@@ -146,7 +145,7 @@ class HealthSignals(Callback):
     Cost: 0.36 % of a CPU's time at one step in 100 (benchmarks/health_cost.py); not measured on a GPU.
 
     Args:
-        every_n_steps: optimizer steps between two rows.
+        every_n_steps: optimizer steps between two rows, from the first multiple on.
 
     Raises:
         UserError: every_n_steps < 1.
@@ -167,14 +166,11 @@ class HealthSignals(Callback):
         self._losses = MeanOfMicroBatches()  # of the backward passes of a sampled step
         self._facts: dict[str, float] | None = None  # about the set-up, until the first row; None before the first batch
         self._counted: CountedText | None = None  # from the first batch on, where the vocabulary is known
-        self._first: FirstGradient | None = None  # of a sampled step
-        self._micro_batches = 0  # of the step, whose backward has ended
         self._length = 0  # tokens of a training sequence
         self._validated: tuple[Tensor | None, Tensor | None] = (None, None)  # ids and targets of the first validation batch
         self._step = 0  # under way: on_train_batch_start runs once per micro-batch
         self._readings: Readings | None = None  # of the step under way, if it is sampled
         self._update: UpdateSample | None = None
-        self._hook: Any = None
         self._compares_ranks = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -196,7 +192,7 @@ class HealthSignals(Callback):
             held = gathered((self._names, self._rows))
             self._names = list(dict.fromkeys(name for names, _ in held for name in names))
             self._rows = max(rows for _, rows in held)
-        self._sequences = self._tokens = self._counted = self._first = self._facts = None
+        self._sequences = self._tokens = self._counted = self._facts = None
         self._spans, self._overlap = RepeatedSpans(), ValidationOverlap()
         self._compares_ranks = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
 
@@ -230,18 +226,17 @@ class HealthSignals(Callback):
             if ids is not None and targets is not None:
                 self._counted.judge(ids, targets, readings, "validation_")
         if self._probe is not None:
-            self._probe.validate(trainer, pl_module, ids, targets, self._rows, readings)
+            self._probe.validate(trainer, pl_module, ids, self._rows, readings)
         write_row(trainer, readings.read(), trainer.global_step)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step + 1
         begins, self._step = step != self._step, step
+        number = row_number(step, self.every_n_steps)
         if begins:
-            sampled = step == 1 or step % self.every_n_steps == 0
-            self._readings, self._losses = Readings(trainer.strategy.root_device) if sampled else None, MeanOfMicroBatches()
-            self._first, self._micro_batches = None, 0
+            self._readings, self._losses = Readings(trainer.strategy.root_device) if number else None, MeanOfMicroBatches()
             if self._facts is None:  # not in on_train_start: the module's own comes after it
-                self._facts = setup_facts(trainer, pl_module, self._rows) | self._weight_norm(trainer)
+                self._facts = setup_facts(trainer, pl_module, self._rows)
         ids, targets = ids_of(batch), targets_of(batch)
         if ids is None:
             return
@@ -261,32 +256,15 @@ class HealthSignals(Callback):
             if targets is not None and self._counted is not None:
                 self._counted.judge(ids, targets, self._readings)
             if begins and self._probe is not None:
-                self._probe.run(trainer, pl_module, ids, targets, self._rows, self._readings)
+                self._probe.run(trainer, pl_module, ids, targets, self._rows, number, self._readings)
         if targets is not None and self._counted is not None:
             self._counted.add(ids, targets)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if self._readings is None or offered(trainer.strategy, SplitsLayers) is not None:
             return
-        if self._keeps_gradients(trainer) and not self._micro_batches:
-            left = [p.grad for layer in self._layers.values() for p in layer if p.grad is not None]
-            self._readings.root_mean("health/leftover_gradient", sum(share_of_square(each, 1) for each in left), 1.0)
         if _weights_alike(pl_module):
             self._losses.add(trainer, loss)
-
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._micro_batches += 1
-        if (
-            self._readings is not None
-            and self._micro_batches == 1
-            and self._keeps_gradients(trainer)
-            and _weights_alike(pl_module)
-        ):
-            self._first = FirstGradient(self._layers)
-
-    def _keeps_gradients(self, trainer: Trainer) -> bool:
-        """Whether `grad` is the plain sum of this process's micro-batches."""
-        return trainer.world_size == 1 and offered(trainer.precision_plugin, ScalesLoss) is None
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         if self._readings is None or not self._names:
@@ -304,37 +282,18 @@ class HealthSignals(Callback):
             if self._compares_ranks:
                 self._readings.largest(f"highest/{name}", weight)
                 self._readings.largest(f"lowest/{name}", -weight)
-        self._readings.mean("health/stateless", *stateless([optimizer]))
-        self._update = update = UpdateSample(self._layers)
-        if isinstance(optimizer, torch.optim.Optimizer):  # DeepSpeed's is none
-            self._hook = optimizer.register_step_post_hook(lambda *_: update.keep_stepped())
-        if self._first is not None:
-            self._first.add_to(self._readings)
-            self._readings.largest("health/micro_batches", self._micro_batches)
-
-    def _weight_norm(self, trainer: Trainer) -> dict[str, float]:
-        """The norm of all trained weights. Waits for the device."""
-        readings = Readings(trainer.strategy.root_device)
-        readings.root_mean("setup/weight_norm", 0.0, 1 / process_count() if self._names else 0.0)
-        for each in (p for name in self._names for p in self._layers.get(name, ())):
-            readings.root_mean("setup/weight_norm", share_of_square(each, self._ranks), 0.0)
-        return readings.read()
+        self._update = UpdateSample(self._layers)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._readings is None or trainer.global_step < self._step:
             return
         readings, update, self._readings, self._update = self._readings, self._update, None, None
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
         if update is not None:
-            of_matrices = (f"{kind}/{what}" for kind in ("rounded", "alike") for what in ("weights", "averages", "gradients"))
-            for name in ("zero_gradients", "changed_after_step", *of_matrices):
-                readings.mean(f"health/{name}", 0.0, 0.0)  # stages have different layers
+            readings.mean("health/zero_gradients", 0.0, 0.0)  # stages have different layers
             for name in self._names:
                 readings.root_mean(f"health/update_norm/{name}", 0.0, 1 / process_count())
                 readings.mean(f"descent/{name}", 0.0, 1 / process_count())
-                update.add_to(readings, name, self._ranks, trainer.optimizers[0].state)
+                update.add_to(readings, name, self._ranks)
         if self._sequences is not None:
             self._sequences.add_to(readings)
         if self._tokens is not None:

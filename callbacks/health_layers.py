@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from itertools import takewhile
-from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -110,91 +109,24 @@ class UpdateSample:
         for layer, parameters in layers.items():
             weights = [(p, s, _every(p, s).clone()) for p, s in strides(parameters)]
             self._before[layer] = [(p, s, w, None if p.grad is None else _whole(p, s)) for p, s, w in weights]
-        self._stepped: dict[Tensor, Tensor] = {}
 
-    def keep_stepped(self) -> None:
-        """Copy the weights again, right behind the optimizer's step."""
-        self._stepped = {p: _every(p, s).clone() for found in self._before.values() for p, s, *_ in found}
-
-    def add_to(self, readings: Readings, layer: str, ranks: int, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """Add the norm of a layer's update, its product with the negative gradient, and what is rounded.
+    def add_to(self, readings: Readings, layer: str, ranks: int) -> None:
+        """Add the norm of a layer's update, and its product with the negative gradient.
 
         Args:
             ranks: as in `share_of_square`.
-            state: of the optimizer.
         """
-        sampled: dict[str, list[Tensor]] = {"weights": [], "averages": [], "gradients": []}
         for parameter, stride, before, gradient in self._before.get(layer, ()):
             if before.numel() == 0:  # a shard may be empty
                 continue
-            now = _every(parameter, stride)
-            change = now.to(torch.promote_types(before.dtype, torch.float32)) - before
+            change = _every(parameter, stride).to(torch.promote_types(before.dtype, torch.float32)) - before
             share = local_part(parameter).numel() / before.numel() / copies(parameter, ranks)
             readings.root_mean(f"health/update_norm/{layer}", torch.linalg.vector_norm(change).square() * share, 0.0)
-            if (stepped := self._stepped.get(parameter)) is not None:
-                readings.mean(
-                    "health/changed_after_step", ((now != stepped) & ~now.isnan()).sum() * share, before.numel() * share
-                )
-            if parameter.dim() > 1:
-                sampled["weights"].append(now.where(now != before, 0))
-                held = (local_part(each) for each in state.get(parameter, {}).values() if isinstance(each, Tensor))
-                same = local_part(parameter).shape
-                # Not subclasses, which hold narrow numbers that claim to be float32.
-                sampled["averages"] += [_every(each, stride) for each in held if type(each) is Tensor and each.shape == same]
             if gradient is None:
                 continue
             readings.mean(f"descent/{layer}", -(change * gradient).sum() * share, 0.0)
-            if parameter.dim() > 1:
-                sampled["gradients"].append(gradient)
             if parameter.dim() > 1 and "." in layer:  # of embeddings, most rows have no gradient
                 readings.mean("health/zero_gradients", (gradient == 0).sum() * share, before.numel() * share)
-        for what, tensors in sampled.items():
-            if (x := float32_of(tensors)) is not None:
-                add_rounded(readings, what, x)
-                _add_alike(readings, what, x)
-
-
-def float32_of(tensors: Sequence[Tensor]) -> Tensor | None:
-    """(n,): the numbers of those tensors that are float32; None without any."""
-    exact = [each.flatten() for each in tensors if each.dtype == torch.float32]
-    return torch.cat(exact) if exact else None
-
-
-def add_rounded(readings: Readings, what: str, x: Tensor) -> None:
-    """Add how many float32 numbers other than 0 end with 13 bits of 0, as those do that were fp16, bf16 or fp8."""
-    counted = x.isfinite() & (x != 0)
-    readings.mean(f"health/rounded/{what}", (((x.view(torch.int32) & 0x1FFF) == 0) & counted).sum(), counted.sum())
-
-
-def _add_alike(readings: Readings, what: str, x: Tensor) -> None:
-    """Add how many of some of (n,) numbers other than 0 occur twice, as those do that have 8 bits and a scale."""
-    x = x[:: max(1, -(-x.numel() // 4096))].sort().values
-    counted = x.isfinite() & (x != 0)
-    readings.mean(f"health/alike/{what}", ((x[1:] == x[:-1]) & counted[1:]).sum(), counted.sum())
-
-
-class FirstGradient:
-    """The gradient of a step's first micro-batch, of some weights: the step's gradient must contain it.
-
-    Args:
-        layers: parameters by layer, whose gradients are those of the first micro-batch.
-    """
-
-    def __init__(self, layers: dict[str, list[Tensor]]) -> None:
-        self._first = [
-            (p, s, _every(p.grad, s).clone())
-            for parameters in layers.values()
-            for p, s in strides(parameters)
-            if p.grad is not None
-        ]
-
-    def add_to(self, readings: Readings) -> None:
-        """Add its product with the gradients of now, relative to its square. It is 1 if no other micro-batch came."""
-        for parameter, stride, first in self._first:
-            if parameter.grad is not None:
-                share = parameter.numel() / max(1, first.numel())
-                now = _every(parameter.grad, stride)
-                readings.mean("health/first_gradient_share", (now * first).sum() * share, first.square().sum() * share)
 
 
 def strides(parameters: list[Tensor]) -> list[tuple[Tensor, int]]:

@@ -15,19 +15,19 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from ._lightning import data_parallel, evaluation_mode, without_traces
 from ._torch import local_part, tensors_in
 from .contracts import HoldsAllLogits, offered
 from .health_batch import IGNORED
-from .health_layers import SAMPLED, add_rounded
 from .health_readings import Readings
 
-MOST_TOKENS = 2**14
-"""Of a probe."""
-MOST_LOGITS = 2**24
-"""Of a probe, unless training has the logits of a whole micro-batch at once: 64 MB."""
+MOST_TOKENS = 2**13
+"""Tokens of a pass."""
+MOST_LOGITS = 2**23
+"""Logits of a pass, unless training has those of a whole micro-batch at once: 32 MB."""
 DEAD = 1e-6
 """A hidden unit is dead if it never exceeds this share of its layer's largest value."""
 _ELEMENTS = 2**21  # of temporary tensors: 8 MB
@@ -36,10 +36,10 @@ FREQUENCIES = ("common", "middle", "rare")
 
 
 class Probe:
-    """Runs `pl_module(ids)` on a few sequences, twice: then with other ids in their second eighths and third quarters.
+    """Runs `pl_module(ids)` on a few sequences, twice: as they are, and with other ids in a part of each.
 
-    Both are one batch, without `documents`: those of a sequence see each other, unless the model finds their ends itself.
-    Where `forward` is not the LightningModule's own, or fails, or does not give logits (B, T, V), the probe is off.
+    Both passes have the same random state, and no `documents`: those of a sequence see each other, unless the model finds their
+    ends itself. The probe is off where `forward` is Lightning's own, or fails, or does not give logits (B, T, V).
 
     Args:
         blocks: by the name in the tags.
@@ -52,45 +52,52 @@ class Probe:
         """V, after the first probe."""
 
     def run(
-        self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, targets: Tensor | None, rows: int, readings: Readings
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        ids: Tensor,
+        targets: Tensor | None,
+        rows: int,
+        number: int,
+        readings: Readings,
     ) -> None:
         """Probe some sequences of a micro-batch of (B, T) ids and targets. Training is not affected.
 
         Args:
             rows: of the embedding; 0 if unknown.
+            number: of the sampled step, from 1. Odd ones change what comes later, even ones what came earlier.
         """
         kept = self._chosen(trainer, pl_module, ids, rows)  # (R, L)
         if kept is None:
             return
         count, length = kept.shape
-        changed = kept.clone()
-        for first, end in ((length // 8, length // 4), (length // 2, 3 * length // 4)):
-            part = slice(max(1, first), max(2, first + 1, end))
-            changed[:, part] = (changed[:, part] + 1) % (kept.max() + 1)
+        places, seeks_leak = torch.arange(length, device=kept.device), bool(number % 2)
+        if seeks_leak:
+            before = places < cuts(count, length, number).to(kept.device)[:, None]  # (R, L)
+            changed, judged = ~before, before
+        else:
+            changed, judged = (places < length - length // 4)[None], (places >= length - max(1, length // 16))[None]
         inner = Readings(readings.device)
-        with evaluation_mode(trainer, pl_module), watched(self.blocks, count, inner):
-            logits = self._logits(trainer, pl_module, torch.cat([kept, changed]))
-        if logits is None:
+        with evaluation_mode(trainer, pl_module):
+            with watched(self.blocks, inner):
+                logits = self._logits(trainer, pl_module, kept)
+            others = None if logits is None else torch.where(changed, (kept + 1) % (kept.max() + 1), kept)
+            other_logits = None if others is None else self._logits(trainer, pl_module, others)
+        if logits is None or other_logits is None:
             return
         self.vocabulary = logits.size(-1)
         readings.take(inner)
         with torch.no_grad():
-            _measure_logits(logits[:count], readings)
-            _measure_leak(logits, readings)
+            _measure_logits(logits, readings)
+            for name, measured in (("future_leak", seeks_leak), ("context_use", not seeks_leak)):
+                if measured:
+                    _measure_change(name, logits, other_logits, judged.expand(count, length), readings)
             if targets is not None:
                 groups = frequency_groups(targets, logits.size(-1))
-                _measure_losses(logits[:count], targets[:count, :length], groups, readings)
+                _measure_losses(logits, targets[:count, :length], groups, readings)
 
-    def validate(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        ids: Tensor | None,
-        targets: Tensor | None,
-        rows: int,
-        readings: Readings,
-    ) -> None:
-        """How far two evaluations of the same sequences of a validation batch are apart, beside the largest logit; their loss.
+    def validate(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int, readings: Readings) -> None:
+        """How far two evaluations of the same sequences of a validation batch are apart, beside the largest logit.
 
         In the modes that the modules have just now. Nothing on all ranks where one has no batch or the probe is off.
         """
@@ -104,11 +111,6 @@ class Probe:
         first, again = logits.float().chunk(2)
         size = _largest(first).clamp(min=torch.finfo(torch.float32).tiny)
         readings.largest("health/validation_noise", _largest(again - first).amax() / size)
-        if ids is None or targets is None or kept.size(1) < ids.size(1):  # first positions are harder than a whole sequence
-            return
-        answers = targets[: kept.size(0)].flatten()
-        nll = nn.functional.cross_entropy(first.flatten(0, 1), answers, ignore_index=IGNORED, reduction="sum")
-        readings.mean("health/validation_batch_loss", nll, (answers != IGNORED).sum())
 
     def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
         """(R, L) ids to probe; None if there are none on a rank: forward may need every rank."""
@@ -118,9 +120,9 @@ class Probe:
         return ids[: chosen[0], : chosen[1]]
 
     def _logits(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor) -> Tensor | None:
-        """(2 R, L, V); None, and the probe is off, if forward does not give them."""
+        """(R, L, V); None, and the probe is off, if forward does not give them. Random state is as before afterwards."""
         try:
-            with torch.compiler.set_stance("force_eager"):
+            with torch.compiler.set_stance("force_eager"), isolate_rng():
                 logits: Any = pl_module(ids)
         except Exception as error:  # whatever a forward that expects other arguments raises
             if isinstance(error, torch.OutOfMemoryError) and trainer.world_size > 1:
@@ -137,14 +139,23 @@ class Probe:
         rank_zero_info(f"HealthSignals: activations and logits are not measured, because forward(input_ids) failed: {reason}")
 
     def _size(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, rows: int) -> tuple[int, int] | None:
-        """Sequences and positions to probe: both passes together have at most half of the micro-batch's tokens."""
+        """Sequences and positions of a pass: a quarter of the micro-batch, at least one sequence, whole where memory allows."""
         sharing = trainer.world_size // data_parallel(trainer)[1]  # ranks that share a batch: each holds parts in training
-        most = min(ids.numel() // 2 // sharing, MOST_TOKENS)
+        most = min(max(ids.size(1), ids.numel() // 4) // sharing, MOST_TOKENS)
         own = offered(pl_module, HoldsAllLogits)
         if own is None or not own.holds_all_logits:
             most = min(most, MOST_LOGITS // max(rows, 1))
-        length = min(ids.size(1), most // 2)
-        return (max(1, min(most // 2 // length, ids.size(0))), length) if length >= 4 else None
+        length = min(ids.size(1), most)
+        return (max(1, min(most // length, ids.size(0))), length) if length >= 4 else None
+
+
+def cuts(count: int, length: int, number: int) -> Tensor:
+    """(R,): the first changed place of each sequence, 1 to L - 1. Over sequences and steps they are spread evenly.
+
+    Multiples of the golden ratio, whose fractions leave no large gap (Weyl 1916).
+    """
+    fractions = (torch.arange(1, count + 1) + count * (number // 2)) * 0.6180339887498949 % 1
+    return (1 + fractions * (length - 1)).long()
 
 
 def _all_agree(trainer: Trainer, here: bool) -> bool:
@@ -157,17 +168,12 @@ def _all_agree(trainer: Trainer, here: bool) -> bool:
 
 
 @contextmanager
-def watched(blocks: dict[str, nn.Module], count: int, readings: Readings) -> Iterator[None]:
-    """Measure in the forward passes of blocks. Hooks exist only within this context.
-
-    Args:
-        count: R; the batch has 2 R rows, of which the first R count.
-    """
+def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
+    """Measure in the forward passes of blocks. Hooks exist only within this context."""
     handles = []
     with_probes: list[tuple[nn.Module, str]] = []
-    previous: list[Tensor] = []
     for name, block in blocks.items():
-        handles.append(block.register_forward_hook(partial(_of_block, name, count, readings, previous)))
+        handles.append(block.register_forward_hook(partial(_of_block, name, readings)))
         norms = [each for each in block.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)]
         handles += [norm.register_forward_pre_hook(partial(_of_norm, readings)) for norm in norms]
         probed = {
@@ -196,30 +202,17 @@ def _of_activation(probe: Callable[[Tensor], None], module: nn.Module, args: Any
     probe(output)
 
 
-def _of_block(
-    name: str, count: int, readings: Readings, previous: list[Tensor], module: nn.Module, args: Any, output: Any
-) -> None:
-    """The output of a block: (2 R, L, d), or a tuple that begins with it. `previous`: the output of the block before."""
-    x, before = next(tensors_in(output), None), next(tensors_in(args), None)
-    if x is None:
+def _of_block(name: str, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:
+    """The output of a block: (R, L, d), or a tuple that begins with it."""
+    if (x := next(tensors_in(output), None)) is None:
         return
-    if before is not None and before.shape == x.shape and x.is_floating_point():
-        old, new = local_part(before).float(), local_part(x).float()
-        if previous and previous[0].shape == old.shape:
-            # If the model changes the output of a block before the next one reads it, we assume that it adds the block's input.
-            new = torch.where((previous[0] == local_part(before)).all(), new, old + new)
-        cosine = nn.functional.cosine_similarity(old, new, dim=-1)
-        readings.mean(f"health/residual/{name}", cosine.sum(), cosine.numel())
-    previous[:] = [local_part(x)]
     x = local_part(x)
-    x = x[:count] if x.dim() > 1 and x.size(0) == 2 * count else x
-    add_rounded(readings, "activations", _some(x))
     readings.root_mean(f"health/activation_rms/{name}", torch.linalg.vector_norm(x, dtype=torch.float32).square(), x.numel())
     readings.largest(f"health/activation_max/{name}", _largest(x).amax())
 
 
 def _of_norm(readings: Readings, norm: nn.LayerNorm | nn.RMSNorm, args: Any) -> None:
-    """The input of a norm: (2 R, …, d)."""
+    """The input of a norm: (R, …, d)."""
     x = next(tensors_in(args), None)
     if x is None:
         return
@@ -230,7 +223,7 @@ def _of_norm(readings: Readings, norm: nn.LayerNorm | nn.RMSNorm, args: Any) -> 
 
 
 def _of_units(name: str, readings: Readings, hidden: Tensor) -> None:
-    """Hidden units of an MLP: (2 R, L, f)."""
+    """Hidden units of an MLP: (R, L, f)."""
     hidden = local_part(hidden)
     peaks = _largest(hidden.flatten(0, -2), dim=0)  # (f,)
     readings.mean(f"health/dead_units/{name}", (peaks <= DEAD * peaks.max()).sum(), peaks.numel())
@@ -239,7 +232,7 @@ def _of_units(name: str, readings: Readings, hidden: Tensor) -> None:
 def _of_scores(
     name: str, readings: Readings, q: Tensor, k: Tensor, *, scale: float | None = None, window: int | None = None
 ) -> None:
-    """Queries (2 R, H, L, h) and keys (2 R, K, L, h). Scores of the first sequence are computed for some queries at a time."""
+    """Queries (R, H, L, h) and keys (R, K, L, h). Scores of the first sequence are computed for some queries at a time."""
     q, k = local_part(q)[0], local_part(k)[0]
     scale = q.size(-1) ** -0.5 if scale is None else scale
     heads, length = q.size(0), q.size(1)
@@ -254,12 +247,6 @@ def _of_scores(
             if window is not None:
                 hidden = hidden | (queries - places[:last] >= window)
             readings.largest(f"health/attention_logit_max/{name}", scores.masked_fill_(hidden, -math.inf).amax() * scale)
-
-
-def _some(x: Tensor) -> Tensor:
-    """About `SAMPLED` numbers of (R, L, n) in float32, without a copy of the rest; none of other shapes and dtypes."""
-    fits = x.dim() == 3 and x.dtype == torch.float32
-    return x[0, : max(1, SAMPLED // x.size(-1))] if fits else x.new_empty(0, dtype=torch.float32)
 
 
 def _largest(x: Tensor, dim: int | None = None) -> Tensor:
@@ -278,24 +265,18 @@ def _chunks(logits: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
 
 
 def _measure_logits(logits: Tensor, readings: Readings) -> None:
-    add_rounded(readings, "activations", _some(logits))
     for _, _, z in _chunks(logits):
         readings.root_mean("health/logit_rms", torch.linalg.vector_norm(z).square(), z.numel())
         readings.largest("health/logit_max", _largest(z))
         readings.mean("health/output_entropy", torch.special.entr(z.softmax(dim=-1)).sum(), z.size(0))
 
 
-def _measure_leak(logits: Tensor, readings: Readings) -> None:
-    """The first eighths of (2 R, L, V) logits must not depend on ids behind them, which differ; the last 16ths must."""
-    count, length = logits.size(0) // 2, logits.size(1)
-    first, last = logits[:, : max(1, length // 8)], logits[:, min(length - 1, length - length // 16) :]
-    for name, part in (("future_leak", first), ("context_use", last)):
-        size = _largest(part[:count]).clamp(min=torch.finfo(torch.float32).tiny)
-        for row, places, z in _chunks(part[:count]):
-            change = z - part[count + row, places]  # (n, V)
-            readings.largest(f"health/{name}", _largest(change) / size)
-            if name == "context_use":
-                readings.mean("health/context_lost", (change == 0).all(dim=-1).sum(), len(change))
+def _measure_change(name: str, logits: Tensor, others: Tensor, judged: Tensor, readings: Readings) -> None:
+    """The largest change between (R, L, V) logits at the (R, L) places that are judged, beside the largest logit."""
+    size = _largest(logits).clamp(min=torch.finfo(torch.float32).tiny)
+    for row, places, z in _chunks(logits):
+        change = (z - others[row, places]).abs().amax(dim=-1)  # (n,)
+        readings.largest(f"health/{name}", change.where(judged[row, places], 0).amax() / size)
 
 
 def frequency_groups(targets: Tensor, vocabulary: int) -> Tensor:

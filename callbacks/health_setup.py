@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,9 +19,7 @@ SETUP_DESCRIPTIONS = {
     "setup/decayed_vectors": "parameters of one dimension (norm weights, biases) in a parameter group with weight decay",
     "setup/unoptimized": "elements of parameters that require gradients and are in no parameter group",
     "setup/frozen": "elements of parameters that do not require gradients",
-    "setup/stateless": "of a resumed run, before its first step: share of the parameters without state in the optimizer",
-    "setup/weight_norm": "before the first step of a launch: L2 norm of all trained weights",
-    "setup/momentum": "largest momentum, or first beta, of a parameter group",
+    "setup/ranks": "processes that train",
     "setup/weight_decay": "largest weight decay of a parameter group",
     "setup/epsilon": "largest epsilon of a parameter group",
     "setup/initial_gain": "before step 1: largest root mean square of a Linear's weights, times the root of its inputs",
@@ -47,17 +45,12 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
     facts: dict[str, float] = {
         "setup/decayed_vectors": len(decayed),
         "setup/unoptimized": sum(p.numel() for p in pl_module.parameters() if p.requires_grad and p not in owned),
+        "setup/ranks": trainer.world_size,
         "setup/frozen": sum(p.numel() for p in pl_module.parameters() if not p.requires_grad),
     }
-    for name, key in (("setup/momentum", "momentum"), ("setup/weight_decay", "weight_decay"), ("setup/epsilon", "eps")):
-        given = [group.get(key) for group in groups] + [
-            pair[0] for group in groups if name.endswith("m") and (pair := group.get("betas"))
-        ]
-        if known := [float(value) for value in given if isinstance(value, int | float)]:
+    for name, key in (("setup/weight_decay", "weight_decay"), ("setup/epsilon", "eps")):
+        if known := [float(value) for group in groups if isinstance(value := group.get(key), int | float)]:
             facts[name] = max(known)
-    if trainer.global_step:
-        without, trained = stateless(trainer.optimizers)
-        facts["setup/stateless"] = without / max(1, trained)
     data = offered_by_data(trainer, HasVocabulary)
     if vocabulary := rows or (data and data.vocab_size):
         facts["setup/vocab_size"] = vocabulary
@@ -74,18 +67,6 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         if fresh := [_are_fresh(kind, sizes) for kind in _kinds(named) if len(kind) > 2]:
             facts["setup/fresh_matrices"] = sum(fresh) / len(fresh)
     return {name: float(value) for name, value in facts.items()}
-
-
-def stateless(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[int, int]:
-    """Elements of the trained parameters that their optimizer has no state of, and of all trained parameters."""
-    sizes = [
-        (p.numel() if not optimizer.state.get(p) else 0, p.numel())
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if p.requires_grad
-    ]
-    return sum(without for without, _ in sizes), sum(size for _, size in sizes)
 
 
 def _kinds(linears: Mapping[str, nn.Linear]) -> list[list[nn.Linear]]:

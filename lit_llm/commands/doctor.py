@@ -23,13 +23,14 @@ def main(arguments: list[str]) -> int:
     )
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     own = flags.parse(arguments)
+    from lit_llm.core.number_text import counted
     from lit_llm.reporting.doctor.case_file import case_text
-    from lit_llm.reporting.doctor.diagnose import RULES, diagnose, read_run
+    from lit_llm.reporting.doctor.diagnose import RULES, examine, read_run
     from lit_llm.reporting.doctor.finding import Severity
     from lit_llm.runs.run_folder import expanded
 
     run, notes = read_run(expanded(own.run), check_data=own.check_data)
-    findings = diagnose(run)
+    findings, unjudged = examine(run)
     for note in notes:
         print(f"note: {note}")
     for finding in findings:
@@ -40,8 +41,11 @@ def main(arguments: list[str]) -> int:
     if not findings and not run.is_readable:
         print(f"Nothing to judge: {own.run} has no curve that a rule reads.")
         return 2
+    for curve, names in sorted(unjudged.items()):
+        print(f"not judged, for too few rows of {curve}: {', '.join(names)}")
+    judged = f"{len(RULES) - sum(map(len, unjudged.values()))} of {len(RULES)} rules"
     if findings:
-        print(f"{len(findings)} of {len(RULES)} rules apply to {own.run}, {run.step:,} steps.")
+        print(f"{counted(len(findings), 'finding')} by {judged}: {own.run}, {run.step:,} steps.")
     else:
-        print(f"No finding: none of {len(RULES)} rules applies to {own.run}, {run.step:,} steps.")
+        print(f"No finding by {judged}: {own.run}, {run.step:,} steps.")
     return 1 if any(finding.rule.severity is not Severity.ADVICE for finding in findings) else 0

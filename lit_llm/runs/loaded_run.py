@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from google.protobuf.message import DecodeError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import SessionLog
 from tensorboard.util.tensor_util import make_ndarray
 
 from lit_llm.core.disk import ordinary_file
 from lit_llm.core.errors import UserError, need
 from lit_llm.runs.curve import COLUMNS, Curve, Row
+from lit_llm.runs.event_files import FRAME, EventFile, read_events
 from lit_llm.runs.metrics_rows import MetricsRows, Value, csv_values
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, config_of, settings_of
 
@@ -70,13 +73,15 @@ class LoadedRun:
         They are read from metrics.jsonl, whatever logger the run used; without a row there, from TensorBoard's events, and
         without those from a CSVLogger's metrics.csv.
         """
-        found: Mapping[str, Sequence[Value]] = {} if self._rows is None else self._rows.values
-        if not found:
-            recorded = {tag: self.events.Scalars(tag) for tag in self.events.Tags()["scalars"]}
-            found = {tag: [Value(each.step, each.value, each.wall_time) for each in rows] for tag, rows in recorded.items()}
+        if self._rows is not None and (columns := self._rows.columns):
+            return {tag: by_step(*columns[tag]) for tag in sorted(columns)}
+        found: dict[str, list[Value]] = {
+            tag: [Value(each.step, each.value, each.wall_time) for each in self.events.Scalars(tag)]
+            for tag in self.events.Tags()["scalars"]
+        }
         if not found and (written := self.path / "metrics.csv").is_file():
             found = csv_values(written)
-        return {tag: _series(found[tag]) for tag in sorted(found)}
+        return {tag: by_step(*map(list, zip(*found[tag], strict=True))) for tag in sorted(found) if found[tag]}
 
     @property
     def curve(self) -> Curve:
@@ -91,13 +96,16 @@ class LoadedRun:
     @cached_property
     def texts(self) -> dict[str, list[tuple[int, str]]]:
         """Every logged text as (step, text), by tag, such as "samples/0"."""
-        found = {}
-        for tag in sorted(self.events.Tags()["tensors"]):
-            name, is_text, _ = tag.rpartition("/text_summary")
-            if is_text:
-                events = {event.step: make_ndarray(event.tensor_proto) for event in self.events.Tensors(tag)}
-                found[name] = [(step, _joined(events[step])) for step in sorted(events)]
-        return found
+        found: dict[str, dict[int, str]] = {}
+        for file in self._event_files.values():
+            for event in file.events:
+                if event.session_log.status == SessionLog.START:  # a resumed run repeats what follows
+                    found = {tag: {s: text for s, text in texts.items() if s < event.step} for tag, texts in found.items()}
+                for value in event.summary.value:
+                    name, is_text, _ = value.tag.rpartition("/text_summary")
+                    if is_text:
+                        found.setdefault(name, {})[event.step] = _joined(make_ndarray(value.tensor))
+        return {tag: sorted(found[tag].items()) for tag in sorted(found)}
 
     @cached_property
     def unread(self) -> list[str]:
@@ -105,13 +113,19 @@ class LoadedRun:
         the last row.
         """
         found = [] if self._rows is None else list(self._rows.unread)
-        for file in sorted(self.path.glob("*tfevents*")):
-            size = ordinary_file(file).stat().st_size
-            read = sum(len(record) + _FRAME for record in RawEventFileLoader(str(file)).Load())
-            if read < size:
-                lost = "rows" if self._rows is None else "samples"  # which are nowhere else
-                found.append(f"{file.name} cannot be read after byte {read:,} of {size:,}: the {lost} behind it are missing")
+        for path, file in self._event_files.items():
+            read, lost = file.read, "samples"
+            if self._rows is None:  # rows that are nowhere else: checksums are compared
+                read, lost = sum(len(record) + FRAME for record in RawEventFileLoader(str(path)).Load()), "rows"
+            if read < file.size:
+                found.append(
+                    f"{path.name} cannot be read after byte {read:,} of {file.size:,}: the {lost} behind it are missing"
+                )
         return found
+
+    @cached_property
+    def _event_files(self) -> dict[Path, EventFile]:
+        return {path: read_events(path) for path in sorted(self.path.glob("*tfevents*"))}
 
     @cached_property
     def frame(self) -> pandas.DataFrame:
@@ -159,16 +173,14 @@ def setting_in(settings: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _series(values: Sequence[Value]) -> Series:
+def by_step(steps: list[int], values: list[float], times: list[float]) -> Series:
     """The values by step. Of a step's values, the last one counts."""
-    last = {value.step: value for value in values}
-    ordered = [last[step] for step in sorted(last)]
-    return Series([v.step for v in ordered], [v.value for v in ordered], [v.time for v in ordered])
+    if any(map(operator.ge, steps, steps[1:])):
+        last = dict(zip(steps, zip(values, times, strict=True), strict=True))
+        steps = sorted(last)
+        values, times = ([last[step][i] for step in steps] for i in (0, 1))
+    return Series(steps, values, times)
 
 
 def _joined(texts: Any) -> str:
     return "\n".join(each.decode(errors="replace") for each in texts.flatten().tolist())
-
-
-_FRAME = 16
-"""Bytes of a record beside its content: its length and two checksums."""

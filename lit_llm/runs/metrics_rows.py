@@ -7,7 +7,6 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,17 +27,30 @@ class Value(NamedTuple):
     time: float
 
 
+class Column(NamedTuple):
+    """The values of a tag. Three lists, as a run may have millions."""
+
+    steps: list[int]
+    values: list[float]
+    times: list[float]
+
+
 class MetricsRows:
     """The rows of a file.
 
+    Args:
+        content: is read in place of the file, if it is given.
+
     Attributes:
-        values: by tag, in the order of the file.
+        columns: by tag, in the order of the file.
         unread: what could not be read, as sentences.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.values: dict[str, list[Value]] = {}
+    def __init__(self, path: Path, content: BinaryIO | None = None) -> None:
+        self.columns: dict[str, Column] = {}
         self.unread: list[str] = []
+        if content is not None:
+            return self._read(path, content)
         try:
             with open(open_ordinary(path), "rb") as file:
                 if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
@@ -52,14 +64,17 @@ class MetricsRows:
         for line in iter(lambda: file.readline(_MOST_OF_A_ROW), b""):
             number += whole  # else it is the rest of a line that is too long
             whole = line.endswith(b"\n")
-            found = list(_values(line)) if whole else []
+            step, time, found = (_row(line) if whole else None) or (0, 0.0, {})
             if not found and bad[-1:] != [number]:
                 bad.append(number)
-            for tag, value in found:
-                earlier = self.values.setdefault(tag, [])
-                if earlier and value.step < earlier[-1].step and not back:
-                    back = f"line {number:,} goes back from step {earlier[-1].step:,} to {value.step:,}"
-                earlier.append(value)
+            for tag, value in found.items():
+                if (column := self.columns.get(tag)) is None:
+                    column = self.columns[tag] = Column([], [], [])
+                if not back and column.steps and step < column.steps[-1]:
+                    back = f"line {number:,} goes back from step {column.steps[-1]:,} to {step:,}"
+                column.steps.append(step)
+                column.values.append(value)
+                column.times.append(time)
         cut = not whole
         if cut:
             bad.pop()
@@ -72,21 +87,19 @@ class MetricsRows:
             self.unread.append(f"{path.name} ends within line {number:,}: that row is left out")
 
 
-def _values(line: bytes) -> Iterator[tuple[str, Value]]:
-    """The numbers of a line by tag; none if it is no row."""
+def _row(line: bytes) -> tuple[int, float, dict[str, float]] | None:
+    """Step, time and numbers by tag of a line; None if it is no row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        return
+        return None
     if not isinstance(row, dict):
-        return
+        return None
     step, time = row.pop("step", None), _number(row.pop("time", None))
     if type(step) is not int or not 0 <= step < _LAST_STEP or time is None or not math.isfinite(time):
-        return
-    for tag, value in row.items():
-        number = _number(value)
-        if number is not None:
-            yield tag, Value(step, number, time)
+        return None
+    numbers = ((tag, value if type(value) is float else _number(value)) for tag, value in row.items())
+    return step, time, {tag: number for tag, number in numbers if number is not None}
 
 
 def csv_values(path: Path) -> dict[str, list[Value]]:

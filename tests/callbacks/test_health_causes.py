@@ -8,13 +8,11 @@ import torch
 from foreign import fit
 from test_health import Small, V, batches
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import HealthSignals
 from lit_llm.callbacks.health_batch import check_targets
 from lit_llm.callbacks.health_counts import PRIOR, CountedText
-from lit_llm.callbacks.health_layers import add_rounded, float32_of
 from lit_llm.callbacks.health_readings import Readings
 from lit_llm.callbacks.health_setup import _are_fresh, _kinds, _root_mean_square
 
@@ -61,20 +59,6 @@ class Plain(Small):
             layer.drop.p = 0.0
 
 
-def test_weights_that_change_behind_the_step_are_counted(tmp_path):
-    class Pruned(Plain):
-        def optimizer_step(self, *args, **kwargs):
-            super().optimizer_step(*args, **kwargs)
-            with torch.no_grad():
-                self.net["h"][0].mlp[0].weight.mul_(0.5)
-
-    module = Pruned()
-    row = rows_of(module, tmp_path)[2]
-    changed = module.net["h"][0].mlp[0].weight.numel() / sum(p.numel() for p in module.parameters())
-    assert row["health/changed_after_step"] == pytest.approx(changed, rel=0.01)
-    assert rows_of(Plain(), tmp_path / "plain")[2]["health/changed_after_step"] == 0
-
-
 @pytest.mark.parametrize("maximize", [False, True])
 def test_an_update_by_the_gradient_has_a_cosine_of_one(tmp_path, maximize):
     module = Plain()
@@ -84,63 +68,19 @@ def test_an_update_by_the_gradient_has_a_cosine_of_one(tmp_path, maximize):
     assert len(cosines) == 6 and cosines == pytest.approx([-1.0 if maximize else 1.0] * 6, abs=1e-3)
 
 
-def test_the_first_gradient_is_a_part_of_the_step(tmp_path):
-    module = Plain()
-    row = rows_of(module, tmp_path, steps=1, accumulate_grad_batches=2)[1]
-    gradients = []
-    for batch in module.batches[:2]:
-        net = Plain().net.double()
-        logits = module.logits(net, batch["input_ids"]).flatten(0, 1)
-        nn.functional.cross_entropy(logits, batch["targets"].flatten()).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
-    first, second = gradients
-    assert row["health/first_gradient_share"] == pytest.approx(((first + second) @ first / (first @ first)).item(), rel=1e-4)
-    assert row["health/micro_batches"] == 2 and row["health/leftover_gradient"] == 0
-
-
-def test_micro_batches_that_are_lost_or_alike_show(tmp_path):
-    class Clears(Plain):
-        def backward(self, loss):
-            self.zero_grad()
-            super().backward(loss)
-
-    class Repeats(Plain):
-        def training_step(self, batch, batch_idx):
-            return super().training_step(self.batches[0], batch_idx)
-
-    shares = [
-        rows_of(kind(), tmp_path / kind.__name__, steps=1, accumulate_grad_batches=2)[1]["health/first_gradient_share"]
-        for kind in (Clears, Repeats)
-    ]
-    assert shares[0] < 0.95 and shares[1] == pytest.approx(2, abs=1e-5)
-
-
-def test_gradients_that_are_not_cleared_show(tmp_path):
-    class Keeps(Plain):
-        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
-            pass
-
-    assert rows_of(Keeps(), tmp_path)[2]["health/leftover_gradient"] > 0
-
-
 @pytest.mark.parametrize("trains", [False, True])
 def test_two_evaluations_of_a_validation_batch_differ_if_dropout_is_on(tmp_path, trains):
-    losses = []
-
     class Validated(Small):
         def val_dataloader(self):
             return DataLoader([{name: each[:, :4] for name, each in batch.items()} for batch in self.batches], batch_size=None)
 
         def validation_step(self, batch, batch_idx):
             self.train(trains)
-            ids, targets = (batch[name][: len(batch["targets"]) // 4] for name in ("input_ids", "targets"))  # that are probed
-            losses.append(F.cross_entropy(self(ids).flatten(0, 1), targets.flatten()).item())
 
     row = rows_of(Validated(batches()), tmp_path, num_sanity_val_steps=0, limit_val_batches=1, val_check_interval=1)[2]
     assert (row["health/validation_noise"] > 0.01) == trains and row["health/validation_length"] == 0.5
     assert row["health/validation_ignored_targets"] == 4 / 32  # the first four of the first sequence
     assert trains or row["health/validation_noise"] < 1e-5
-    assert trains or row["health/validation_batch_loss"] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_matrices_of_blocks_are_fresh_until_training_has_changed_their_sizes():
@@ -170,15 +110,6 @@ def test_columns_that_all_sequences_share_are_counted():
         assert readings.read().get("health/equal_columns") == share
 
 
-@pytest.mark.parametrize(("dtype", "rounded"), [(torch.float32, False), (torch.float16, True), (torch.bfloat16, True)])
-def test_numbers_of_narrow_types_are_seen_in_float32(dtype, rounded):
-    drawn = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(dtype).float()
-    readings = Readings(torch.device("cpu"))
-    numbers = float32_of([drawn, torch.tensor([0.0, math.nan, math.inf] * 999), drawn.half()])
-    add_rounded(readings, "weights", numbers)
-    assert (readings.read()["health/rounded/weights"] > 0.99) == rounded
-
-
 def test_opening_targets_and_answer_ends_are_counted():
     ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8]])
     targets = torch.tensor([[-100, 9, 0, -100, -100, 9, 0, -100], [5, 9, 1, -100, 3, 2, 9, 0]])  # the last one is cut
@@ -195,11 +126,10 @@ def test_a_model_of_single_tokens_uses_no_context(tmp_path):
         layer.attention.project.requires_grad_(False).weight.zero_()
         layer.attention.project.bias.data.zero_()
     used, none = (rows_of(each, tmp_path / str(i))[2] for i, each in enumerate((module, blind)))
-    assert used["health/context_use"] > 0 and used["health/context_lost"] == 0
-    assert none["health/context_use"] == 0 and none["health/context_lost"] == 1
+    assert used["health/context_use"] > 0 and none["health/context_use"] == 0
 
 
-def test_norms_and_residuals_are_measured(tmp_path):
+def test_epsilons_of_norms_are_measured(tmp_path):
     class Normed(Plain):
         def __init__(self):
             super().__init__()
@@ -211,68 +141,26 @@ def test_norms_and_residuals_are_measured(tmp_path):
     net = Normed().net
     with torch.no_grad():
         x = net["h"][0](net["wte"](module.batches[0]["input_ids"][:2]))
-        y = net["h"][1](x)
         inner = x + net["h"][1].attention(x)
-    assert row["health/norm_epsilon"] == pytest.approx(
-        0.5 / inner.var(-1, correction=0).mean().item(), rel=0.3
-    )  # other ids, too
-    cosine = nn.functional.cosine_similarity(x, y, dim=-1).mean().item()
-    assert row["health/residual/h.1"] == pytest.approx(cosine, abs=0.1)
+    assert row["health/norm_epsilon"] == pytest.approx(0.5 / inner.var(-1, correction=0).mean().item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("added", [True, False])
-def test_a_residual_may_be_added_outside_of_the_block(tmp_path, added):
-    class Turning(Plain):
-        """Blocks that turn their input by 90°. With the input, that is 45°."""
-
-        def __init__(self):
-            super().__init__()
-            width = self.net["wte"].embedding_dim
-            self.net["h"] = nn.ModuleList(nn.Sequential(nn.Linear(width, width, bias=False)) for _ in range(3))
-            turn = torch.block_diag(*[torch.tensor([[0.0, -1.0], [1.0, 0.0]])] * (width // 2))
-            for block in self.net["h"]:
-                block[0].weight.data.copy_(turn)
-            self.start = None
-
-        def forward(self, input_ids):
-            x = self.net["wte"](input_ids)
-            for block in self.net["h"]:
-                x = x + block(x) if added else block(x)
-            return self.net["head"](x)
-
-    row = rows_of(Turning(), tmp_path, steps=1)[1]
-    expected = math.cos(math.pi / 4) if added else 0
-    assert [row[f"health/residual/h.{i}"] for i in (1, 2)] == pytest.approx([expected] * 2, abs=1e-3)
-
-
-def test_gradients_that_vanish_and_weights_that_are_rounded_show(tmp_path):
-    class Coarse(Plain):
-        def on_before_optimizer_step(self, optimizer):
-            pass
-
-        def optimizer_step(self, *args, **kwargs):
-            super().optimizer_step(*args, **kwargs)
-            with torch.no_grad():
-                for p in self.net.parameters():
-                    p.copy_(p.bfloat16())
-
+def test_gradients_that_vanish_show(tmp_path):
+    class Vanishing(Plain):
         def on_after_backward(self):
             for p in self.net["h"].parameters():
                 p.grad[: len(p) // 2] = 0
 
-    fine, coarse = rows_of(Plain(), tmp_path / "fine")[2], rows_of(Coarse(), tmp_path / "coarse")[2]
-    assert coarse["health/rounded/weights"] == 1 and fine["health/rounded/weights"] < 0.01
-    assert coarse["health/zero_gradients"] > 0.45 > 0.3 > fine["health/zero_gradients"]
+    healthy, vanishing = rows_of(Plain(), tmp_path / "all")[2], rows_of(Vanishing(), tmp_path / "half")[2]
+    assert vanishing["health/zero_gradients"] > 0.45 > 0.3 > healthy["health/zero_gradients"]
 
 
-def test_consecutive_sequences_and_state_show(tmp_path):
+def test_consecutive_sequences_show(tmp_path):
     text = torch.randint(V, (8 * 8 + 1,), generator=torch.Generator().manual_seed(1))
     module = Plain()
     module.batches[0] = {"input_ids": text[:-1].view(8, 8), "targets": text[1:].view(8, 8)}
-    module.configure_optimizers = lambda: torch.optim.AdamW(module.parameters())
     rows = rows_of(module, tmp_path)
     assert rows[1]["health/consecutive_sequences"] == 1 and rows[2]["health/consecutive_sequences"] < 0.5
-    assert [rows[step]["health/stateless"] > 0.5 for step in (1, 2, 3)] == [True, False, False]
 
 
 def test_units_that_begin_alike_show(tmp_path):

@@ -3,11 +3,12 @@
 import math
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
 
-from lit_llm.reporting.doctor.diagnose import RULES, diagnose
+from lit_llm.reporting.doctor.diagnose import RULES, diagnose, examine
 from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import Series
 
@@ -39,6 +40,7 @@ def healthy() -> dict[str, dict[int, float]]:
         "setup/train_tokens": {0: 1e6},
         "setup/decayed_vectors": {0: 0.0},
         "setup/unoptimized": {0: 0.0},
+        "setup/weight_decay": {0: 0.01},
         "setup/frozen": {0: 0.0},
         "setup/initial_gain": {0: 0.6},
     }
@@ -47,14 +49,12 @@ def healthy() -> dict[str, dict[int, float]]:
         "future_leak": 1e-7,
         "repeated_samples": 0.0, "repeated_spans": 0.1, "validation_overlap": 0.001, "untouched_embeddings": 0.5,
         "unigram_loss": 3.2, "bigram_loss": 2.4, "commonest_target": 0.1, "consecutive_sequences": 0.05, "context_use": 0.1,
-        "norm_epsilon": 1e-4, "residual/blocks.0": 0.7, "residual/blocks.1": 0.9, "attention_logit_max/blocks.0": 4.0,
+        "norm_epsilon": 1e-4, "attention_logit_max/blocks.0": 4.0,
         "zero_gradients": 0.01,
-        "rounded/weights": 0.0, "rounded/activations": 0.0, "equal_columns": 0.02, "unknown_tokens": 0.0,
+        "equal_columns": 0.02, "unknown_tokens": 0.0,
         "unlearned_inputs": 0.0,
-        "rank_text_difference": 0.02, "validation_unseen": 0.0, "alike/averages": 0.0,
-        "leftover_gradient": 0.0, "first_gradient_share": 2.5,
-        "opening_targets": 1.0, "context_lost": 0.0,
-        "micro_batches": 4.0, "validation_bigram_loss": 2.5, "validation_noise": 1e-7, "validation_length": 1.0,
+        "rank_text_difference": 0.02, "validation_unseen": 0.0, "opening_targets": 1.0, "validation_bigram_loss": 2.5,
+        "validation_noise": 1e-7, "validation_length": 1.0,
         "validation_ignored_targets": 0.0, "validation_shifted_targets": 1.0,
         "backward_loss_ratio": 1.0, "logit_max": 12.0, "dead_units/blocks.0": 0.02, "rank_difference": 0.0,
     }  # fmt: skip
@@ -65,7 +65,6 @@ def healthy() -> dict[str, dict[int, float]]:
         curves[f"health/update_norm/{layer}"] = {step: 0.1 for step in (1, *range(50, 410, 50))}
         curves[f"health/weight_norm/{layer}"] = {step: 10.0 for step in (1, *range(50, 410, 50))}
         curves[f"health/descent/{layer}"] = {step: 0.3 for step in (1, *range(50, 410, 50))}
-    curves["health/stateless"] = {step: float(step == 1) for step in (1, *range(50, 410, 50))}
     return curves
 
 
@@ -103,6 +102,7 @@ def everywhere_logged(tag: str, value: float) -> dict[str, dict[int, float]]:
     return {tag: dict.fromkeys(STEPS, value)}
 
 
+RANKS = {"setup/ranks": {0: 2.0}}
 TUNED = layers("update_ratio", 1e-4)
 CHATS = {"data": {"class_path": "lit_llm.data.ChatFiles"}}
 MOE = {"model": {"moe": {"experts": 8, "top_k": 2}}}
@@ -110,8 +110,6 @@ MOVES = MOE | {"expert_balance": {"init_args": {"rate": 0.3}}}
 OPTIMIZER = {"optimizer": {"init_args": {"betas": [0.9, 0.9999]}}}
 BATCHES = {step: 2.0 if step % 130 else 5.0 for step in STEPS}
 SLOW = loss(lambda step: 2.9 + 2.6 * math.exp(-step / 60))
-NO_NORMS = {f"health/weight_norm/{layer}": {} for layer in LAYERS}
-NO_LAYERS = {f"health/weight_norm/{layer}": {} for layer in LAYERS if layer != "head"}
 CASES = {
     "loss-not-finite": [
         observed(loss(lambda step: math.nan if step > 200 else 3.0 - step / 200)),
@@ -143,22 +141,20 @@ CASES = {
         observed(everywhere("setup/frozen", 64.0)),
         observed({"health/update_norm/blocks.0.mlp": {1: 0.0, 50: 0.0, 100: 0.0}}),
     ],
-    "schedule-restarted": [
-        observed(
-            {"lr": healthy()["lr"] | {step: healthy()["lr"][step - 200] for step in range(210, 410, 10)}}, first_steps=[0, 200]
-        ),
-    ],
     "updates-rounded-away": [observed(layers("update_ratio", 0.002), with_precision("bf16-true"))],
     "loss-scale": [observed(everywhere("health/backward_loss_ratio", 4.0))],
     "learning-rate-too-high": [
         observed(layers("update_ratio", 0.3) | SLOW),
         observed(
-            {f"health/weight_norm/{layer}": {1: 2.0} | dict.fromkeys(range(30, 410, 50), 12.0) for layer in LAYERS} | SLOW
+            {f"health/weight_norm/{layer}": {1: 2.0} | dict.fromkeys(range(30, 410, 50), 12.0) for layer in LAYERS}
+            | layers("update_ratio", 0.05)
+            | SLOW
         ),
+        observed(layers("update_ratio", 0.2) | loss(lambda step: 2.5 - step / 1000), {"init_from": "runs/base"}),
     ],
     "learning-rate-too-low": [observed(layers("update_ratio", 0.001) | SLOW)],
     "clipped-at-every-step": [observed(everywhere("grad/norm", 150.0))],
-    "decayed-vectors": [observed(everywhere("setup/decayed_vectors", 9.0))],
+    "decayed-vectors": [observed(everywhere("setup/decayed_vectors", 9.0) | everywhere("setup/weight_decay", 0.1))],
     "no-warmup": [observed({"lr": {step: 0.01 * (1 - step / 500) for step in (1, *STEPS)}})],
     "beta2-too-long": [observed(config=OPTIMIZER)],
     "targets-not-shifted": [
@@ -192,6 +188,7 @@ CASES = {
     "straggler": [
         observed(
             {
+                "setup/ranks": {0: 2.0},
                 "rank/straggler": dict.fromkeys(STEPS, 1.0),
                 "rank/step_time_max": dict.fromkeys(STEPS, 0.2),
                 "rank/step_time_mean": dict.fromkeys(STEPS, 0.1),
@@ -207,18 +204,6 @@ CASES = {
         observed(everywhere_logged("experts/load", 3.5), MOE),
         observed(everywhere_logged("experts/load", 2.1), MOE),  # from random weights
     ],
-    "pairs-alike": [observed(everywhere_logged("train/margin", 0.0))],
-    "reference-differs": [
-        observed(
-            {"train/margin": {step: 0.4 + step / 400 for step in (1, *STEPS)}} | TUNED,
-            {"objective": {"init_args": {"loss": "dpo", "beta": 0.1}}},
-        ),
-        observed(
-            loss(lambda step: 0.71 - step / 4000) | {"train/margin": {1: 0.04} | {step: step / 400 for step in STEPS}} | TUNED,
-            {"objective": {"init_args": {"loss": "dpo", "beta": 0.1}}},
-        ),
-    ],
-    "reference-moves": [observed(everywhere_logged("train/margin", 0.0) | everywhere_logged("train/logp_chosen", -9.0))],
     "initial-weights-small": [
         observed(everywhere("setup/initial_gain", 1e-3)),
         observed({"setup/alike_units": {1: 0.2}}),
@@ -236,37 +221,18 @@ CASES = {
             | TUNED
         )
     ],
-    "ranks-differ": [observed(everywhere("health/rank_difference", 1e-3))],
+    "ranks-differ": [observed(RANKS | everywhere("health/rank_difference", 1e-3))],
     "samples-not-shuffled": [observed(everywhere("health/consecutive_sequences", 1.0))],
     "tokens-shuffled": [observed(everywhere("health/bigram_loss", 3.2) | everywhere("health/validation_bigram_loss", 3.2))],
     "one-token-dominates": [observed(everywhere("health/commonest_target", 0.7))],
-    "ranks-share-data": [observed({"health/shared_samples": dict.fromkeys(STEPS, 1.0)})],
+    "ranks-share-data": [observed(RANKS | {"health/shared_samples": dict.fromkeys(STEPS, 1.0)})],
     "question-lost": [observed(question=(False, False))],
     "questions-learned": [observed(question=(True, True))],
-    "weights-replaced": [
-        observed({"health/weight_norm/head": {step: 90.0 if step < 300 else 10.0 for step in range(50, 410, 50)}} | NO_LAYERS),
-        observed({"setup/weight_norm": {1: 20.0, 250: 35.0}}, first_steps=[0, 200]),
-    ],
-    "optimizer-state-lost": [
-        observed({"setup/stateless": {250: 1.0}}, first_steps=[0, 200]),
-        observed({"health/stateless": dict.fromkeys(STEPS, 1.0)}, {"optimizer": {"class_path": "torch.optim.AdamW"}}),
-    ],
-    "gradients-not-cleared": [observed(everywhere("health/leftover_gradient", 2.0))],
     "gradients-vanish": [observed(everywhere("health/zero_gradients", 0.9) | layers("gradient_norm", 0.1))],
-    "micro-batches-lost": [observed(everywhere("health/first_gradient_share", 0.3))],
-    "micro-batches-alike": [observed(everywhere("health/first_gradient_share", 4.0))],
-    "gradients-changed": [
-        observed(everywhere("health/first_gradient_share", 16.0)),
-        observed(everywhere("health/first_gradient_share", 0.5) | everywhere("health/micro_batches", 1.0)),
-    ],
-    "update-increases-loss": [
-        observed(layers("descent", -0.3)),
-        observed(everywhere("health/first_gradient_share", -1.0) | everywhere("health/micro_batches", 1.0)),
-    ],
+    "update-increases-loss": [observed(layers("descent", -0.3))],
     "guard-too-strict": [observed(everywhere("spike/skipped", 4.0))],
-    "ranks-differ-in-text": [observed(everywhere("health/rank_text_difference", 0.4))],
+    "ranks-differ-in-text": [observed(RANKS | everywhere("health/rank_text_difference", 0.4))],
     "validation-has-other-tokens": [observed(everywhere("health/validation_unseen", 0.03))],
-    "experts-mix-tokens": [observed(everywhere("health/future_leak", 0.3) | everywhere("health/validation_noise", 0.4), MOE)],
     "token-never-learned": [observed(everywhere("health/ignored_targets", 0.05) | everywhere("health/unlearned_inputs", 0.05))],
     "base-is-trained": [observed(config={"lora": {"rank": 8, "alpha": 16}})],
     "schedule-stands-still": [
@@ -278,60 +244,28 @@ CASES = {
     "dead-from-start": [observed(everywhere("health/dead_units/blocks.0", 1.0))],
     "unknown-tokens": [observed(everywhere("health/unknown_tokens", 0.1))],
     "positions-alike": [observed(everywhere("health/equal_columns", 0.3))],
-    "log-probabilities-averaged": [
-        observed({"train/logp_chosen": dict.fromkeys(STEPS, -3.0), "train/margin": dict.fromkeys(STEPS, 0.01)})
-    ],
-    "perplexity-wrong": [observed({"val/loss": {100: 3.0, 200: 2.9}, "val/perplexity": {100: 22.0, 200: 18.2}})],
-    "validation-metric-wrong": [
-        observed(
-            {"health/validation_batch_loss": {step: 5.0 - step / 200 for step in (100, 200, 300, 400)}}
-            | {"val/loss": {100: 4.5, 200: 4.4, 300: 4.3, 400: 4.2}}
-        )
-    ],
-    "numbers-rounded": [
-        observed(everywhere("health/rounded/weights", 1.0), {"trainer": {"precision": None}}),
-        observed(everywhere("health/alike/averages", 0.9), {"trainer": {"precision": "bf16-mixed"}}),
-        observed(everywhere("health/rounded/activations", 1.0), {"trainer": {"precision": "32-true"}}),
-    ],
     "warmup-too-long": [observed({"lr": {step: 1e-5 * step for step in (1, *STEPS)}})],
     "schedule-ends-early": [
         observed({"lr": {step: max(0.001, 0.01 * (1 - step / 100)) for step in (10, 20, *STEPS)}}),
         observed({"lr": {step: max(0.0, 0.01 * (1 - step / 200)) for step in (10, 20, *STEPS)}}),
     ],
-    "momentum-too-long": [observed({"setup/momentum": {1: 0.9999}})],
     "weight-decay-too-high": [observed({"setup/weight_decay": {1: 3.0}})],
     "epsilon-too-large": [observed({"setup/epsilon": {1: 0.01}})],
     "norms-do-not-normalise": [observed(everywhere("health/norm_epsilon", 300.0))],
-    "residual-lost": [observed(everywhere("health/residual/blocks.1", 0.02))],
     "attention-saturated": [observed(everywhere("health/attention_logit_max/blocks.0", 60.0))],
-    "no-context": [observed(everywhere("health/context_use", 0.0) | everywhere("health/context_lost", 1.0))],
-    "no-better-than-counts": [observed(loss(lambda step: 3.1 + 2.4 * math.exp(-step / 60)))],
+    "no-context": [observed(everywhere("health/context_use", 0.0))],
     "pairs-swapped": [
         observed({"train/accuracy": {s: 0.5 + s / 1000 for s in STEPS}, "val/accuracy": {200: 0.3, 400: 0.1}}),
     ],
     "validation-is-random": [observed(everywhere("health/validation_noise", 0.3))],
     "validation-sequences-shorter": [observed(everywhere("health/validation_length", 0.1))],
-    "weights-changed-elsewhere": [observed({"health/changed_after_step": {50: 0.0, 100: 0.02}})],
     "validation-targets-unrelated": [observed(everywhere("health/validation_shifted_targets", 0.05))],
     "validation-counts-others": [
         observed(everywhere("health/validation_ignored_targets", 0.2)),
         observed(everywhere("health/ignored_targets", 0.4) | everywhere("health/validation_ignored_targets", 0.0)),
     ],
-    "training-loss-differs": [
-        observed(
-            {
-                f"health/loss_by_position/{i}": {step: 0.75 * healthy()["train/loss"][step] for step in range(50, 410, 50)}
-                for i in range(1, 5)
-            },
-            {"model": {"dropout": 0.0}},
-        ),
-    ],
-    "validation-does-not-move": [observed({"val/loss": dict.fromkeys((100, 200, 300), 3.0)})],
     "validation-other-text": [observed(everywhere("health/validation_bigram_loss", 5.0))],
     "loss-jumps-at-resume": [
-        observed(loss(lambda step: 1.5 if step <= 200 else 2.1 - step / 2000) | NO_NORMS, first_steps=[0, 200]),
-    ],
-    "text-changed-at-resume": [
         observed(loss(lambda step: 1.5 if step <= 200 else 2.1 - step / 2000), first_steps=[0, 200]),
     ],
     "loaded-weights-unfit": [
@@ -360,21 +294,8 @@ CASES = {
             CHATS,
         )
     ],
-    "context-cut": [observed(everywhere("health/context_lost", 0.6))],
-    "layer-unlike-others": [
-        observed(everywhere("health/update_ratio/head", 1e-4)),
-        observed(
-            {f"health/weight_norm/blocks.{i}.mlp": dict.fromkeys((1, *STEPS), 100.0 if i == 1 else 10.0) for i in range(3)}
-        ),
-    ],
     "validation-differs": [observed({"val/loss": dict.fromkeys((100, 200), 9.0) | {300: 5.1, 400: 5.0}})],
-    "bits-per-token": [
-        observed(
-            {"health/largest_id": {400: 1023.0}, "val/bits_per_byte": {400: 2.6 / math.log(2)}, "val/loss": {400: 2.6}},
-        ),
-    ],
     "batch-small": [observed({"progress/tokens": {step: 128.0 * step for step in healthy()["progress/tokens"]}})],
-    "average-lags": [observed(config={"ema": {"init_args": {"decay": 0.999, "warmup": False}}})],
 }
 
 
@@ -450,15 +371,6 @@ def test_a_run_with_few_rows_or_none_has_no_finding():
         curves = {tag: {step: v for step, v in values.items() if step <= last} for tag, values in healthy().items()}
         assert diagnose(Observed({tag: series(v) for tag, v in curves.items() if v}, CONFIG)) == []
     assert diagnose(Observed({})) == []
-
-
-def test_a_run_with_three_rows_of_its_loss_is_compared_with_counts():
-    counts = {"health/unigram_loss": 4.9, "health/bigram_loss": 3.0, "health/counted_pairs": 1e6}
-    rows = {"train/loss": {1: 5.0, 50: 4.9, 100: 4.8}, "setup/vocab_size": {0: 256.0}}
-    rows |= {tag: {1: value, 50: value, 100: value} for tag, value in counts.items()}
-    run = Observed({tag: series(values) for tag, values in rows.items()}, CONFIG | {"trainer": {"max_steps": 100}})
-    (said,) = [finding.seen for finding in diagnose(run) if finding.name == "no-better-than-counts"]
-    assert said.startswith("training loss is 4.900;")  # the median
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -561,17 +473,6 @@ def test_a_vocabulary_is_unused_when_enough_text_was_seen(share, tokens, found):
     assert ("vocabulary-unused" in [each.name for each in diagnose(observed(facts))]) == found
 
 
-@pytest.mark.parametrize("resumed_at", [17, 40, 110, 200, 390])
-def test_a_resume_that_continues_the_schedule_is_no_restart(resumed_at):
-    def rate(step: int) -> float:
-        return 0.01 * min(1.0, step / 200, (400 - step) / 200)
-
-    for curve in (rate, lambda step: 0.01, lambda step: 0.005 * (1 + math.cos(math.pi * step / 400))):
-        rates = {step: curve(step) for step in (1, *STEPS)}
-        found = diagnose(observed({"lr": rates}, first_steps=[0, resumed_at]))
-        assert "schedule-restarted" not in [finding.name for finding in found]
-
-
 def test_a_resumed_run_counts_embeddings_anew():
     """As measured: a vocabulary of 4,096 of which most is used, and a row at the first steps after a resume."""
     facts = {
@@ -667,3 +568,52 @@ def test_the_loss_of_a_teacher_is_no_wrong_scale():
         finding.name for finding in diagnose(observed(curves, {"objective": {"init_args": {"weight": 0.5}}}))
     ]
     assert "loss-scale" in [finding.name for finding in diagnose(observed(curves))]
+
+
+@pytest.mark.parametrize(
+    ("curves", "config"),
+    [
+        # Each chat is there four times: in a pass of 0.25, 1 - 0.75^3 of the sequences have been read before.
+        ({"health/repeated_samples": {step: 1 - (1 - step / 1000) ** 3 for step in range(1, 410, 10)}}, {"init_from": "base"}),
+        # Label smoothing is no part of the logged loss.
+        ({"health/backward_loss_ratio": {step: 1 + step / 200 for step in (1, *range(50, 410, 50))}}, {}),
+        # torch's AdamW with its default of 0.01.
+        (everywhere("setup/decayed_vectors", 9.0), {}),
+    ],
+)
+def test_what_healthy_runs_do_is_no_finding(curves, config):
+    changed = loss(lambda step: 2.5 - step / 1000) if config else {}
+    assert diagnose(observed(curves | changed, config)) == []
+
+
+def test_a_high_rate_explains_what_follows_from_it():
+    curves = layers("update_ratio", 0.5) | loss(lambda step: 5.5 + step / 100 if step < 200 else 5.0)
+    curves |= {"val/loss": {100: 7.0, 200: 7.5, 300: 7.2, 400: 7.7}} | everywhere("health/dead_units/blocks.0", 0.9)
+    first, *others = diagnose(observed(curves))
+    assert first.name == "learning-rate-too-high" and all(first.name in other.follows_from for other in others)
+
+
+def test_rules_without_rows_are_named_and_not_called_silent():
+    bare = {tag: series(values) for tag, values in healthy().items() if not tag.startswith("health/")}
+    findings, unjudged = examine(Observed(bare, CONFIG))
+    assert findings == [] and "learning-rate-too-high" in unjudged["health/update_ratio/LAYER"]
+    assert {"future-leak"} == {*unjudged["health/future_leak"]}
+    assert examine(observed())[1] == {}
+
+
+def test_the_time_of_all_rules_grows_as_the_rows_do():
+    """Of curves in which every step is a row; four times as many rows take at most eight times as long."""
+    draw, times = random.Random(0), []
+    for rows in (5_000, 5_000, 20_000):  # the first one warms up
+        steps = range(1, rows + 1)
+        every = {
+            "lr": {s: 1e-3 * min(1.0, 20 * s / rows) for s in steps},
+            "train/loss": {s: 2 + draw.random() / 9 for s in steps},
+        }
+        tags = ("grad/norm", "grad/norm_clipped", "grad/clip_fraction", "spike/skipped", "progress/tokens", "train/accuracy")
+        curves = healthy() | every | {tag: dict.fromkeys(steps, 1.0) for tag in tags}
+        run = Observed({tag: series(values) for tag, values in curves.items()}, CONFIG, first_steps=range(0, rows, rows // 100))
+        began = time.process_time()
+        diagnose(run)
+        times.append(time.process_time() - began)
+    assert times[2] < 8 * times[1]

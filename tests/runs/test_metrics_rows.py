@@ -105,8 +105,9 @@ def test_a_run_with_another_logger_has_curves_and_continues_them_bit_for_bit(fol
     )
     assert [row["step"] for row in continued] == list(range(1, 9))
     counted = ("health/validation_unigram_loss", "health/validation_bigram_loss", "health/counted_", "health/commonest_target")
-    counted += ("health/unlearned_inputs", "health/unknown_tokens", "health/validation_unseen")
-    measured = ("time", "throughput/", "memory/", "plan/", *counted)
+    counted += ("health/unlearned_inputs", "health/unknown_tokens", "health/validation_unseen", "health/unigram_loss")
+    counted += ("health/bigram_loss", "health/untouched_embeddings", "health/largest_id", "health/repeated_")
+    measured = ("time", "setup/", "throughput/", "memory/", "plan/", *counted)
     exact = [[{tag: row[tag] for tag in row if not tag.startswith(measured)} for row in rows] for rows in (straight, continued)]
     assert exact[0] == exact[1] and "val/loss" in exact[1][-1]
     assert not list(Path("runs/csv").glob("events.*"))

@@ -31,7 +31,7 @@ from lit_llm.reporting.doctor import (
 )
 from lit_llm.reporting.doctor.case_file import read_case
 from lit_llm.reporting.doctor.finding import SURE, Finding, Rule
-from lit_llm.reporting.doctor.observed import Observed
+from lit_llm.reporting.doctor.observed import Observed, Unjudged
 from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.plan_record import recorded_launches
 from lit_llm.runs.run_folder import CONFIG
@@ -46,12 +46,24 @@ RULES = tuple(each for file in _FILES for each in vars(file).values() if isinsta
 
 def diagnose(run: Observed) -> list[Finding]:
     """The findings about a run: causes before what follows from them, then by severity, then by how sure they are."""
-    found = [Finding(rule, seen) for rule in RULES if (seen := rule.seen(run)) is not None]
+    return examine(run)[0]
+
+
+def examine(run: Observed) -> tuple[list[Finding], dict[str, list[str]]]:
+    """(the same; names of the rules that had nothing to judge by, by the curve that they lack)."""
+    found, unjudged = list[Finding](), dict[str, list[str]]()
+    for rule in RULES:
+        try:
+            if (seen := rule.seen(run)) is not None:
+                found.append(Finding(rule, seen))
+        except Unjudged as missing:
+            unjudged.setdefault(str(missing), []).append(rule.name)
     findings = [
         replace(finding, follows_from=tuple(other.name for other in found if finding.name in other.rule.explains))
         for finding in found
     ]
-    return sorted(findings, key=lambda each: (bool(each.follows_from), each.rule.severity, SURE.index(each.rule.sure)))
+    findings.sort(key=lambda each: (bool(each.follows_from), each.rule.severity, SURE.index(each.rule.sure)))
+    return findings, unjudged
 
 
 MOST_BYTES = 2 * 10**9
@@ -108,8 +120,12 @@ def _question(template: Path) -> tuple[bool, bool] | None:
 
 def observed(run: LoadedRun) -> Observed:
     """The rows and settings of a run, without its data."""
-    first_steps = [step for launch in recorded_launches(run.path) if isinstance(step := launch.get("first_step"), int)]
-    return Observed(run.scalars, run.config, first_steps)
+    return Observed(run.scalars, run.config, first_steps(run))
+
+
+def first_steps(run: LoadedRun) -> list[int]:
+    """Complete steps at the start of each launch."""
+    return [step for launch in recorded_launches(run.path) if isinstance(step := launch.get("first_step"), int)]
 
 
 def data_shards(config: Mapping[str, Any]) -> list[tuple[Path, str]]:

@@ -32,9 +32,10 @@ def expert_bias_too_large(run: Observed) -> str | None:
 
     Not: biases that nothing moves (of imported weights), that still grow, that balance, or of few tokens.
     """
-    bias, rate = run.last("experts/bias"), run.number("expert_balance.init_args.rate") or 0
-    if bias is None or (run.config and not rate):
+    rate = run.number("expert_balance.init_args.rate") or 0
+    if (run.config and not rate) or not run.points("experts/bias"):
         return None
+    bias = run.last("experts/bias")
     if bias > 1:
         return f"a bias is {bias:.3g} away from the mean of its layer, so that it alone decides who gets a token"
     steps = run.step - run.start_of_launch(run.step)  # at this rate
@@ -49,20 +50,6 @@ def expert_bias_too_large(run: Observed) -> str | None:
         f"since step {since:,} no bias was more than {moves:.1f} moves of {rate:g} away from the mean of its layer, yet one "
         f"expert had {load:.1f} times its share: a move undoes the one before"
     )
-
-
-@error.likely(  # neither a mask nor dropout makes both differ
-    "what experts give a token depends on other tokens of the batch: tokens beyond a capacity are dropped, or outputs go back "
-    "to other tokens",
-    "a larger capacity, or none, as here; outputs in the order of the tokens",
-    "health/future_leak, health/validation_noise",
-    explains=("future-leak", "validation-is-random", *SLOW, "loss-too-low", "validation-differs"),
-)
-def experts_mix_tokens(run: Observed) -> str | None:
-    leak, noise = run.median("health/future_leak"), run.median("health/validation_noise")
-    if not run.setting("model.moe") or leak is None or noise is None or leak < 0.02 or noise < 0.01:
-        return None
-    return f"later inputs changed the logits of earlier ones by {leak:.1%}, and a copy of the same sequences by {noise:.1%}"
 
 
 @warning.likely(

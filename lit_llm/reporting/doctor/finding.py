@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
-from lit_llm.reporting.doctor.observed import Observed
+from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
 Seen = Callable[[Observed], str | None]
-"""What was seen, with steps and figures; None if the symptom is not there."""
+"""What was seen, with steps and figures; None if the symptom is not there. Raises Unjudged if there is nothing to judge by."""
 
 
 class Severity(IntEnum):
@@ -45,6 +45,13 @@ class Rule:
     explains: tuple[str, ...]
     seen: Seen
 
+    def applies(self, run: Observed) -> bool:
+        """Whether the symptom is there; false if there is nothing to judge by."""
+        try:
+            return self.seen(run) is not None
+        except Unjudged:
+            return False
+
 
 SURE = ("certain", "likely", "possible")
 """How sure the cause is if the symptom is there, the surest first."""
@@ -67,11 +74,13 @@ class _Rules:
         return lambda seen: Rule(severity, seen.__name__.replace("_", "-"), cause, change, look_at, sure, explains, seen)
 
 
-SLOW = ("loss-stuck", "learning-rate-too-low", "no-better-than-counts", "layer-unlike-others")
+SLOW = ("loss-stuck", "learning-rate-too-low")
 """What follows from a cause that keeps a model from learning."""
-ROUGH = ("diverged", "loss-spikes", "loss-not-finite", "learning-rate-too-high", "large-logits", "guard-too-strict")
+UNSTABLE = ("diverged", "loss-spikes", "loss-not-finite", "large-logits", "guard-too-strict", "weight-decay-too-high")
+"""What follows from updates that are too large."""
+ROUGH = (*UNSTABLE, "learning-rate-too-high")
 """What follows from a cause that makes training unstable."""
-JUDGED = ("validation-unlike-training", "validation-metric-wrong", "validation-differs", "over-fitting")
+JUDGED = ("validation-unlike-training", "validation-differs", "over-fitting")
 """What follows from a cause that makes validation and training incomparable."""
 error, warning, advice = map(_Rules, Severity)
 

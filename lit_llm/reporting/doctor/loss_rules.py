@@ -8,8 +8,10 @@ import statistics
 from collections.abc import Sequence
 
 from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
-from lit_llm.reporting.doctor.observed import Observed
+from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
+MOST_WINDOWS = 500
+"""Rows of a curve of which medians are taken, about: more are thinned."""
 LARGEST_GAIN = 3.0
 """Root mean square of a matrix times the root of its inputs; GPT-3's 0.02 at width 12,288 has 2.2, torch's Linear 0.6."""
 
@@ -24,6 +26,8 @@ def fp16_overflow(run: Observed) -> str | None:
     if not str(run.setting("trainer.precision", "")).startswith("16"):
         return None
     norms = run.points("grad/norm")
+    if not norms:
+        raise Unjudged("grad/norm")
     late = [step for step, norm in norms if not math.isfinite(norm) and step > max(20, run.step // 10)]
     if len(late) >= max(2, 0.02 * len(norms)):  # the scaler tries larger scales now and then
         return f"gradients were infinite in {len(late):,} rows, at first after the search for a scale at step {late[0]:,}"
@@ -37,6 +41,8 @@ def fp16_overflow(run: Observed) -> str | None:
     explains=("loss-spikes", "guard-too-strict"),
 )
 def loss_not_finite(run: Observed) -> str | None:
+    if not run.points("train/loss"):
+        raise Unjudged("train/loss")
     for tag in ("train/loss", "val/loss"):
         bad = [step for step, value in run.points(tag) if not math.isfinite(value)]
         if bad:
@@ -58,16 +64,18 @@ def scatter(values: Sequence[float]) -> float:
     "the initial weights are too large",
     "--model.init_std 0.02, or remove the setting",
     "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
-    explains=(*SLOW, *ROUGH, "attention-saturated", "no-context", "context-cut"),
+    explains=(*SLOW, *ROUGH, "attention-saturated", "no-context"),
 )
 def initial_weights(run: Observed) -> str | None:
     if not run.from_scratch:
         return None
-    gain = run.last("setup/initial_gain")
-    if gain is not None and gain > LARGEST_GAIN:
+    gain = run.last("setup/initial_gain", 0.0)
+    if gain > LARGEST_GAIN:
         return f"a weight matrix enlarged random inputs {gain:.1f} times when training started (usual: 0.1 to 2 times)"
-    first, uniform = run.finite("train/loss")[:1], run.uniform_loss
-    if not first or uniform is None or first[0][0] > 1:
+    first, uniform = run.finite("train/loss", least=1), run.uniform_loss
+    if uniform is None:
+        raise Unjudged("setup/vocab_size")
+    if first[0][0] > 1:
         return None
     loss = first[0][1]
     if loss > 1.15 * uniform + 0.3:
@@ -82,12 +90,15 @@ def initial_weights(run: Observed) -> str | None:
     explains=(*SLOW, *ROUGH, "over-fitting"),
 )
 def loaded_weights_unfit(run: Observed) -> str | None:
-    first, uniform, fresh = run.finite("train/loss")[:1], run.uniform_loss, run.last("setup/fresh_matrices")
-    if run.setting("init_from") is not None and fresh is not None and fresh > 0.9:
-        return f"before step 1 {fresh:.0%} of the kinds of matrices in blocks looked like random draws"
-    if run.setting("init_from") is None or not first or first[0][0] > 1 or uniform is None or run.points("train/margin"):
+    if run.setting("init_from") is None:
         return None
-    if first[0][1] < 0.9 * uniform:
+    fresh = run.last("setup/fresh_matrices", 0.0)
+    if fresh > 0.9:
+        return f"before step 1 {fresh:.0%} of the kinds of matrices in blocks looked like random draws"
+    first, uniform = run.finite("train/loss", least=1), run.uniform_loss
+    if uniform is None:
+        raise Unjudged("setup/vocab_size")
+    if first[0][0] > 1 or run.points("train/margin") or first[0][1] < 0.9 * uniform:
         return None
     return f"the first loss is {first[0][1]:.3f}; without any knowledge it is ln(vocabulary) = {uniform:.3f}"
 
@@ -96,17 +107,17 @@ def loaded_weights_unfit(run: Observed) -> str | None:
     "the initial weights are far too small, or units begin with equal weights",
     "--model.init_std 0.02, or remove the setting; draw weights at random",
     "setup/initial_gain, setup/alike_units",
-    explains=(*SLOW, "learning-rate-too-high", "no-context", "context-cut", "residual-lost", "dead-from-start"),
+    explains=(*SLOW, "learning-rate-too-high", "no-context", "dead-from-start"),
 )
 def initial_weights_small(run: Observed) -> str | None:
-    gain, alike = run.last("setup/initial_gain"), run.last("setup/alike_units")
     if not run.from_scratch:
         return None
+    gain, alike = run.last("setup/initial_gain"), run.last("setup/alike_units", 0.0)
     if run.at_first("health/weight_norm/embedding") == 0:
         return "the embedding began at zero, so that the blocks saw nothing"
     if alike:
         return f"in {alike:.0%} of the matrices all units began with the same weights"
-    if gain is not None and gain < 0.02:
+    if gain < 0.02:
         return f"no weight matrix kept more than {gain:.1%} of random inputs when training started (usual: 10 to 200 %)"
     return None
 
@@ -118,10 +129,9 @@ def initial_weights_small(run: Observed) -> str | None:
     explains=("loss-spikes", "guard-too-strict"),
 )
 def diverged(run: Observed) -> str | None:
-    curve = run.finite("train/loss")
+    rows = run.finite("train/loss", least=9)
+    curve = rows[:: 1 + len(rows) // MOST_WINDOWS]  # each window is sorted
     fifth = max(3, len(curve) // 5)
-    if len(curve) < 3 * fifth:
-        return None
     values = [loss for _, loss in curve]
     medians = [(curve[i + fifth - 1][0], statistics.median(values[i : i + fifth])) for i in range(len(curve) - fifth + 1)]
     error = 1.25 * scatter(values) / math.sqrt(fifth)  # of a median
@@ -141,11 +151,9 @@ def diverged(run: Observed) -> str | None:
     "health/shifted_targets, health/update_ratio",
 )
 def loss_stuck(run: Observed) -> str | None:
-    curve = run.smoothed("train/loss")
-    if (
-        len(curve) < 8 or run.step < 100 or not run.from_scratch or (run.uniform_loss or 0.0) < math.log(32)
-    ):  # few symbols: little to learn
+    if run.step < 100 or not run.from_scratch or (run.uniform_loss or 0.0) < math.log(32):  # few symbols: little to learn
         return None
+    curve = run.smoothed("train/loss", least=8)
     first, end = run.finite("train/loss")[0][1], curve[-1][1]
     half = [loss for step, loss in curve if step > run.step / 2]
     if len(half) < 4:
@@ -164,6 +172,7 @@ def loss_stuck(run: Observed) -> str | None:
 def loss_too_low(run: Observed) -> str | None:
     if not run.from_scratch or (run.passes is not None and run.passes > 3):
         return None
+    run.finite("train/loss", least=1)
     for tag in ("val/loss", "train/loss"):
         low = [(step, value) for step, value in run.finite(tag) if value < 0.3]
         if low and run.uniform_loss is not None and run.uniform_loss > 2:
@@ -201,9 +210,9 @@ def over_fitting(run: Observed) -> str | None:
 )
 def validation_unlike_training(run: Observed) -> str | None:
     """The model has never learned anything about the validation text."""
-    curve, train, uniform = run.finite("val/loss"), run.smoothed("train/loss"), run.uniform_loss
-    if not curve or not train or uniform is None:
-        return None
+    curve, train, uniform = run.finite("val/loss", least=1), run.smoothed("train/loss", least=1), run.uniform_loss
+    if uniform is None:
+        raise Unjudged("setup/vocab_size")
     step, lowest = min(curve, key=lambda point: point[1])
     if lowest > 0.95 * uniform and train[-1][1] < 0.8 * uniform:
         return (
@@ -220,7 +229,8 @@ def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """
     above, share = [], []  # how far each row is above the median of its four neighbours
     for i in range(2, len(rows) - 2):
-        usual = statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3])
+        near = sorted((rows[i - 2][1], rows[i - 1][1], rows[i + 1][1], rows[i + 2][1]))
+        usual = (near[1] + near[2]) / 2
         above.append(rows[i][1] - usual)
         share.append(above[-1] / usual if usual > 0 else 0.0)
     if len(above) < 10:
@@ -236,7 +246,7 @@ def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
     "spike/skipped, grad/norm",
 )
 def loss_spikes(run: Observed) -> str | None:
-    found = _standing_out([(step, value) for step, value in run.finite("train/loss") if step > run.warmup_steps])
+    found = _standing_out([row for row in run.finite("train/loss", least=1) if row[0] > run.warmup_steps])
     skipped = sum(run.values("spike/skipped", run.warmup_steps))
     if found:
         step, loss = found[0]

@@ -6,12 +6,20 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from lit_llm.runs.loaded_run import Series, setting_in
 
 Points = list[tuple[int, float]]
 """(optimizer step, value), by step."""
+
+
+Row = TypeVar("Row")
+
+
+class Unjudged(Exception):
+    """A rule has nothing to judge by. The argument is the curve that is missing or has too few rows."""
 
 
 @dataclass(frozen=True)
@@ -32,62 +40,100 @@ class Observed:
     damages: Sequence[str] = ()
     question: tuple[bool, bool] | None = None
 
+    _finite: dict[str, Points] = field(default_factory=dict, repr=False, compare=False)
+    _smoothed: dict[str, Points] = field(default_factory=dict, repr=False, compare=False)
+
     def points(self, tag: str) -> Points:
         """Every value of a tag, also NaN and infinity."""
         series = self.scalars.get(tag)
         return [] if series is None else list(zip(series.steps, series.values, strict=True))
 
-    def finite(self, tag: str) -> Points:
-        return [(step, value) for step, value in self.points(tag) if math.isfinite(value)]
+    def finite(self, tag: str, least: int = 0) -> Points:
+        """Every finite value of a tag.
 
-    def values(self, tag: str, after: int = 0) -> list[float]:
-        """Finite values of a tag at steps above `after`."""
-        return [value for step, value in self.finite(tag) if step > after]
+        Raises:
+            Unjudged: There are fewer than `least`.
+        """
+        if tag not in self._finite:
+            self._finite[tag] = [(step, value) for step, value in self.points(tag) if math.isfinite(value)]
+        return _enough(self._finite[tag], tag, least)
 
-    def last(self, tag: str) -> float | None:
-        """The last finite value."""
-        found = self.finite(tag)
-        return found[-1][1] if found else None
+    def values(self, tag: str, after: int = 0, least: int = 0) -> list[float]:
+        """Finite values of a tag at steps above `after`.
+
+        Raises:
+            Unjudged: There are fewer than `least`.
+        """
+        return _enough([value for step, value in self.finite(tag) if step > after], tag, least)
+
+    def last(self, tag: str, default: float | None = None) -> float:
+        """The last finite value; `default` if there is none.
+
+        Raises:
+            Unjudged: There is neither.
+        """
+        found = self.finite(tag, least=default is None)
+        return found[-1][1] if found or default is None else default
 
     def at_first(self, tag: str) -> float | None:
         """The finite value at step 1."""
-        return dict(self.finite(tag)).get(1)
+        return next((value for step, value in self.finite(tag) if step == 1), None)
 
     def counted(self, tag: str) -> Points:
         """Finite values of a loss of counted tokens, in rows before which a launch had counted enough to tell the two apart.
 
         Rows of one token in a vocabulary of V each need as many counts as V; 30 V were enough for texts of 256 to 1,024 tokens.
         """
-        enough, size = dict(self.finite("health/counted_pairs")), self.last("setup/vocab_size") or 0.0
+        enough, size = dict(self.finite("health/counted_pairs")), self.last("setup/vocab_size", 0.0)
         return [(step, value) for step, value in self.finite(tag) if step > 1 and enough.get(step, math.inf) >= 30 * size]
 
-    def recent(self, tag: str) -> float | None:
-        """The median of the last five of them: a row may be of few tokens. None of less than two."""
-        found = [value for _, value in self.counted(tag)[-5:]]
-        return statistics.median(found) if len(found) > 1 else None
+    def recent(self, tag: str) -> float:
+        """The median of the last five of them: a row may be of few tokens.
 
-    def median(self, tag: str, after: int = 0) -> float | None:
-        """The median of the finite values at steps above `after`."""
-        found = self.values(tag, after)
-        return statistics.median(found) if found else None
+        Raises:
+            Unjudged: There are less than two.
+        """
+        return statistics.median(value for _, value in _enough(self.counted(tag), tag, 2)[-5:])
 
-    def by_layer(self, group: str) -> dict[str, Points]:
-        """The finite values of `health/GROUP/LAYER`, by layer."""
+    def median(self, tag: str, after: int = 0, default: float | None = None) -> float:
+        """The median of the finite values at steps above `after`; `default` if there are none.
+
+        Raises:
+            Unjudged: There is neither.
+        """
+        found = self.values(tag, after, least=default is None)
+        return statistics.median(found) if found or default is None else default
+
+    def by_layer(self, group: str, least: int = 0) -> dict[str, Points]:
+        """The finite values of `health/GROUP/LAYER`, by layer.
+
+        Raises:
+            Unjudged: No layer has `least` of them.
+        """
         prefix = f"health/{group}/"
-        return {tag.removeprefix(prefix): self.finite(tag) for tag in self.scalars if tag.startswith(prefix)}
+        found = {tag.removeprefix(prefix): self.finite(tag) for tag in self.scalars if tag.startswith(prefix)}
+        _enough(max(found.values(), key=len, default=[]), prefix + "LAYER", least)
+        return found
 
-    def total(self, group: str) -> Points:
-        """The root of the sum over layers of the squares of `health/GROUP/LAYER`, by step."""
+    def total(self, group: str, least: int = 0) -> Points:
+        """The root of the sum over layers of the squares of `health/GROUP/LAYER`, by step. Raises as `by_layer`."""
         squares: dict[int, float] = {}
-        for points in self.by_layer(group).values():
+        for points in self.by_layer(group, least).values():
             for step, value in points:
                 squares[step] = squares.get(step, 0.0) + value * value  # `value**2` raises beyond 1e154
         return [(step, math.sqrt(square)) for step, square in sorted(squares.items())]
 
-    def smoothed(self, tag: str) -> Points:
-        """Medians of five neighbouring finite values, the first four left out."""
-        found = self.finite(tag)
-        return [(found[i][0], statistics.median(value for _, value in found[i - 4 : i + 1])) for i in range(4, len(found))]
+    def smoothed(self, tag: str, least: int = 0) -> Points:
+        """Medians of five neighbouring finite values, the first four left out.
+
+        Raises:
+            Unjudged: There are fewer than `least`.
+        """
+        if tag not in self._smoothed:
+            found = self.finite(tag)
+            windows = (sorted(value for _, value in found[i - 4 : i + 1]) for i in range(4, len(found)))
+            self._smoothed[tag] = [(step, window[2]) for (step, _), window in zip(found[4:], windows, strict=True)]
+        return _enough(self._smoothed[tag], tag, least)
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting by its dotted key; `default` if a part of it is missing or null."""
@@ -105,7 +151,7 @@ class Observed:
         """Whether settings ask for dropout in training."""
         return bool(self.setting("model.dropout") or self.setting("lora.dropout"))
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The last logged optimizer step."""
         return max((series.steps[-1] for series in self.scalars.values() if series.steps), default=0)
@@ -114,41 +160,41 @@ class Observed:
         """Complete steps at the start of the launch that made a step."""
         return next((first for first in reversed(self.first_steps) if first < step), 0)
 
-    @property
+    @cached_property
     def planned_steps(self) -> int | None:
         """Steps that the run is to make; None if its end is not a number of steps."""
         planned = self.number("trainer.max_steps")
         return int(planned) if planned is not None and planned > 0 else None
 
-    @property
+    @cached_property
     def is_readable(self) -> bool:
         """Whether some curve has a name that rules read."""
         return any(tag.partition("/")[0] in ("train", "val", "health", "grad") or tag == "lr" for tag in self.scalars)
 
-    @property
+    @cached_property
     def is_complete(self) -> bool:
         """Whether nearly all planned steps are made; true if it is not known how many."""
         return self.planned_steps is None or self.step >= 0.9 * self.planned_steps
 
-    @property
+    @cached_property
     def warmup_steps(self) -> int:
         """The step at which the learning rate reaches nine tenths of its highest value; 0 if it was not logged."""
         rates = self.finite("lr")
         highest = max((rate for _, rate in rates), default=0.0)
         return next((step for step, rate in rates if rate >= 0.9 * highest), 0)
 
-    @property
+    @cached_property
     def from_scratch(self) -> bool:
         """Whether training started from random weights, by the settings. Without settings it is not known, and false."""
         return "init_from" in self.config and self.setting("init_from") is None and self.setting("lora") is None
 
-    @property
+    @cached_property
     def uniform_loss(self) -> float | None:
         """ln(vocabulary): the loss of a model that knows nothing. None if the vocabulary is not known."""
-        size = self.last("setup/vocab_size")
-        return None if size is None or size < 2 else math.log(size)
+        size = self.last("setup/vocab_size", 0.0)
+        return None if size < 2 else math.log(size)
 
-    @property
+    @cached_property
     def behind_pairs(self) -> float | None:
         """Where the training loss is between that of counted pairs of tokens, 0, and that of counted tokens, 1.
 
@@ -162,18 +208,29 @@ class Observed:
         loss, pairs, single = (statistics.median(each[step] for step in common) for each in losses)
         return (loss - pairs) / (single - pairs) if 0 < pairs < 0.9 * single else None
 
-    @property
+    @cached_property
     def tokens_per_step(self) -> float | None:
         """The mean so far; None if it was not logged."""
         tokens = self.finite("progress/tokens")
         return tokens[-1][1] / tokens[-1][0] if tokens and tokens[-1][0] else None
 
-    @property
+    @cached_property
     def passes(self) -> float | None:
         """Passes over the training data so far; None if the size of the data is not known."""
         return self.passes_at(self.step)
 
     def passes_at(self, step: int) -> float | None:
         """The same after `step` steps."""
-        tokens, size = self.tokens_per_step, self.last("setup/train_tokens")
+        tokens, size = self.tokens_per_step, self.last("setup/train_tokens", 0.0)
         return None if tokens is None or not size else tokens * step / size
+
+
+def _enough(rows: list[Row], tag: str, least: int) -> list[Row]:
+    """The rows.
+
+    Raises:
+        Unjudged: There are fewer than `least`.
+    """
+    if len(rows) < least:
+        raise Unjudged(tag)
+    return rows

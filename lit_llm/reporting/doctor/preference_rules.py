@@ -2,78 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
-from lit_llm.reporting.doctor.finding import SLOW, error, warning
+from lit_llm.reporting.doctor.finding import error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 LEAK_STEPS = 10
 """Published runs take hundreds of steps to an accuracy of 0.7 to 0.9 (Tunstall et al. 2023)."""
 FALL = 10.0
 """Nats per document. A document of 100 tokens is then 1.1 times as unlikely per token."""
-
-
-@error.certain(  # equal documents have equal log-probabilities
-    "chosen and rejected answers are the same to the model",
-    "look at the data: prepare must write two different answers, and learn them",
-    "train/margin, train/accuracy",
-    explains=SLOW,
-)
-def pairs_alike(run: Observed) -> str | None:
-    return _without_margin(run, of_equals=True)
-
-
-@error.certain(  # a margin of exactly 0 for different answers
-    "the reference is the trained model itself, so that there is no margin to learn",
-    "keep the first weights as the reference",
-    "train/margin, val/kl",
-    explains=("loss-stuck",),
-)
-def reference_moves(run: Observed) -> str | None:
-    return _without_margin(run, of_equals=False)
-
-
-@warning.possible(  # answers of few tokens have such sums. Rafailov et al. 2023: the log-probability of the whole answer
-    "log-probabilities of answers are means over their tokens, not sums, so that margins are far too small",
-    "add the log-probabilities of an answer's tokens; divide by their number in simpo only",
-    "train/logp_chosen, train/margin",
-    explains=(*SLOW, "learning-rate-too-high", "learning-rate-too-low", "likelihoods-fall"),
-)
-def log_probabilities_averaged(run: Observed) -> str | None:
-    values, uniform = run.values("train/logp_chosen"), run.uniform_loss
-    simple = run.setting("objective.init_args.loss") == "simpo"
-    if len(values) < 3 or uniform is None or simple or max(-value for value in values[:5]) > uniform:
-        return None
-    return f"a chosen answer has a log-probability of {values[0]:.2f} at first; one token of a uniform guess has {-uniform:.2f}"
-
-
-@error.likely(  # at step 1 the model is its reference, so that every margin is 0, besides rounding
-    "the reference is another model than the one that training started from, or its log-probabilities are of other answers",
-    "take the reference from the weights that training starts from; compute it again for the same pairs in the same order",
-    "train/margin and train/loss of step 1",
-    explains=("preference-leak", "clipped-at-every-step"),
-)
-def reference_differs(run: Observed) -> str | None:
-    first = next(((step, margin) for step, margin in run.finite("train/margin")), (0, 0.0))
-    beta, with_reference = run.number("objective.init_args.beta"), run.setting("objective.init_args.loss") in ("dpo", "ipo")
-    if first[0] != 1 or not beta or not with_reference or run.drops:
-        return None
-    if abs(first[1]) / beta >= 1:  # of nats per document
-        return f"the margin was {first[1]:.3g} at step 1"
-    loss = run.at_first("train/loss")
-    if run.setting("objective.init_args.loss") != "dpo" or loss is None or abs(loss - math.log(2)) < 0.004:
-        return None
-    return f"the loss was {loss:.4f} at step 1; margins of 0 have ln 2 = 0.6931"
-
-
-def _without_margin(run: Observed, *, of_equals: bool) -> str | None:
-    """That no logged step behind the first has a margin, of answers that are equally likely in all steps, or not."""
-    margins = [value for step, value in run.finite("train/margin") if step > 1]  # at first the model is the reference
-    equal = run.values("train/logp_chosen") == run.values("train/logp_rejected")
-    if len(margins) < 2 or any(margins) or equal is not of_equals:
-        return None
-    return f"the margin is exactly 0 in all {len(margins)} logged steps after the first"
 
 
 @warning.possible(
@@ -83,9 +20,11 @@ def _without_margin(run: Observed, *, of_equals: bool) -> str | None:
     explains=("loss-too-low",),
 )
 def preference_leak(run: Observed) -> str | None:
+    if not run.points("train/accuracy"):
+        return None
+    accuracies = run.values("train/accuracy", least=2)
     first = next((step for step, value in run.finite("train/accuracy") if value == 1.0), None)
-    accuracies = run.values("train/accuracy")
-    if first is None or first > LEAK_STEPS or len(accuracies) < 2 or sum(accuracies[-5:]) / len(accuracies[-5:]) < 0.99:
+    if first is None or first > LEAK_STEPS or sum(accuracies[-5:]) / len(accuracies[-5:]) < 0.99:
         return None
     return f"every pair of step {first} was told apart, and nearly every pair since"
 
@@ -97,8 +36,10 @@ def preference_leak(run: Observed) -> str | None:
     explains=("over-fitting", "likelihoods-fall", "preference-leak"),
 )
 def pairs_swapped(run: Observed) -> str | None:
-    train, held = run.smoothed("train/accuracy"), run.values("val/accuracy")
-    if not train or len(held) < 2 or train[-1][1] < 0.7 or statistics.median(held[-3:]) > 0.35 or max(held[-3:]) > 0.5:
+    if not run.points("train/accuracy"):
+        return None
+    train, held = run.smoothed("train/accuracy", least=1), run.values("val/accuracy", least=2)
+    if train[-1][1] < 0.7 or statistics.median(held[-3:]) > 0.35 or max(held[-3:]) > 0.5:
         return None
     return f"accuracy came to {train[-1][1]:.0%} in training and to {held[-1]:.0%} in validation, which is worse than chance"
 
@@ -110,8 +51,10 @@ def pairs_swapped(run: Observed) -> str | None:
     explains=("over-fitting", "likelihoods-fall", "preference-leak"),
 )
 def pairs_do_not_carry_over(run: Observed) -> str | None:
-    train, held = run.smoothed("train/accuracy"), run.values("val/accuracy")
-    if not train or len(held) < 3 or train[-1][1] < 0.8 or not 0.35 < statistics.median(held[-3:]) < 0.55:
+    if not run.points("train/accuracy"):
+        return None
+    train, held = run.smoothed("train/accuracy", least=1), run.values("val/accuracy", least=3)
+    if train[-1][1] < 0.8 or not 0.35 < statistics.median(held[-3:]) < 0.55:
         return None
     return f"accuracy came to {train[-1][1]:.0%} in training and to {held[-1]:.0%} in validation"
 
@@ -122,10 +65,9 @@ def pairs_do_not_carry_over(run: Observed) -> str | None:
     "train/margin, train/logp_chosen, train/logp_rejected",
 )
 def likelihoods_fall(run: Observed) -> str | None:
-    tags = ("train/margin", "train/logp_chosen", "train/logp_rejected")
-    found = [run.smoothed(tag) for tag in tags]
-    if any(len(points) < 2 for points in found):
+    if not run.points("train/margin"):
         return None
+    found = [run.smoothed(tag, least=2) for tag in ("train/margin", "train/logp_chosen", "train/logp_rejected")]
     margin, chosen, rejected = (points[-1][1] - points[0][1] for points in found)
     if margin <= 0 or chosen > -FALL or rejected > -FALL:
         return None

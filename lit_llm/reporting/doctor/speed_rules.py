@@ -16,7 +16,9 @@ from lit_llm.reporting.doctor.observed import Observed
     explains=ROUGH,
 )
 def ranks_differ(run: Observed) -> str | None:
-    largest = max(run.finite("health/rank_difference"), key=lambda point: point[1], default=(0, 0.0))
+    if run.last("setup/ranks", 1.0) < 2:
+        return None
+    largest = max(run.finite("health/rank_difference", least=1), key=lambda point: point[1])
     if largest[1] > 0:
         return f"the weights of the ranks differ by {largest[1]:.2g} (relative) at step {largest[0]:,}"
     return None
@@ -29,7 +31,7 @@ def ranks_differ(run: Observed) -> str | None:
     explains=(*SLOW, "dead-units", "gradients-vanish", "parameters-not-trained", "no-context"),
 )
 def dead_from_start(run: Observed) -> str | None:
-    first = {layer: points[0] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}
+    first = {layer: points[0] for layer, points in run.by_layer("dead_units", least=2).items() if points}
     found = [layer for layer, (step, share) in first.items() if step <= 1 and share > 0.95]
     if not found or not run.from_scratch:
         return None
@@ -43,9 +45,9 @@ def dead_from_start(run: Observed) -> str | None:
     explains=(*SLOW, "large-logits", "gradients-vanish", "parameters-not-trained"),
 )
 def dead_units(run: Observed) -> str | None:
-    found = {layer: points[-1] for layer, points in run.by_layer("dead_units").items() if len(points) > 1}
-    worst = max(found, key=lambda layer: found[layer][1], default=None)
-    if worst is None or found[worst][1] <= 0.7:  # Lion, healthy: 0.64
+    found = {layer: points[-1] for layer, points in run.by_layer("dead_units", least=2).items() if points}
+    worst = max(found, key=lambda layer: found[layer][1])
+    if found[worst][1] <= 0.7:  # Lion, healthy: 0.64
         return None
     step, share = found[worst]
     return f"{share:.0%} of the hidden units of {worst} were zero on every probed token at step {step:,}"
@@ -57,8 +59,8 @@ def dead_units(run: Observed) -> str | None:
     "health/logit_max, health/logit_rms",
 )
 def large_logits(run: Observed) -> str | None:
-    points = run.finite("health/logit_max")
-    if len(points) > 1 and points[-1][1] > 100:
+    points = run.finite("health/logit_max", least=2)
+    if points[-1][1] > 100:
         return f"the largest logit grew to {points[-1][1]:.0f} at step {points[-1][0]:,}"
     return None
 
@@ -69,12 +71,10 @@ def large_logits(run: Observed) -> str | None:
     "time/data_fraction",
 )
 def slow_loader(run: Observed) -> str | None:
-    shares = run.values("time/data_fraction")
+    shares = run.values("time/data_fraction", least=3)
     # Healthy runs: at most 0.04; of steps of 15 ms on a busy machine up to 0.19, and 0.34 in a row.
-    speed = run.median("throughput/tokens_per_second")
+    speed = run.median("throughput/tokens_per_second", default=0.0)
     most = 0.22 if speed and (run.tokens_per_step or 0.0) / speed < 0.1 else 0.12
-    if len(shares) < 3:
-        return None
     mean = statistics.mean(shares)
     waits = mean > most or (mean > 0.12 and max(shares) > 0.5)
     return f"steps wait for data in {mean:.0%} of the time (mean of {len(shares):,} rows)" if waits else None
@@ -86,12 +86,12 @@ def slow_loader(run: Observed) -> str | None:
     "rank/straggler, rank/step_time_max, rank/step_time_mean",
 )
 def straggler(run: Observed) -> str | None:
-    slowest = run.values("rank/straggler")
-    longest, mean = run.median("rank/step_time_max"), run.median("rank/step_time_mean")
-    if len(slowest) < 4 or not longest or not mean:
+    if run.last("setup/ranks", 1.0) < 2:
         return None
+    slowest = run.values("rank/straggler", least=4)
+    longest, mean = run.median("rank/step_time_max"), run.median("rank/step_time_mean")
     rank, times = Counter(slowest).most_common(1)[0]
-    if times > 0.7 * len(slowest) and longest > 1.2 * mean:
+    if times > 0.7 * len(slowest) and longest > 1.2 * mean > 0:
         return (
             f"rank {rank:.0f} was the slowest in {times} of {len(slowest)} rows, with {longest / mean:.2f} times the mean work"
         )
