@@ -56,7 +56,7 @@ def _objective_problems(run: Run, made: Objects) -> list[str]:
         found.append(
             f"objective {name} trains lit_llm's GPT only, not {made.architecture.class_path} (--objective CrossEntropy)"
         )
-    if objective.uses_reference and run.fits and run.initial is None and run.start.checkpoint is None:
+    if objective.uses_reference and run.lacks_weights:
         found.append(f"objective {name} compares with the model that training starts from: name its run (--init_from RUN)")
     return found
 
@@ -76,8 +76,7 @@ def _lora_problems(run: Run, made: Objects) -> list[str]:
         found += [f"{lacks}: leave out the loss that needs them (--model.moe.balance 0)"] * bool(model.moe.balance)
         moves = balance is not None and balance.rate
         found += [f"{lacks}: leave out what moves them (--expert_balance null)"] * bool(moves)
-    is_planned = run.machine is not None and run.recipe.describes_model
-    if run.fits and run.initial is None and run.start.checkpoint is None and not is_planned:
+    if run.lacks_weights:
         found.append("lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)")
     if "compute" in parts and parts["compute"].float8:
         found.append("lora does not work with compute.float8, which replaces the layers (--compute.float8 false)")

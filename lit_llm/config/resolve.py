@@ -95,6 +95,12 @@ class Run:
         return None if self.start.checkpoint is not None else self.recipe.initial
 
     @property
+    def lacks_weights(self) -> bool:
+        """Whether training would start from random weights. A plan needs none if the recipe describes the model."""
+        starts = self.fits and self.recipe.initial is None and self.start.checkpoint is None
+        return starts and not (self.machine is not None and self.recipe.describes_model)
+
+    @property
     def uses_average(self) -> bool:
         """Whether --use_ema applies. In the recipe of a run that is evaluated, it was about the run's --init_from."""
         return bool(self.config.use_ema) and (self.fits or self.recipe.arguments.asks_for("use_ema") is not None)

@@ -73,7 +73,7 @@ def timeline(memory: Memory) -> list[Operation]:
 
 
 def memory_figure(plan: Plan) -> str:
-    """Memory over a step, stacked by part, and its tables."""
+    """Memory over a step, stacked by part, and its table."""
     memory, operations = plan.memory, timeline(plan.memory)
     names = [name for name in PARTS if any(o.live.get(name) for o in operations)]
     names += sorted({name for o in operations for name in o.live} - set(PARTS))
@@ -112,10 +112,8 @@ def memory_figure(plan: Plan) -> str:
         for color, name in zip(colors, names, strict=True)
     )
     header = ["bytes at the peak of", *names, "total"]
-    rows = [[_named(i, memory), *_cells(parts, names)] for i, (_, parts) in enumerate(memory.moments)]
     every = [[f"{i + 1}. {o.phase}", *_cells(o.live, names)] for i, o in enumerate(operations)]
-    tables = html.table(header, rows, summary="Phases in bytes") + html.table(header, every, summary="Operations in bytes")
-    return html.figure(caption, picture, shown + tables)
+    return html.figure(caption, picture, shown + html.table(header, every, summary="Operations in bytes"))
 
 
 def _level(size: float, top: float, said: str, kind: str, x: float) -> list[str]:
@@ -151,12 +149,6 @@ def _phases(operations: list[Operation], widths: list[float], memory: Memory) ->
             shapes.append(html.text(middle, 100.0, said, anchor="middle", dy=32))
         shapes.append(html.line(half, 0, half, 100, "grid"))
     return shapes
-
-
-def _named(i: int, memory: Memory) -> str:
-    of_each = (len(memory.moments) - 1) // max(1, len(memory.steps))
-    later = len(memory.steps) == 2 and i < len(memory.moments) - 1
-    return memory.moments[i][0] + (f", {('first', 'later')[i // of_each]} micro-batch" if later else "")
 
 
 def _cells(live: dict[str, int], names: list[str]) -> list[str]:
@@ -231,10 +223,10 @@ def _whole(plan: Plan) -> str:
     caption += "Communication is drawn in one piece; hidden communication overlaps with computing." * bool(times.communication)
     marks = [(0.0, "0"), (times.step / 2, duration(times.step / 2)), (times.step, duration(times.step))]
     picture = html.lanes(f"A step of {duration(times.step)}", rows, times.step, marks)
-    entries = html.legend((COLORS[name], f"{name} {duration(seconds)}") for name, seconds in shown.items())
-    cells = [[name, f"{seconds:.6g}", percent(seconds / times.step)] for name, seconds in shown.items()]
-    below = html.table(["cause", "seconds", "of the step"], cells, summary="Seconds by cause")
-    return html.figure(caption, picture, entries + below)
+    entries = html.legend(
+        (COLORS[name], f"{name} {duration(seconds)}, {percent(seconds / times.step)}") for name, seconds in shown.items()
+    )
+    return html.figure(caption, picture, entries)
 
 
 def _pipeline(plan: Plan) -> str:

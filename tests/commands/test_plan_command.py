@@ -59,10 +59,14 @@ def test_the_issues_own_example(folder, capsys):
     assert not (folder / "runs").exists(), "a plan leaves nothing behind"
 
 
-@pytest.mark.parametrize("weights", [[], ["--init_from", "runs/none"]])
+DPO = ["--objective", "Preference", "--model.mask_documents", "true"]
+
+
+@pytest.mark.parametrize("weights", [[], ["--init_from", "runs/none"], DPO])
 def test_adapters_are_planned_before_their_weights_are_on_the_disk(folder, capsys, weights):
     flags = ["--config", "llama2-7b", "--config", "lora", "--hardware", "h100-sxm", "--devices", "1", *weights]
     found, (d, f) = plan(capsys, *flags), (4096, 11008)
+    assert found["settings"]["reference_pass"] is (weights is DPO)
     adapters = 32 * 16 * (4 * (d + d) + 3 * (d + f))
     assert found["parts"]["adapters"] == adapters and found["parameters"] == 6_738_415_616 + adapters
     assert found["memory"]["parts"]["optimizer state"] == 8 * adapters
