@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lit_llm.commands.new_output import REPLACE_HELP, write_new
 from lit_llm.commands.own_flags import OwnFlags
 
 
@@ -20,9 +21,10 @@ def main(arguments: list[str]) -> int:
     flags.add_argument(
         "--report", help="write rows and settings, without text and paths, to this file, so that you can send it"
     )
+    flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     own = flags.parse(arguments)
     from lit_llm.core.number_text import counted
-    from lit_llm.reporting.doctor.case_file import write_case
+    from lit_llm.reporting.doctor.case_file import case_text
     from lit_llm.reporting.doctor.diagnose import RULES, examine, read_run
     from lit_llm.reporting.doctor.finding import Severity
     from lit_llm.runs.run_folder import expanded
@@ -34,7 +36,8 @@ def main(arguments: list[str]) -> int:
     for finding in findings:
         print("\n".join(finding.lines()))
     if own.report is not None:
-        write_case(expanded(own.report), run, [finding.name for finding in findings])
+        text = case_text(run, [finding.name for finding in findings])
+        write_new(expanded(own.report), text, replace=own.replace, flag="--report")
     if not findings and not run.is_readable:
         print(f"Nothing to judge: {own.run} has no curve that a rule reads.")
         return 2

@@ -183,3 +183,11 @@ def test_rows_that_a_resumed_run_removes_are_not_kept(tmp_path):
             logger.log_metrics({"train/loss": float(step)}, step)
         logger.save()
         assert rows.observed().scalars["train/loss"].steps == list(range(1, steps[-1] + 1))
+
+
+def test_a_run_that_is_to_be_sent_replaces_a_file_only_if_asked(trained, capsys):
+    case = trained[0].parent / "case.json"
+    case.write_text("mine")
+    code, lines = doctor(capsys, trained[0], "--report", str(case))
+    assert code == 2 and "--replace" in lines[-1] and case.read_text() == "mine"
+    assert doctor(capsys, trained[0], "--report", str(case), "--replace", "true")[0] == 0 and case.read_text() != "mine"

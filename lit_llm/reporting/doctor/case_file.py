@@ -19,24 +19,15 @@ _KEY = re.compile(r"[a-z_0-9]{1,40}")
 _OURS = ("lit_llm.", "torch.", "lightning.")
 
 
-def write_case(path: Path, run: Observed, findings: list[str]) -> None:
-    """Write the run and the names of what was found.
-
-    Raises:
-        UserError: The file exists, or cannot be written.
-    """
+def case_text(run: Observed, findings: list[str]) -> str:
+    """The content of such a file: the run and the names of what was found."""
     rows = {
         tag: [list(series.steps), list(series.values)]
         for tag, series in run.scalars.items()
         if tag.startswith("health/") or tag.count("/") < 2  # a third part may be the name of a source
     }
     case = {"findings": findings, "first_steps": list(run.first_steps), "config": _plain(run.config), "rows": rows}
-    text = json.dumps(case, default=lambda value: None)
-    try:
-        with open(path, "x") as file:
-            file.write(text)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror} (--report)") from None
+    return json.dumps(case, default=lambda value: None)
 
 
 def read_case(path: Path) -> Observed:
