@@ -142,7 +142,7 @@ class HealthSignals(Callback):
         on_train_batch_end: after a sampled step, compares these weights, reduces all values over the ranks, and writes the row.
             The host synchronises then, and with several ranks before the probe, which needs all of them.
         State: none. After a resume, what is counted over a launch starts anew.
-    Cost: 0.36 % of a CPU's time at one step in 100 (benchmarks/health_cost.py); not measured on a GPU.
+    Cost: 0.34 % of a CPU's time at one step in 100 (benchmarks/health_cost.py); not measured on a GPU.
 
     Args:
         every_n_steps: optimizer steps between two rows, from the first multiple on.

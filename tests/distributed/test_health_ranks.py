@@ -146,5 +146,5 @@ report(same=calls(16, 16), different=calls(16, 3))
 def test_no_rank_probes_if_one_cannot(tmp_path):
     """Rank 1 has sequences of 3 tokens, too short for a probe. Without agreement rank 0 would wait in its forward pass."""
     for each in run_ranks(DIFFERENT, 2, tmp_path, timeout=120):
-        assert each["same"] == 3 + 2  # steps, and probes at steps 1 and 2
+        assert each["same"] == 3 + 2 * 2  # steps, and two passes of probes at steps 1 and 2
         assert each["different"] == 3

@@ -133,6 +133,10 @@ CASES = {
     "loss-too-low": [observed({"val/loss": {100: 0.07, 200: 0.06, 300: 0.05, 400: 0.04}})],
     "over-fitting": [
         observed({"val/loss": {100: 3.0, 200: 2.5, 300: 2.7, 400: 2.9}, "setup/train_tokens": {0: 2e5}}),  # two passes
+        observed(  # 3.7 passes; validation is flat
+            loss(lambda step: 4.6 - 2.6 * step / 400)
+            | {"val/loss": {100: 4.0, 200: 3.85, 300: 3.81, 400: 3.81}, "setup/train_tokens": {0: 1.08e5}}
+        ),
     ],
     "validation-unlike-training": [observed({"val/loss": {100: 7.0, 200: 7.5, 300: 7.2, 400: 7.7}})],
     "loss-spikes": [observed({"train/loss": {1: 5.5, **BATCHES}}), observed(everywhere("spike/skipped", 1.0))],

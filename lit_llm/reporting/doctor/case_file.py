@@ -20,7 +20,7 @@ _OURS = ("lit_llm.", "torch.", "lightning.")
 
 
 def case_text(run: Observed, findings: list[str]) -> str:
-    """The file of a run and of the names of what was found."""
+    """The content of such a file: the run and the names of what was found."""
     rows = {
         tag: [list(series.steps), list(series.values)]
         for tag, series in run.scalars.items()

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
+WIDE = 0.2
+"""Share of the validation loss by which it and the training loss come apart, in runs that repeat their text."""
 MOST_WINDOWS = 500
 """Rows of a curve of which medians are taken, about: more are thinned."""
 LARGEST_GAIN = 3.0
@@ -187,19 +189,24 @@ def loss_too_low(run: Observed) -> str | None:
     "val/loss against train/loss",
 )
 def over_fitting(run: Observed) -> str | None:
-    curve = run.finite("val/loss")
-    if len(curve) < 3 or (run.passes is not None and run.passes < 1):  # nothing was read twice
+    curve, train = run.finite("val/loss", least=3), run.smoothed("train/loss", least=1)
+    if run.passes is not None and run.passes < 1:  # nothing was read twice
         return None
     low_step, low = min(curve, key=lambda point: point[1])
     step, end = min(curve[-2:], key=lambda point: point[1])  # a single validation may be higher by chance
-    train = run.smoothed("train/loss")
-    before = [loss for at, loss in train if at <= low_step] or [loss for _, loss in train[:1]]
-    if end > 1.02 * low and low_step < step and train and train[-1][1] < before[-1]:
-        return (
-            f"validation loss rose from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,}, while training loss "
-            f"fell to {train[-1][1]:.3f}"
-        )
-    return None
+    before = [loss for at, loss in train if at <= low_step] or [train[0][1]]
+    said = f"from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,}, while training loss fell to {train[-1][1]:.3f}"
+    if end > 1.02 * low and low_step < step and train[-1][1] < before[-1]:
+        return f"validation loss rose {said}"
+    if (run.passes or 0.0) < 1.5 or run.points("train/margin"):
+        return None
+    first_step, first = curve[0]
+    half = next((loss for at, loss in reversed(curve) if at <= 0.7 * step), first)
+    began = next((loss for at, loss in train if at >= first_step), train[0][1])
+    opened = (end - train[-1][1]) - (first - began)  # how much further apart the losses are than at the first validation
+    if end < 0.98 * half or opened < WIDE * end:
+        return None
+    return f"validation loss no longer falls ({half:.3f}, then {end:.3f}), while training loss fell to {train[-1][1]:.3f}"
 
 
 @error.likely(

@@ -146,11 +146,6 @@ class Observed:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
         return value if is_number else None
 
-    @property
-    def drops(self) -> bool:
-        """Whether settings ask for dropout in training."""
-        return bool(self.setting("model.dropout") or self.setting("lora.dropout"))
-
     @cached_property
     def step(self) -> int:
         """The last logged optimizer step."""

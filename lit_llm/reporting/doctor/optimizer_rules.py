@@ -10,8 +10,12 @@ from collections.abc import Callable
 from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, UNSTABLE, advice, error, warning
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
-UPDATE_HIGH = 0.12
-"""From trained weights: update norm / weight norm, until right after warmup, that a quarter of the layers exceed."""
+TUNED_HIGH = 0.08
+"""From trained weights: update norm / weight norm, until right after warmup, that a quarter of the layers exceed.
+
+Fine-tuning: up to 0.05. Thirty times the rate: 0.096."""
+ADAPTED_HIGH = 0.12
+"""The same of adapters, which begin small. Healthy runs: up to 0.08."""
 GROWTH_HIGH = 0.16
 """The same from random weights, times the growth of such a layer's norm until shortly after warmup: a step that is large beside
 weights that it does not enlarge does no harm.
@@ -27,8 +31,8 @@ TUNING_LOW = 0.005
 """The same of a run from trained weights, which need not go far: AdamW at 1e-5 makes a hundredth in 20 steps."""
 ADAPTERS_LOW = 0.25
 """The same of adapters, one half of which begins at zero. Healthy runs: 0.70 and more, the rate of full fine-tuning: 0.10."""
-PREFERENCES_HIGH = 0.8
-"""The most of a run on preferences, without adapters. Healthy runs: up to 0.2; the rate of pretraining: 3.7."""
+PREFERENCES_HIGH = 0.3
+"""The most of a run on preferences, without adapters. Healthy runs: up to 0.2; thirty times the rate: 0.57."""
 LEARNS = 0.3
 """Of `behind_pairs`. A run that comes this far does not suffer from its rate. Ten times the rate: at least 0.39."""
 
@@ -153,16 +157,20 @@ def loss_scale(run: Observed) -> str | None:
     "the learning rate is too high, or other updates are too large, such as those of an optimizer with damaged averages",
     "a tenth to a third of the learning rate (`find-lr` measures it)",
     "health/update_ratio, grad/norm, train/loss",
-    explains=(*UNSTABLE, *JUDGED, "loss-stuck", "dead-units", "gradients-vanish", "clipped-at-every-step"),
+    explains=(
+        *UNSTABLE,
+        *JUDGED,
+        *("loss-stuck", "dead-units", "gradients-vanish", "clipped-at-every-step", "preference-leak", "likelihoods-fall"),
+    ),
 )
 def learning_rate_too_high(run: Observed) -> str | None:
     preferences = run.points("train/margin") and run.setting("lora") is None
-    if preferences and (path := _path(run)) > max(PREFERENCES_HIGH, 2e-3 * run.step):
+    if preferences and (path := _path(run)) > max(PREFERENCES_HIGH, 1e-3 * run.step):
         return f"all updates together, were they in one direction, would have changed a quarter of the layers by {path:.0%}"
     ratio = _upper(_ratios_of_warmup(run, max))
     if not run.from_scratch:
         said = f"one step changed a quarter of the layers by {ratio:.0%} of their norm or more (usual: at most 6 %)"
-        return said if ratio >= UPDATE_HIGH else None
+        return said if ratio >= (TUNED_HIGH if run.setting("lora") is None else ADAPTED_HIGH) else None
     growth = _upper(_growths(run) or [1.0])
     if growth * ratio < GROWTH_HIGH:
         return None
