@@ -66,6 +66,7 @@ REFUSED = {
     "#" * (MAX_BYTES + 1): "is longer than 1,000,000 characters",
     **{f"a:\n  b: {text}": f"has the value {text} at line 2, which means" for text in
        ("yes", "No", "ON", "off", "010", "-07", "08", "0o17", "12:30", "1:30.5")},
+    **{f"a:\n  b: {text}": f"has the value {text} at line 2, which has digits of" for text in ("٣", "３２", "1٣", "٣.٥")},
 }  # fmt: skip
 
 
