@@ -181,9 +181,7 @@ def _family(saved: dict[str, Any], run: Path) -> str | None:
 
 
 def export_adapter(source: Source, out: Path, *, dtype: torch.dtype | None, replace: bool = False) -> int:
-    """Write the folder `out` with the adapter of a LoRA run, for `peft.PeftModel.from_pretrained`; returns its layers.
-
-    The tokenizer and generation_config.json beside it say which end was taught: the base may have another.
+    """Write `out` with the adapter of a LoRA run, for `peft.PeftModel.from_pretrained`, and its tokenizer; returns its layers.
 
     Raises:
         UserError: `out` exists, the checkpoint holds no adapter, or its model has no equivalent in transformers.

@@ -165,27 +165,33 @@ def test_greedy_text_of_the_command_is_that_of_transformers_and_stops_at_its_end
     assert run(capsys, "generate", "--run", "runs/stops", *arguments)[1] == Bytes().decode(before) + "\n"
 
 
-def test_a_bos_can_be_named_for_imported_weights(folder, capsys, without_worker):
-    """The weights' tokenizer has none. Shards say whether their documents begin with it."""
-    named, tune = ["--data.tokenizer.bos_token", "Ā"], ["fit", "--init_from", "runs/base", "--config", "tune.yaml"]  # byte 0
-    adapted = ["--config", "lora", "--init_from", "runs/base", "--data.tokenizer.bos_token", "Ā"]
-    code, _, err = run(capsys, *tune, *adapted, "--run_dir", "runs/text")
+BOS = ["--data.tokenizer.bos_token", "Ā"]
+"""The byte 0, which no text here has."""
+
+
+def test_a_bos_can_be_named_for_imported_weights(folder, capsys):
+    words = ["fit", "--config", "tune.yaml", "--config", "lora", "--init_from", "runs/base", "--trainer.max_steps", "1"]
+    code, _, err = run(capsys, *words, *BOS, "--run_dir", "runs/text")
     assert code == 0, err
     (shard,) = Path("cache").rglob("*train*.bin")
     assert np.fromfile(shard, np.uint16)[512] == 0, "after the header, the first document begins"
     assert run(capsys, "export", "--run", "runs/text", "--out", "adapter", "--adapter")[0] == 0
     for tokenizer in (load_tokenizer("runs/text"), load_tokenizer("adapter")):
         assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 256)
+
+
+@pytest.mark.slow
+def test_shards_say_whether_documents_begin_with_a_bos_that_the_weights_do_not_name(folder, capsys, without_worker):
     read_by = ["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "runs/base", "--data.train", "train.txt"]
-    for name, more in {"with": named, "without": []}.items():
+    for name, more in {"with": BOS, "without": []}.items():
         words = ["prepare", "--data", "TextFiles", *read_by, *more, "--data.val", "val.txt", "--out", name]
         assert run(capsys, *words)[0] == 0
     recipe = RECIPE.replace("TextFiles", "TokenShards").replace("train: train.txt, val: val.txt", "path: with")
     Path("shards.yaml").write_text(recipe)
     tune = ["fit", "--init_from", "runs/base", "--config", "shards.yaml", "--run_dir", "runs/shards"]
-    code, _, err = run(capsys, *tune, "--data.path", "without", *named)
+    code, _, err = run(capsys, *tune, "--data.path", "without", *BOS)
     assert code == 2 and "--data.tokenizer.bos_token" in err and "without" in err, err
-    for more in ([], ["--resume", "auto", "--trainer.max_steps", "3", *named]):
+    for more in ([], ["--resume", "auto", "--trainer.max_steps", "3", *BOS]):
         code, _, err = run(capsys, *tune, *more)
         assert code == 0, err
         assert load_tokenizer("runs/shards").bos_id == 0

@@ -1,6 +1,7 @@
 """Scores while training are those of `lm_eval --model hf` on the exported model, question by question."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,9 @@ import yaml
 from ingest import chat_templates
 from recipe_runs import RECIPE, TEXT, curve, run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from lit_llm.callbacks.log_likelihoods import LogLikelihoods
-
-pytest.importorskip("lm_eval")
-pytestmark = pytest.mark.slow
 
 WORDS = TEXT.split()
 FILE = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "quiz.jsonl"}}, "test_split": "test"}
@@ -138,9 +136,32 @@ def ids_of(pair):
     return tuple(pair[-2]), tuple(pair[-1])
 
 
+def test_a_file_of_questions_is_scored_with_the_tokens_of_the_exported_model(tmp_path, monkeypatch, capsys):
+    """Without lm_eval: the expected value is that of transformers."""
+    monkeypatch.chdir(tmp_path)
+    flags = write_project("chat")
+    questions = [{"query": query, "choices": ["line", "text"], "gold": 0} for query in ("", "<|im_start|>user\nof<|im_end|>")]
+    Path("quiz.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    assert run(capsys, "import", "--from", "theirs", "--out", "runs/base")[0] == 0
+    flags += ["--tasks", "TaskScores", "--tasks.tasks", '["quiz.jsonl"]', "--trainer.max_steps", "4"]
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "run", *flags)
+    assert code == 0, err
+    assert run(capsys, "export", "--run", "run", "--out", "exported")[0] == 0
+    model, tokenizer = AutoModelForCausalLM.from_pretrained("exported"), AutoTokenizer.from_pretrained("exported")
+    nats = 0.0
+    for question in questions:
+        context = tokenizer(question["query"])["input_ids"] or [tokenizer.eos_token_id]
+        ids = torch.tensor([[*context, *tokenizer(" line")["input_ids"]]])
+        loss = model(ids, labels=ids.where(torch.arange(ids.shape[1]) >= len(context), -100)).loss
+        nats += float(loss) * (ids.shape[1] - len(context))
+    expected = nats / (2 * len("line") * math.log(2))
+    assert curve(tmp_path / "run", "task/quiz/bits_per_byte")[4] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_every_log_likelihood_answer_and_score_equals_lm_eval_on_the_exported_model(kind, tmp_path, monkeypatch, capsys):
-    import lm_eval
+    lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
@@ -189,8 +210,9 @@ NO_SCORE = {  # second row of a task → its choice that has no token to score, 
 }
 
 
+@pytest.mark.slow
 def test_what_lm_eval_asserts_is_refused_before_the_first_step_with_task_row_and_choice(tmp_path, monkeypatch, capsys):
-    import lm_eval
+    lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
