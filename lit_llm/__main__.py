@@ -12,7 +12,8 @@ from lit_llm.callbacks.errors import flags
 from lit_llm.config.arguments import refuse_other_encodings, underscored
 from lit_llm.config.groups import flag_of
 from lit_llm.core.disk import is_disk_error
-from lit_llm.core.errors import UserError, failed_outside, refuse_other_numbers, report
+from lit_llm.core.errors import UserError, failed_outside, refuse, report
+from lit_llm.core.ranks import wrong_numbers
 from lit_llm.training.bounded_exit import run_and_end
 
 # Command → module with `main(arguments) -> exit code`, or module:function; what it does, an example. A module is imported when
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not _is_somewhere():
             raise UserError("the working directory has been deleted: change to another")
         refuse_other_encodings(arguments)
-        refuse_other_numbers()
+        refuse(wrong_numbers())
         if command not in COMMANDS:
             raise UserError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
         name, _, function = COMMANDS[command][0].partition(":")

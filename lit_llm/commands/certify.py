@@ -22,6 +22,7 @@ from lit_llm.commands.new_output import REPLACE_HELP, new_file, new_file_if
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.number_domain import above, whole
+from lit_llm.core.ranks import is_rank_zero, is_torchrun
 
 
 def main(arguments: list[str]) -> int:
@@ -76,14 +77,14 @@ def _say(found: list[Outcome], devices: int) -> None:
 
 def _devices(asked: int | None) -> tuple[int, bool]:
     """How many, and whether this process checks them: under torchrun the first one."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if not is_torchrun():
         return asked or 1, True
-    world, here, rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK"))
+    world, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if here != world:
         raise UserError(f"certify takes the devices of one node, but torchrun has {here} of {world} processes on this one")
     if asked not in (None, world):
         raise UserError(f"devices is {asked}, but torchrun started {world} processes: leave out --devices")
-    return world, rank == 0
+    return world, is_rank_zero()
 
 
 def _gpu() -> tuple[str, float | None]:

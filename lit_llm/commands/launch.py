@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -14,6 +13,7 @@ from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config import spelling
 from lit_llm.config.arguments import HELP, PRINT_CONFIG, Arguments, read
 from lit_llm.config.groups import Command
+from lit_llm.core.ranks import may_have_peers
 
 
 def launch(command: Command, words: list[str], run: Callable[[Arguments], int], *, own: OwnFlags | None = None) -> int:
@@ -26,6 +26,17 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
             and their problems are reported with the others.
         run: takes the arguments. It must raise UserError if `reported` is set, which `build` and `parse` do.
     """
+    try:
+        return _launch(command, words, run, own)
+    except Exception as error:
+        if may_have_peers():  # the import takes seconds
+            from lit_llm.training.meeting import tell_failure
+
+            tell_failure(error)
+        raise
+
+
+def _launch(command: Command, words: list[str], run: Callable[[Arguments], int], own: OwnFlags | None) -> int:
     arguments = read(words)
     program, flags = (own.prog, own.described()) if own else (f"python -m lit_llm {command}", {})
     if flag := arguments.asks_for(*HELP):
@@ -39,14 +50,7 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
 
         print(resolved(arguments), end="")
         return 0
-    try:
-        code = run(arguments)
-    except Exception:
-        if os.environ.get("WORLD_SIZE", "1") != "1":  # the import takes seconds
-            from lit_llm.training.lost_peer import release_waiting_ranks
-
-            release_waiting_ranks()
-        raise
+    code = run(arguments)
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():

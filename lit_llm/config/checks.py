@@ -11,9 +11,9 @@ from lit_llm.checkpoint.disk_format import damage_before_load, read_values
 from lit_llm.config.objects import Objects
 from lit_llm.config.preflight import callback_problems, device_problems, optimizer_device_problem
 from lit_llm.config.resolve import Run
-from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.batch_sizes import small_note
 from lit_llm.core.errors import UserError
+from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.layout import epoch_problem, layout
 from lit_llm.distributed.mesh_strategy import MeshStrategy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from lit_llm.config.arguments import Arguments, read
 from lit_llm.config.groups import LAUNCH_ONLY, Command
@@ -18,6 +16,7 @@ from lit_llm.config.parse import Recipe, parse
 from lit_llm.config.parser import find_class
 from lit_llm.config.ranges import null_problems, number_problems
 from lit_llm.core.errors import UserError
+from lit_llm.core.ranks import launched_ranks
 from lit_llm.core.yaml_reading import dump_yaml, read_yaml
 from lit_llm.data import TokenDataModule
 from lit_llm.runs.init_from import InitialWeights
@@ -234,10 +233,8 @@ def devices_of(devices: Any, nodes: int) -> int:
 
 def processes_of(trainer: Namespace) -> int:
     """The processes of a launch: those of torchrun or SLURM, or those that Lightning will start for the recipe's `trainer`."""
-    if "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    if SLURMEnvironment.detect():
-        return int(os.environ["SLURM_NTASKS"])
+    if (launched := launched_ranks()) is not None:
+        return launched
     nodes = max(1, trainer.num_nodes or 1)
     if str(trainer.devices) in ("auto", "-1", "None") and trainer.accelerator != "cpu" and torch.accelerator.is_available():
         return torch.accelerator.device_count() * nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -23,13 +24,17 @@ from lit_llm.config.parse import Recipe
 from lit_llm.config.parse_errors import is_mistake, reason
 from lit_llm.config.resolve import Run
 from lit_llm.config.run_callbacks import run_callbacks
-from lit_llm.core._lightning import keep_order_of_loaders
+from lit_llm.core._lightning import before_connecting, keep_order_of_loaders, watch_launched
 from lit_llm.core.disk import is_there, read_json
 from lit_llm.core.errors import UserError
+from lit_llm.core.ranks import is_slurm, launched_ranks
 from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import LOGGER_RUNS, METRICS
+from lit_llm.runs.setting_changes import same_on_all_ranks
 from lit_llm.training.bounded_exit import end_with_launcher, launches_ranks
+from lit_llm.training.lost_peer import launched_rank_ended
+from lit_llm.training.meeting import meet
 
 
 def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | None, replaced: Mapping[str, Any]) -> Trainer:
@@ -56,9 +61,20 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
             settings["plugins"] = [*(settings["plugins"] or []), loss_scaling(device)]
             settings["precision"] = None  # Lightning accepts a precision or a precision plugin, not both
     trainer = Trainer(**settings)
+    if "devices" not in replaced and (launched := launched_ranks()) not in (None, trainer.world_size):
+        raise UserError(
+            f"{launched} processes are launched, but trainer.devices and trainer.num_nodes make {trainer.world_size} "
+            "(--trainer.devices, --trainer.num_nodes)"
+        )
     keep_order_of_loaders(trainer)
     if trainer.world_size > 1:
-        launches_ranks() if trainer.local_rank == 0 else end_with_launcher()
+        settings = same_on_all_ranks(run.recipe.settings())
+        before_connecting(trainer.strategy, partial(meet, trainer, settings))
+        if trainer.local_rank == 0:
+            launches_ranks()
+            watch_launched(lambda rank, code: launched_rank_ended(trainer.global_rank + rank, code))
+        else:
+            end_with_launcher()
     if extra_logger is not None:
         trainer.loggers = [*trainer.loggers, extra_logger]
     _set_checkpoint_format(trainer, run)
@@ -109,8 +125,7 @@ def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:
 
 
 def _plugins(settings: Mapping[str, Any]) -> Any:
-    # Lightning's requeue saves between two micro-batches; StopOnSignal saves after a step. torchrun in a SLURM job comes first.
-    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+    if is_slurm():  # Lightning's requeue saves between two micro-batches; StopOnSignal saves after a step
         return [*_as_list(settings["plugins"]), SLURMEnvironment(auto_requeue=False)]
     return settings["plugins"]
 

@@ -6,17 +6,19 @@ tests/contracts holds every function to what it promises.
 
 from __future__ import annotations
 
-import os
+import threading
 import traceback
+from collections.abc import Callable
+from subprocess import Popen
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.progress import _ProcessedTracker
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies.launchers import subprocess_script
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.data import _is_dataloader_shuffled
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -71,6 +73,34 @@ def checkpoints_activations(strategy: FSDPStrategy) -> bool:
     return bool(strategy._activation_checkpointing_kwargs)
 
 
+def before_connecting(strategy: Strategy, do: Callable[[], object]) -> None:
+    """Call `do` in all processes when those that Lightning launches have begun. Its result is kept until they are connected."""
+    connect = strategy.setup_environment
+
+    def do_and_connect() -> None:
+        kept = do()
+        connect()
+        del kept
+
+    strategy.setup_environment = do_and_connect  # type: ignore[method-assign]
+
+
+def watch_launched(ended: Callable[[int, int], None]) -> None:
+    """When a process that Lightning has launched ends, call `ended` in a thread, instead of killing this one if it failed.
+
+    Args:
+        ended: takes the rank on this machine and the exit code, which is negative for a signal.
+    """
+
+    def watch(child_processes: list[Popen[Any]]) -> None:
+        for rank, process in enumerate(child_processes, 1):
+            threading.Thread(
+                target=lambda r=rank, p=process: ended(r, p.wait()), name=f"watch-rank-{rank}", daemon=True
+            ).start()
+
+    subprocess_script._launch_process_observer = watch
+
+
 def set_process_group_backend(strategy: ModelParallelStrategy, backend: str) -> None:
     """Before processes are connected: the backend of torch.distributed."""
     strategy._process_group_backend = backend
@@ -103,12 +133,3 @@ def restores_checkpoint(error: BaseException) -> bool:
         for module, name in places
     )
     return restores and places[-1][0].split(".")[0] in ("lightning", "torch", "lit_llm")
-
-
-def is_rank_zero() -> bool:
-    """Whether this process is global rank 0; also known before a process group exists.
-
-    Lightning reads the rank from RANK, LOCAL_RANK and SLURM_PROCID. The first process of a node that was started by hand has
-    none of these, only NODE_RANK.
-    """
-    return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from lit_llm.callbacks.errors import UserError as UserError
+from lit_llm.core.ranks import is_first_here
 
 
 def not_utf8(text: str) -> str | None:
@@ -26,27 +27,6 @@ def not_utf8(text: str) -> str | None:
 _MOST_LINES = 100  # of one report: a file from elsewhere may have a million mistakes
 unsaid: list[str] = []
 """Lines about mistakes that this process has left to the first one on its machine."""
-
-
-def is_first_here() -> bool:
-    """Whether this process is the first of a run on its machine."""
-    rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
-    return rank == "0" or not rank.isdecimal()
-
-
-_LAUNCHERS = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"),
-    *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PL_GLOBAL_SEED"),
-)
-
-
-def refuse_other_numbers() -> None:
-    """Raises:
-    UserError: A variable that torchrun, SLURM or Lightning sets is no number.
-    """
-    for name in _LAUNCHERS:
-        if not os.environ.get(name, "0").isdecimal():
-            raise UserError(f"the environment variable {name} is '{os.environ[name]}', but must be a whole number: unset it")
 
 
 def report(message: str, kind: str = "error") -> None:

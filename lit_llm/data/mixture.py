@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError, refuse
+from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data.blocks import Blocks, HeldOutMixtureBlocks, MixtureBlocks
 from lit_llm.data.corpus import combined_hash
 from lit_llm.data.datamodule import chat_forms

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core._lightning import is_rank_zero
+from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule, split_of
 from lit_llm.data.shard_splits import ShardSplits, no_split_text, path_problems, splits_of, text_sizes

@@ -20,6 +20,7 @@ from lit_llm.checkpoint.disk_format import damage_before_load
 from lit_llm.checkpoint.manifest import MANIFEST
 from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError
+from lit_llm.core.ranks import is_rank_zero
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.runs.run_folder import run_of
@@ -98,8 +99,6 @@ class InitialWeights:
         Args:
             ranks: The processes that load the weights. If there are several, they hash the shards then.
         """
-        from lit_llm.core._lightning import is_rank_zero  # generating text needs no Lightning, whose import takes seconds
-
         if not is_rank_zero():
             return None
         problem = damage_before_load(self.checkpoint, ranks=ranks) or base_damage(self.saved.values, self.checkpoint)

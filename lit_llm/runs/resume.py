@@ -19,9 +19,9 @@ import lit_llm.data
 from lit_llm.checkpoint.adapters import saved_lora
 from lit_llm.checkpoint.compatibility import group_changes, lora_changes, model_changes, same_class
 from lit_llm.checkpoint.disk_format import checkpoints_in, damage_before_load, newest_good
-from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError, report
+from lit_llm.core.ranks import is_rank_zero
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig

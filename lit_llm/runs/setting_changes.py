@@ -5,6 +5,7 @@ Keys are named as their flags. Checkpoints store the settings under "settings"; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -62,6 +63,15 @@ _RULES: dict[Change, str] = {
 RULES: dict[str, Change] = {prefix: change for change, prefixes in _RULES.items() for prefix in prefixes.split()}
 """Prefix of keys → rule. The longest prefix counts."""
 
+_OF_A_MACHINE = """
+    run_dir log_dir replace resume init_from accept_changes hang_timeout check_against check_tolerance page profile progress
+    data.num_workers data.cache_dir data.path data.paths data.train data.val data.test
+    trainer.devices trainer.logger trainer.profiler trainer.default_root_dir trainer.enable_progress_bar
+    trainer.enable_model_summary
+"""
+OF_A_MACHINE = tuple(f"{prefix}." for prefix in _OF_A_MACHINE.split())
+"""Prefixes of settings in which ranks may differ: places, and what concerns one process. The content of data is compared."""
+
 ENDINGS = frozenset(f"trainer.{key}" for key in ("callbacks", "max_steps", "max_epochs", "max_time", "min_steps", "min_epochs"))
 """Settings that end a run. If one changes, a run that ended by a rule of its own trains on."""
 
@@ -79,6 +89,12 @@ def rule(key: str) -> Change | None:
 def to_remember(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a checkpoint stores: all but the free ones, in which equal runs may differ."""
     return {key: value for key, value in settings.items() if rule(key) is not Change.FREE}
+
+
+def same_on_all_ranks(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that the ranks of a run have in common, as flags. Machines may have the same files in other places."""
+    common = {key: as_flag(value) for key, value in settings.items() if not f"{key}.".startswith(OF_A_MACHINE)}
+    return {key: re.sub(r'[^"\s]*/[^"\s]*', "PATH", value) for key, value in common.items()}
 
 
 @dataclass

@@ -12,21 +12,22 @@ import contextlib
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
-from lit_llm.core.errors import is_first_here, report, unsaid
+from lit_llm.core.errors import report, unsaid
+from lit_llm.core.ranks import is_first_here
 from lit_llm.training.output_streams import lost_output, survive_lost_output
 
 SECONDS = 20.0
 """How long the end of a process may take."""
 FIRST_RANK_SECONDS = 10.0
 """How long a process that has failed waits for the end of the first one on its machine, less than `progress_watch.PATIENCE`."""
-_LAUNCHER = "LIT_LLM_LAUNCHER"
+LAUNCHER = "LIT_LLM_LAUNCHER"
 """Environment variable: the process that launched this one as a further rank of its run."""
 
 
@@ -59,29 +60,15 @@ def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoR
 
 def _let_the_first_rank_end() -> None:
     """It says why the run ends, and torchrun ends it as soon as another process has failed. If it does not end, say it here."""
-    first, until = _first_rank(), time.monotonic() + FIRST_RANK_SECONDS
-    while first is not None and _is_running(first):
-        if time.monotonic() > until:
-            for line in unsaid:
-                print(line, file=sys.stderr)
-            return
-        time.sleep(0.05)
-
-
-def _first_rank() -> int | None:
-    """The process that launched this one as a rank, or the first one with the same launcher. None: it has ended."""
-    launcher, port = os.getppid(), f"MASTER_PORT={os.environ.get('MASTER_PORT')}".encode()
-    if os.environ.get(_LAUNCHER) == str(launcher):
-        return launcher
-    for pid in _children(launcher):
-        with contextlib.suppress(OSError):  # it has ended
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            values = dict(variable.partition(b"=")[::2] for variable in variables)
-            # Within a SLURM job, processes of torchrun have SLURM's variables, too. srun sets no port; Lightning does, later.
-            is_first = values.get(b"LOCAL_RANK", values.get(b"SLURM_LOCALID")) == b"0" and pid != os.getpid()
-            if is_first and (port in variables or b"LOCAL_RANK" not in values):
-                return pid
-    return None
+    address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
+    try:
+        with socket.create_connection((address, port), FIRST_RANK_SECONDS) as store:
+            store.recv(1)  # returns when rank 0 has ended, which has the store; torchrun's agent ends this process before
+    except TimeoutError:
+        for line in unsaid:
+            print(line, file=sys.stderr)
+    except OSError:  # rank 0 has ended
+        pass
 
 
 class _Ending:
@@ -104,9 +91,8 @@ class _Ending:
         time.sleep(SECONDS)
         us = (threading.current_thread(), threading.main_thread())
         left = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in us and not thread.daemon]
-        left += [f"child process {pid}" for pid in _children()]
         what = ", ".join(left) or "an exit handler"
-        _end(self.code or 0, f"this process had not ended {SECONDS:.0f} s after its command and is ended now: {what}")
+        end(self.code or 0, f"warning: this process had not ended {SECONDS:.0f} s after its command and is ended now: {what}")
 
     def finish(self) -> None:
         if self.code is not None:
@@ -121,7 +107,7 @@ atexit.register(_ending.finish)
 
 def launches_ranks() -> None:
     """Called before this process launches further ranks, so that `end_with_launcher` recognises it."""
-    os.environ[_LAUNCHER] = str(os.getpid())
+    os.environ[LAUNCHER] = str(os.getpid())
 
 
 def end_with_launcher() -> None:
@@ -130,8 +116,7 @@ def end_with_launcher() -> None:
     A rank that waits for another one notices its end at once, and says so. A rank that waits for something else does not,
     and a rank that connects for the first time may wait half an hour. The launcher may have ended before this call.
     """
-    launcher = int(os.environ.get(_LAUNCHER, "0"))
-    if launcher and (launcher == os.getppid() or not _is_running(launcher)):
+    if launcher := int(os.environ.pop(LAUNCHER, "0")):
         threading.Thread(target=_end_after, args=(launcher,), name="launcher-watch", daemon=True).start()
 
 
@@ -139,46 +124,13 @@ def _end_after(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(1.0)
     time.sleep(SECONDS)
-    _end(1, f"process {launcher}, which launched this rank, has ended: this one is ended too")
+    end(1, f"warning: process {launcher}, which launched this rank, has ended: this one is ended too")
 
 
-def _end(code: int, why: str) -> None:
-    """End this process and its children now."""
-    os.write(2, f"warning: {why}\n".encode())
-    for pid in _children():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def end(code: int, why: str) -> NoReturn:
+    """End this process now."""
+    os.write(2, f"{why}\n".encode())
     os._exit(code)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process runs. One that has ended and was not waited for (a zombie) does not."""
-    with contextlib.suppress(OSError):  # no such process, or no /proc
-        return _fields(pid)[0] != "Z"
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def _children(of: int | None = None) -> list[int]:
-    """Child processes of a process, or of this one; none where there is no /proc."""
-    of = os.getpid() if of is None else of
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            state, parent = _fields(process.name)[:2]
-            if int(parent) == of and state != "Z":
-                found.append(int(process.name))
-    return sorted(found)
-
-
-def _fields(pid: int | str) -> list[str]:
-    """State, parent and what else the kernel says of a process after its name, which need not be text."""
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _flush() -> None:

@@ -17,9 +17,10 @@ from rich.table import Table
 
 import lit_llm.data
 from lit_llm.callbacks._lightning import callback_of, write_row
-from lit_llm.core._lightning import is_rank_zero, restores_checkpoint
+from lit_llm.core._lightning import restores_checkpoint
 from lit_llm.core.disk import naming, real_path, write_text
 from lit_llm.core.errors import UserError, first_line, refuse, report
+from lit_llm.core.ranks import is_rank_zero
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.init_from import InitialWeights
 from lit_llm.runs.loaded_run import LoadedRun
@@ -33,7 +34,6 @@ from lit_llm.training.outcome import (
     code_after_training,
     code_at_end,
     continue_command,
-    exit_code,
     loss_of_last_step,
     reason_for_end,
 )
@@ -132,7 +132,7 @@ def _train(
     except (SystemExit, Exception) as error:
         if isinstance(error, FileNotFoundError) and not run_dir.exists():
             report(f"run folder {run_dir} was deleted while its run was writing: {error.strerror} (--run_dir)")
-            return exit_code(trainer)
+            return FAILED
         if isinstance(error, SystemExit | UserError) and guard is not None and trainer.global_step in (0, start.step):
             guard.restore()  # the same command must work again
         if isinstance(error, SystemExit):  # Lightning turns a KeyboardInterrupt into it

@@ -1,4 +1,4 @@
-"""The end of other processes of the run: its errors, and what lets others notice it. `progress_watch` watches them.
+"""The end of other processes of the run: its errors, and the record that NCCL leaves. `progress_watch` watches them.
 
 gloo has no exception type for a lost connection: it raises a plain RuntimeError. So `is_lost_peer` tests the message. No other
 function does. Its test kills a real process and uses the real error.
@@ -6,19 +6,16 @@ function does. Its test kills a real process and uses the real error.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
 
 import torch.distributed as dist
 
-from lit_llm.core._lightning import is_rank_zero
+from lit_llm.training import bounded_exit
 
 # Messages of a read or write on a TCP connection closed by the other end (gloo/transport/tcp/pair.cc, errno's texts).
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-RELEASE = 5.0
-"""Seconds in which the other processes find out that rank 0 has failed before they were connected."""
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -37,19 +34,17 @@ def is_port_in_use(error: BaseException) -> bool:
     return isinstance(error, dist.DistNetworkError) and "EADDRINUSE" in str(error)
 
 
-def release_waiting_ranks() -> None:
-    """For rank 0 that fails before the processes are connected, for example because it refuses the settings.
+def launched_rank_ended(rank: int, code: int) -> None:
+    """Called in a thread when a rank that this process launched has ended: end this one, unless it does so by itself.
 
-    The others wait for its store, up to half an hour. They get a store, and lose it again. With torchrun, its agent has the
-    store, and ends them. Lightning starts them later. Other launchers say with variables where the store is.
+    A rank that fails once the processes are connected says so (`progress_watch`), and all ranks may come to an end with a code.
     """
-    if not is_rank_zero() or "TORCHELASTIC_USE_AGENT_STORE" in os.environ or dist.is_initialized():
+    if code == 0 or (code > 0 and dist.is_initialized()):
         return
-    with contextlib.suppress(RuntimeError, KeyError):  # no address, or the port is in use
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
-        time.sleep(RELEASE)
-        del store
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    os.write(2, f"error: rank {rank} {how}\n".encode())
+    time.sleep(bounded_exit.SECONDS)
+    bounded_exit.end(1, f"error: this process waited for rank {rank}, and is ended now")
 
 
 def record_collectives(folder: Path) -> None:

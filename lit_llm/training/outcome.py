@@ -10,7 +10,6 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from lit_llm import callbacks
@@ -39,12 +38,6 @@ def outcome(trainer: Trainer) -> tuple[str, int | None]:
     return reason_for_end(trainer), None
 
 
-def exit_code(trainer: Trainer, code: int = FAILED) -> int:
-    """`code`; but 0 in a process that Lightning launched: rank 0 kills itself if such a process fails."""
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    return 0 if isinstance(environment, LightningEnvironment) and trainer.local_rank > 0 else code
-
-
 def code_after_training(trainer: Trainer, run_dir: Path, *, resumed: bool, ended_before: str | None) -> int | None:
     """Say how training ended. Returns the exit code, or None if training came to its end: then `code_at_end` has it.
 
@@ -55,12 +48,12 @@ def code_after_training(trainer: Trainer, run_dir: Path, *, resumed: bool, ended
     reason, code = outcome(trainer)
     if code == INTERRUPTED and (problem := unsaved(trainer, run_dir, resumed=resumed)):
         report(f"{reason}; {problem}")
-        return exit_code(trainer)
+        return FAILED
     if trainer.is_global_zero and code == INTERRUPTED:
         print(f"{reason} after step {trainer.global_step}; continue with: {continue_command(run_dir)}")
     elif trainer.is_global_zero and code is None:
         print(f"training ended after step {trainer.global_step}: {ended_before or reason}")
-    return None if code is None else exit_code(trainer, code)  # SpikeGuard has said what it found
+    return code  # SpikeGuard has said what it found
 
 
 def code_at_end(trainer: Trainer, run_dir: Path, metrics: Mapping[str, Tensor], *, resumed: bool, followed: bool) -> int:
@@ -73,7 +66,7 @@ def code_at_end(trainer: Trainer, run_dir: Path, metrics: Mapping[str, Tensor], 
     """
     problems = [unsaved(trainer, run_dir, resumed=resumed), not_finite(trainer, metrics)]
     report("\n".join(filter(None, problems)))
-    return 0 if followed and not any(problems) else exit_code(trainer)
+    return 0 if followed and not any(problems) else FAILED
 
 
 def continue_command(run_dir: Path) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 
 from lit_llm.core.disk import NO_ROOM
 from lit_llm.core.errors import UserError
-from lit_llm.training import copy_output
 
 _LOST = NO_ROOM | {errno.EIO, errno.EPIPE}
 
@@ -98,7 +97,7 @@ def log_to(folder: Path, rank: int, ranks: int) -> None:
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         if rank == 0:
-            _copy(descriptor, log)
+            _copy(descriptor, path)
         else:
             os.dup2(log, descriptor)
         if isinstance(stream, io.TextIOWrapper):  # a notebook's stream has no buffer of lines
@@ -106,10 +105,17 @@ def log_to(folder: Path, rank: int, ranks: int) -> None:
     os.close(log)
 
 
-def _copy(descriptor: int, log: int) -> None:
-    """Replace a descriptor by a pipe to a process that writes to both what the descriptor was and the log."""
-    command = [sys.executable, "-I", "-S", copy_output.__file__, str(log)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=descriptor, pass_fds=(log,)) as copying:
-        assert copying.stdin is not None
-        os.dup2(copying.stdin.fileno(), descriptor)
-    # Leaving the block closes the pipe's other name, and waits for the process, which has made one of its own and ended.
+def _copy(descriptor: int, path: Path) -> None:
+    """Replace a descriptor by a pipe to a process that writes to both what the descriptor was and the log.
+
+    It is in a session of its own and ignores what a terminal or a scheduler sends to every process. So it ends with the last
+    process that writes.
+    """
+    command = ["sh", "-c", 'trap "" HUP INT PIPE TERM; exec tee -a "$1"', "sh", str(path)]
+    copying = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=descriptor, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert copying.stdin is not None
+    os.dup2(copying.stdin.fileno(), descriptor)
+    copying.stdin.close()
+    copying.returncode = 0  # it is never waited for

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+LONG = ("setup", "first step", "checkpoint", "end of validation")
+"""Where a rank works for minutes between two hooks: reads, compiles, writes, scores tasks. Only torch's own timeout holds."""
 UNANSWERED = "does not answer (stopped, dead, or its machine is lost)"
 
 
@@ -19,23 +21,18 @@ class Place(NamedTuple):
     """Hooks of training that it has passed."""
     collectives: int
     """Those that it has begun."""
-    moves: int
-    """Changes of the main thread's line, where it works for long between two hooks (`progress_watch`)."""
     step: int
     micro_batch: int
     hook: str
-    line: str
-    waits: bool
-    """The main thread is in torch.distributed, or in the backward pass, which also waits for others."""
     collective: str | None = None
     """The latest collective, once nothing has gone on for a while."""
 
     @property
-    def progress(self) -> tuple[int, int, int]:
-        return self.hooks, self.collectives, self.moves
+    def progress(self) -> tuple[int, int]:
+        return self.hooks, self.collectives
 
     def __str__(self) -> str:
-        where = f"step {self.step}, micro-batch {self.micro_batch}, {self.hook}, at {self.line}"
+        where = f"step {self.step}, micro-batch {self.micro_batch}, {self.hook}"
         return where if self.collective is None else f"{where}, after {self.collective}"
 
 
@@ -72,13 +69,14 @@ class Judge:
         """The rank that is behind, and a sentence, if no rank has made progress for the timeout."""
         if self._moved is None or self.now() - self._moved < self.timeout:
             return None
-        # Processes that wait for others are ahead of the one that they wait for.
-        rank = min(self.places, key=lambda r: (not self.silent(r), *_order(self.places[r]), r))
+        rank = min(self.places, key=lambda r: (not self.silent(r), self.places[r].progress, r))
         place = self.places[rank]
         if self.silent(rank):
             what = f"rank {rank} {UNANSWERED}; it was last in {place}"
-        elif place.waits and len({_order(each) for each in self.places.values()}) == 1:
-            what = f"no rank is behind the others, all wait in {place}"
+        elif place.hook in LONG:
+            return None
+        elif len({each.progress for each in self.places.values()}) == 1:
+            what = f"no rank is behind the others, all are in {place}"
         else:
             what = f"rank {rank} is behind, in {place}"
         return rank, no_progress(self.timeout, what)
@@ -87,7 +85,3 @@ class Judge:
 def no_progress(timeout: float, what: str) -> str:
     """The message with which a run ends."""
     return f"the run has made no progress for {timeout:g} s: {what} (--hang_timeout)"
-
-
-def _order(place: Place) -> tuple[int, bool, int]:
-    return place.hooks, place.waits, place.collectives

@@ -1,11 +1,11 @@
 """The processes of a run watch each other: no process outlives the failure of another one, or waits for ever.
 
-Each process publishes where it is, every second, from a thread: the hooks of training that it has passed, the collectives that
-it has begun, and the line of its main thread. Rank 0 compares. If no rank goes on for `timeout` seconds, it publishes the
-verdict, which ends every process, and names the rank that is behind. If rank 0 itself is silent, the others say so.
+Each process publishes where it is, every second, from a thread: the hooks of training that it has passed, and the collectives
+that it has begun. Rank 0 compares. If no rank goes on for `timeout` seconds, it publishes the verdict, which ends every process
+and names the rank that is behind. If rank 0 itself is silent, the others say so.
 
-A process that fails says so, too. Usually the others notice by themselves: gloo's next collective raises. They do not while
-processes connect, with NCCL, or where the failed process cannot end.
+A process that fails says so, too. Usually the others notice by themselves: gloo's next collective raises. They do not with
+NCCL, or where the failed process cannot end.
 
 Nothing here runs in a training step, apart from counting hooks.
 """
@@ -17,13 +17,11 @@ import faulthandler
 import json
 import math
 import os
-import sys
 import threading
 import time
 import uuid
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -31,17 +29,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_llm.callbacks._torch import process_count
 from lit_llm.core._torch import collectives_begun, flight_record, last_collective
+from lit_llm.core.ranks import has_agent_store
+from lit_llm.training.bounded_exit import end
 from lit_llm.training.lost_peer import is_lost_peer
-from lit_llm.training.outcome import exit_code
 from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progress
 
 INTERVAL = 1.0
 """Most seconds between two beats."""
 PATIENCE = 20.0
 """Seconds that a process has to end by itself once another one has failed."""
-_LIBRARIES = (f"{os.sep}torch{os.sep}", f"{os.sep}lightning{os.sep}", f"{os.sep}threading.py", f"{os.sep}contextlib.py")
-_MOVING = ("_dynamo", "_inductor", "_functorch", "checkpoint", "serialization.py", "log_likelihoods.py", "lm_eval")
-"""Parts of the paths of code that works for minutes between two hooks: there, a main thread that moves makes progress."""
 
 
 class ProgressWatch(Callback):
@@ -49,10 +45,12 @@ class ProgressWatch(Callback):
 
     Ends this process when another one has failed, and this one does not notice.
 
-    Slow validation, checkpoints, compilation and loading are progress as long as hooks, collectives or their code go on.
+    A slow validation is progress as long as hooks or collectives go on. Where a rank works for long without (`LONG`), it is not
+    behind, unless it is silent.
 
     Contract:
         setup: connects and starts the threads, with several processes. A collective.
+        on_train_start: notes the first step of this launch.
         hooks of batches, steps, validation and checkpoints: count them.
         on_exception: says in the store of the process group that this process ends, which it now does by itself.
         teardown: stops the threads.
@@ -71,19 +69,23 @@ class ProgressWatch(Callback):
         self._fails = False
         self._ended = threading.Event()
         self._store: dist.Store | None = None
-        self._key, self._rank, self._ranks, self._code = "", 0, 1, 1
-        self._beats = self._hooks = self._moves = self._step = self._micro_batch = 0
-        self._hook, self._lines, self._names_store = "setup", "", False
-        self._progress, self._still = (0, 0, 0), 0  # beats without progress of this process
+        self._key, self._rank, self._ranks = "", 0, 1
+        self._beats = self._hooks = self._first = self._step = self._micro_batch = 0
+        self._hook, self._names_store = "setup", False
+        self._progress, self._still = (0, 0), 0  # beats without progress of this process
         self._judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
 
     # -- where this process is ------------------------------------------------------------------------------------------
 
     def _pass(self, trainer: Trainer, hook: str, batch_idx: int | None = None) -> None:
         self._hooks += 1
-        self._hook, self._step = hook, trainer.global_step
+        self._step = trainer.global_step
+        self._hook = "first step" if self._step == self._first else hook
         if batch_idx is not None:
             self._micro_batch = batch_idx
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._first = trainer.global_step
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._pass(trainer, "forward", batch_idx)
@@ -110,21 +112,12 @@ class ProgressWatch(Callback):
 
     def place(self) -> Place:
         """Where this process is. Called by one thread."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        stack = _stack(frame)
-        lines = " ".join(f"{id(each.f_code)}:{each.f_lasti}" for each in stack)
-        moving = self._hook in ("setup", "checkpoint") or any(part in f.f_code.co_filename for f in stack for part in _MOVING)
-        if moving and lines != self._lines:
-            self._moves += 1
-        self._lines, self._beats = lines, self._beats + 1
-        progress = self._hooks, collectives_begun(), self._moves
+        self._beats += 1
+        progress = self._hooks, collectives_begun()
         self._still = self._still + 1 if progress == self._progress else 0
         self._progress = progress
-        inner = [f.f_code for f in stack[:4]]
-        waits = any(f"torch{os.sep}distributed" in c.co_filename or c.co_name == "_engine_run_backward" for c in inner)
         latest = last_collective() if self._still * self.interval > self.timeout / 2 else None
-        beat, line = self._beats, _line(stack)
-        return Place(beat, *progress, self._step, self._micro_batch, self._hook, line, waits, latest)
+        return Place(self._beats, *progress, self._step, self._micro_batch, self._hook, latest)
 
     # -- the processes ------------------------------------------------------------------------------------------------
 
@@ -137,8 +130,8 @@ class ProgressWatch(Callback):
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = dist.TCPStore(address, port, timeout=timedelta(seconds=30), wait_for_workers=False)
             self._key, self._rank, self._ranks = key, dist.get_rank(), dist.get_world_size()
-            self._names_store = "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
-            self._code, self._hook, self._store, self._ended = exit_code(trainer), "setup", store, threading.Event()
+            self._names_store = not has_agent_store()
+            self._hook, self._store, self._ended = "setup", store, threading.Event()
             self._judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
             store.set(self._of(self._rank), json.dumps(self.place()))  # so that the others know of this process from now on
             for target in (self._exchange, self._listen_for_0)[: 1 if self._rank == 0 else 2]:
@@ -161,7 +154,7 @@ class ProgressWatch(Callback):
         store, judge = self._store, self._judge
         assert store is not None
         ranks = range(self._ranks) if self._rank == 0 else (0,)
-        failed_since = math.inf
+        failed_since, failed = math.inf, 0
         while not ended.wait(self.interval):
             place = self.place()
             try:
@@ -171,15 +164,17 @@ class ProgressWatch(Callback):
                     judge.hear(rank, heard)
                 if self._rank == 0 and (found := judge.verdict()) is not None:
                     store.set(f"{self._key}/verdict", json.dumps(found))
+                if other_ends:
+                    name = "failed" if store.check([f"{self._key}/failed"]) else "ends"
+                    failed = int(store.get(f"{self._key}/{name}"))
                 if store.check([f"{self._key}/verdict"]):
                     behind, sentence = json.loads(store.get(f"{self._key}/verdict"))
                     self._end(behind, sentence, ended)
-            except RuntimeError:  # the process that has the store is gone, or does not answer
+            except RuntimeError:  # rank 0 is gone, which has the store
                 other_ends = True
             failed_since = min(failed_since, time.monotonic()) if other_ends else math.inf
             if time.monotonic() - failed_since > PATIENCE and not self._fails and not ended.is_set():
-                os.write(2, b"error: another process of this run has failed, and this one waited for it: it ends now\n")
-                os._exit(1)
+                end(1, f"error: rank {failed} of this run has failed, and this one waited for it: it ends now")
 
     def _listen_for_0(self, ended: threading.Event) -> None:
         """In a thread of its own, because a store in a process that has been stopped never answers."""
@@ -201,7 +196,7 @@ class ProgressWatch(Callback):
             faulthandler.dump_traceback(file=2, all_threads=True)
         if self._rank == 0:
             ended.wait(3 * self.interval)  # the others read the verdict from this process
-        os._exit(self._code)
+        os._exit(1)
 
     # -- a rank that has died ---------------------------------------------------------------------------------------------
 
@@ -231,21 +226,3 @@ class ProgressWatch(Callback):
             there = [rank for rank in there if store.check([self._of(rank)])]
         values = store.multi_get([self._of(rank) for rank in there]) if there else []
         return {rank: Place(*json.loads(value)) for rank, value in zip(there, values, strict=True)}
-
-
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    """A frame and its callers."""
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
-
-
-def _line(stack: list[FrameType]) -> str:
-    """The innermost line that is not a library's, and what it has called."""
-    if not stack:
-        return "an unknown line"
-    own = next((f for f in stack if not any(part in f.f_code.co_filename for part in _LIBRARIES)), stack[0])
-    line = f"{Path(own.f_code.co_filename).name}:{own.f_lineno} in {own.f_code.co_name}"
-    return line if own is stack[0] else f"{stack[0].f_code.co_name} called by {line}"

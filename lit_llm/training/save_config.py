@@ -12,10 +12,8 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
 
-from lit_llm.callbacks._torch import gathered
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.core.disk import write_text
-from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.data.run_length import run_length
 from lit_llm.hf.tokenizer_files import copy_companions, write_taught_ids
@@ -27,6 +25,7 @@ from lit_llm.runs.run_folder import CONFIG, LOGGER_RUNS, run_of
 from lit_llm.runs.setting_changes import SETTINGS, Change, rule
 from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.meeting import refuse_other_data
 
 METRICS = ("val/loss", "val/bits_per_byte", "train/loss")
 """Beside the settings in TensorBoard's tab of hyper-parameters: the last values of these curves."""
@@ -54,20 +53,9 @@ class SaveRunFolder(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._saved:  # an evaluation after training
             return
-        values = gathered((trainer.max_steps, trainer.precision))
-        max_steps, precision = values[0]
-        for rank, (its_steps, its_precision) in enumerate(values):  # every rank raises: one that went on would lose its peers
-            if its_steps != max_steps:
-                # With --additional_steps, each rank adds to the step of --resume PATH. A link may change between ranks.
-                raise UserError(
-                    f"trainer.max_steps is {max_steps} on rank 0 and {its_steps} on rank {rank}: the "
-                    "checkpoint of --resume was replaced during the launch. Pass a step-….ckpt to --resume instead of a link."
-                )
-            if its_precision != precision:  # auto, on processors of two kinds
-                raise UserError(
-                    f"trainer.precision is {precision} on rank 0 and {its_precision} on rank {rank}: set it "
-                    f"(--trainer.precision {precision})"
-                )
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, TokenDataModule):
+            refuse_other_data(data.state_dict())
         if trainer.is_global_zero:
             self._save(trainer, pl_module)
         trainer.strategy.barrier("run folder")

@@ -7,7 +7,10 @@ A failure means that this version of Lightning changed something that we rely on
 from __future__ import annotations
 
 import inspect
+import queue
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +21,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.loops.progress import _ProcessedTracker
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import subprocess_script
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch.utils.data import DataLoader
@@ -440,3 +445,28 @@ def test_two_ranks_deal_a_training_loader_out_in_its_own_order():
 
 def sampler_of(trainer: Trainer, loader: DataLoader) -> Any:
     return data_connector._process_dataloader(trainer, TrainerFn.FITTING, RunningStage.TRAINING, loader).sampler
+
+
+def test_what_is_done_before_connecting_comes_before_it_and_is_kept_until_then():
+    order = []
+    strategy = DDPStrategy()
+    strategy.setup_environment = lambda: order.append("connects")
+
+    class Kept:
+        def __del__(self):
+            order.append("is gone")
+
+    package.before_connecting(strategy, Kept)
+    strategy.setup_environment()
+    assert order == ["connects", "is gone"]
+
+
+def test_a_launched_process_that_fails_is_told_and_ends_nothing(monkeypatch):
+    monkeypatch.setattr(subprocess_script, "_launch_process_observer", None)
+    ended = queue.Queue()
+    package.watch_launched(lambda *told: ended.put(told))
+    launcher = subprocess_script._SubprocessScriptLauncher(LightningEnvironment(), 2, 1)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    start = [subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])]
+    monkeypatch.setattr(launcher, "_call_children_scripts", lambda: launcher.procs.extend(start))
+    assert launcher.launch(lambda: "trained") == "trained" and ended.get(timeout=60) == (1, 3)

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -30,6 +31,8 @@ class Fault(Callback):
     def __init__(self, place: str, kind: str, rank: int = 0, step: int = STEP) -> None:
         self.place, self.kind, self.rank, self.step = place, kind, rank, step
         self.done = False
+        if place == "start" and int(os.environ.get("LOCAL_RANK", "0")) == rank:
+            fail(kind, SimpleNamespace(default_root_dir="start"))
 
     def at(self, place: str, trainer: Any, step: int | None = None) -> None:
         step = self.step if step is None else step
@@ -155,19 +158,6 @@ def _leave_an_exit_handler(trainer: Any) -> None:
     raise KeyError("broken")
 
 
-def _leave_a_child(trainer: Any) -> None:
-    import multiprocessing
-
-    def stay() -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_IGN)
-        time.sleep(10**6)
-
-    multiprocessing.get_context("fork").Process(target=stay, daemon=True).start()
-    time.sleep(0.5)
-    raise KeyError("broken")
-
-
 RAISED: dict[str, BaseException] = {
     "KeyError": KeyError("broken"),
     "UserError": UserError("a setting does not fit (--a.key)"),
@@ -189,7 +179,6 @@ DONE: dict[str, Any] = {
     "a worker is killed": _kill_a_worker,
     "KeyError, and a thread stays": _leave_a_thread,
     "KeyError, and an exit handler waits": _leave_an_exit_handler,
-    "KeyError, and a child ignores SIGTERM": _leave_a_child,
     "sleeps": lambda trainer: time.sleep(10**6),
 }
 

@@ -254,6 +254,16 @@ def test_a_folder_that_only_held_the_lock_is_removed_but_not_one_that_was_there_
 
 
 @pytest.mark.slow
+def test_a_further_process_of_srun_in_an_interactive_job_asks_for_the_lock(folder):
+    """There Lightning lets each process start ranks of its own, so that each is a run."""
+    slurm = {"SLURM_JOB_NAME": "interactive", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+    words = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", "--trainer.devices", "2"]
+    with RunLock(Path("runs/tiny")):
+        done = fork_server.run(words, env={**os.environ, **slurm, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 2 and f"run folder runs/tiny is in use by process {os.getpid()} on" in done.stderr
+
+
+@pytest.mark.slow
 def test_evaluating_and_generating_need_no_lock(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")
     with RunLock(Path("runs/tiny")):

@@ -1,0 +1,77 @@
+"""Which process of a run this one is, from what its launcher has put into the environment. Lightning decides in the same way.
+
+torchrun sets RANK, which comes first within a Slurm job. srun sets SLURM_PROCID; but in a job that is named as a shell (salloc)
+each process is a run of its own. Otherwise LOCAL_RANK and NODE_RANK count, as in processes that Lightning starts. No torch.
+"""
+
+from __future__ import annotations
+
+import os
+
+_NUMBERS = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"),
+    *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PL_GLOBAL_SEED"),
+)
+
+
+def wrong_numbers() -> list[str]:
+    """A sentence for each variable that torchrun, Slurm or Lightning sets, if it is no number."""
+    wrong = [name for name in _NUMBERS if not os.environ.get(name, "0").isdecimal()]
+    return [f"the environment variable {name} is '{os.environ[name]}', but must be a whole number: unset it" for name in wrong]
+
+
+def is_torchrun() -> bool:
+    """Whether torchrun has launched this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_slurm() -> bool:
+    """Whether srun has launched this process as one of a run."""
+    named_as_shell = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    return "SLURM_NTASKS" in os.environ and not named_as_shell and not is_torchrun()
+
+
+def launched_ranks() -> int | None:
+    """The processes that a launcher has started for the run; None if there is none, so that Lightning will start them."""
+    ranks = os.environ.get("WORLD_SIZE") or (os.environ["SLURM_NTASKS"] if is_slurm() else None)
+    return None if ranks is None else int(ranks)
+
+
+def may_have_peers() -> bool:
+    """Whether others may already run as ranks of the same run: a launcher has started them, or Lightning on other nodes."""
+    return (launched_ranks() or 1) > 1 or "NODE_RANK" in os.environ
+
+
+def is_rank_zero() -> bool:
+    """Whether this process is global rank 0; known before a process group exists."""
+    return _rank() == (0, 0)
+
+
+def rank_name() -> str:
+    """This process in a sentence: "rank 3"; of further nodes whose processes Lightning counts, "rank 3 of node 1"."""
+    rank, node = _rank()
+    return f"rank {rank} of node {node}" if node else f"rank {rank}"
+
+
+def _rank() -> tuple[int, int]:
+    """The global rank and 0; or the rank on its node and the node, whose size only the Trainer knows."""
+    if "RANK" in os.environ:
+        return _number("RANK"), 0
+    if is_slurm():
+        return _number("SLURM_PROCID"), 0
+    return _number("LOCAL_RANK", "JSM_NAMESPACE_RANK"), _number("NODE_RANK", "GROUP_RANK")
+
+
+def is_first_here() -> bool:
+    """Whether this process is the first of a run on its machine."""
+    return _number("LOCAL_RANK", *(("SLURM_LOCALID",) if is_slurm() else ())) == 0
+
+
+def has_agent_store() -> bool:
+    """Whether torchrun, and not rank 0, has the store in which the processes find each other."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _number(*names: str) -> int:
+    """The first of these variables that is set to a number; 0 if none is."""
+    return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), 0)

@@ -1,0 +1,148 @@
+"""The ranks of a run meet before they connect: every one has started, none has failed, and all have the same settings.
+
+They meet in the store in which torch's process group finds its members. Rank 0 writes the verdict: the sentences with which
+every rank ends, or none. A rank that fails on its way writes one, too, so that nobody waits half an hour for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+from lit_llm.callbacks._torch import gathered
+from lit_llm.core.errors import UserError, refuse, unsaid
+from lit_llm.core.ranks import has_agent_store, is_first_here, is_rank_zero, is_slurm, launched_ranks, rank_name
+from lit_llm.core.yaml_reading import as_flag
+from lit_llm.training.bounded_exit import LAUNCHER
+
+TIMEOUT = timedelta(minutes=30)
+"""How long ranks wait for each other, as torch's process groups do."""
+FAILED_RANK = timedelta(seconds=60)
+"""How long a rank that has failed waits for rank 0, to tell it."""
+RELEASE = 10.0
+"""Seconds in which the others find out that rank 0 has failed."""
+_INTERVAL = 0.05
+_VERDICT = "verdict"
+_meetings = itertools.count()
+_ended = False
+
+
+def meet(trainer: Trainer, settings: Mapping[str, str]) -> dist.Store | None:
+    """Wait until all ranks have come, and compare their settings. If they are connected already, nothing.
+
+    Args:
+        settings: those that are the same on all ranks, by key (`same_on_all_ranks`).
+
+    Returns:
+        The store. On rank 0 the others lose it when the object is gone.
+
+    Raises:
+        UserError: On every rank: one has failed, or has not come, or has other settings.
+    """
+    global _ended
+    if dist.is_initialized():
+        return None
+    rank, ranks, environment = trainer.global_rank, trainer.world_size, trainer.strategy.cluster_environment  # type: ignore[attr-defined]
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+    os.environ.pop(LAUNCHER, None)  # those that this process has launched have it; others that it starts are no ranks
+    store = _open(rank == 0, TIMEOUT)
+    store.set(f"settings of {rank}", json.dumps(settings))
+    if rank == 0:
+        _judge(store, [f"settings of {each}" for each in range(ranks)])
+    while not store.check([_VERDICT]):
+        time.sleep(_INTERVAL)
+    _ended = True
+    problems = json.loads(store.get(_VERDICT))
+    if problems and rank == 0:
+        _wait_for_readers(store, ranks)
+    store.add("read", 1)
+    refuse(problems)
+    return store
+
+
+def tell_failure(error: Exception) -> None:
+    """Called by a rank that fails. If the ranks have not met, the others end with what it says."""
+    if _ended or dist.is_initialized():
+        return
+    said = str(error) if isinstance(error, UserError) else repr(error)
+    left = [line.removeprefix("error: ") for line in unsaid]  # an error without a text has been reported
+    lines = [f"{rank_name()}: {line}" for line in [*left, *said.splitlines()] or ["see its output"]]
+    try:
+        if is_slurm():
+            environment = SLURMEnvironment(auto_requeue=False)
+            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        store = _open(is_rank_zero(), FAILED_RANK)
+        store.compare_set(_VERDICT, "", json.dumps(lines))
+        if is_rank_zero():
+            _wait_for_readers(store, launched_ranks() or 2)
+        store.add("read", 1)
+    except (RuntimeError, KeyError):  # no address, the port is in use, or rank 0 has not come
+        if not is_first_here():  # whose mistakes are left to the first
+            print("\n".join(f"error: {line}" for line in lines), file=sys.stderr)
+
+
+def _open(hosts: bool, timeout: timedelta) -> dist.Store:
+    """The store of this meeting; a process may train several times."""
+    hosts = hosts and not has_agent_store()
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=hosts, timeout=timeout, wait_for_workers=False, multi_tenant=True)
+    return dist.PrefixStore(f"meeting {next(_meetings)}", store)
+
+
+def _wait_for_readers(store: dist.Store, ranks: int) -> None:
+    """On rank 0, if it has the store: until the other ranks have read the verdict."""
+    until = time.monotonic() + RELEASE
+    while not has_agent_store() and store.add("read", 0) < ranks - 1 and time.monotonic() < until:
+        time.sleep(_INTERVAL)
+
+
+def _judge(store: dist.Store, keys: list[str]) -> None:
+    """On rank 0: wait for the settings of all ranks, and compare them. If a rank has failed, there is a verdict already."""
+    until = time.monotonic() + TIMEOUT.total_seconds()
+    while missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
+        if store.check([_VERDICT]):
+            return
+        if time.monotonic() > until:
+            which = ", ".join(map(str, missing[:10]))
+            said = f"{len(missing)} of {len(keys)} ranks did not start within {TIMEOUT}, such as {which}: see their output"
+            store.compare_set(_VERDICT, "", json.dumps([said]))
+        time.sleep(_INTERVAL)
+    problems = _differences([json.loads(text) for text in store.multi_get(keys)])
+    store.compare_set(_VERDICT, "", json.dumps(problems))
+
+
+def refuse_other_data(state: Mapping[str, Any]) -> None:
+    """Compare what decides the samples of the ranks, once their data are open. A collective.
+
+    Args:
+        state: of a TokenDataModule.
+
+    Raises:
+        UserError: On every rank: they differ.
+    """
+    deciding = {f"data.{name}": value for name, value in state.items() if name != "files"}
+    if any(each != deciding for each in gathered(deciding)):
+        files = {f"data file {path}": content for path, content in state.get("files", {}).items()}
+        refuse(_differences(gathered(deciding | files)))
+
+
+def _differences(of_ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What another rank has otherwise than rank 0, one phrase for each key."""
+    ours, found = of_ranks[0], dict[str, str]()
+    for rank, theirs in enumerate(of_ranks):
+        # Arguments of another class follow from that class.
+        keys = [key for key in ours if key in theirs and theirs[key] != ours[key]] or sorted(ours.keys() ^ theirs.keys())
+        for key in keys:
+            mine, other = (as_flag(each[key]) if key in each else "missing" for each in (ours, theirs))
+            found.setdefault(key, f"{key} is {mine} on rank 0 and {other} on rank {rank}: all ranks need the same")
+    return list(found.values())
