@@ -53,14 +53,12 @@ class _Writer(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
-        written: list[WriteResult] = []
         parts = [replace(plan, items=items, storage_data=None) for items in (values, tensors)]
-        for part, in_one in zip(self.prepare_global_plan(parts), (True, False), strict=True):  # names the files
-            self.single_file_per_rank = in_one
-            written += super().write_data(part, planner).value()
-        result: Future[list[WriteResult]] = Future()
-        result.set_result(written)
-        return result
+        in_one, alone = self.prepare_global_plan(parts)  # names the files
+        written = super().write_data(in_one, planner)
+        self.single_file_per_rank = False
+        written.value().extend(super().write_data(alone, planner).value())
+        return written
 
 
 class _FromDisk(DefaultSavePlanner):

@@ -17,8 +17,7 @@ from lit_llm.config.arguments import leaves, read
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
 from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
-from lit_llm.core.shown_text import comment
-from lit_llm.core.yaml_reading import as_flag, read_yaml
+from lit_llm.core.yaml_reading import as_flag, comment, read_yaml
 from lit_llm.runs.run_folder import expanded, set_aside
 
 FACTS = ("parameters", "tokens", "fits on")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lit_llm.core.disk import open_ordinary
+from lit_llm.core.disk import naming, open_ordinary
 from lit_llm.core.errors import library_errors
 
 _MOST_BYTES = 2**30  # a row has about 1 kB: a million logged steps
@@ -92,7 +92,7 @@ def _values(line: bytes) -> Iterator[tuple[str, Value]]:
 def csv_values(path: Path) -> dict[str, list[Value]]:
     """The numbers of a CSVLogger's file by column, without times. Rows without a step and other cells are left out."""
     values: dict[str, list[Value]] = {}
-    with open(open_ordinary(path), newline="", errors="replace") as file, library_errors(f"{path} cannot be read"):
+    with naming(path), library_errors(f"{path} is not CSV"), open(open_ordinary(path), newline="", errors="replace") as file:
         for row in csv.DictReader(file):
             step = (row.pop("step", None) or "").partition(".")[0]
             if not step.isdigit():
