@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from lit_llm.checkpoint.placeholders import replaced
 from lit_llm.checkpoint.sharded import TensorOnDisk
@@ -23,6 +26,7 @@ def write_dcp(checkpoint: dict[str, Any], folder: Path) -> int:
     `dcp.load` finds them under the same nested keys. It joins keys by dots, and makes text of the numbers of parameters.
 
     One tensor at a time is in memory. So each has its own file: torch's writer keeps all tensors of a file until that is done.
+    One more file has all other values.
 
     Args:
         checkpoint: Lightning's dict, its tensors mapped from files or `TensorOnDisk`.
@@ -39,9 +43,22 @@ def write_dcp(checkpoint: dict[str, Any], folder: Path) -> int:
     planned = replaced(checkpoint, without_data)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        writer = FileSystemWriter(folder, single_file_per_rank=False)
-        saved = dcp.save(planned, storage_writer=writer, planner=_FromDisk(on_disk), no_dist=True)
+        saved = dcp.save(planned, storage_writer=_Writer(folder), planner=_FromDisk(on_disk), no_dist=True)
     return sum(isinstance(entry, TensorStorageMetadata) for entry in saved.state_dict_metadata.values())
+
+
+class _Writer(FileSystemWriter):
+    """Writes values that are no tensors into one file."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
+        tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
+        parts = [replace(plan, items=items, storage_data=None) for items in (values, tensors)]
+        in_one, alone = self.prepare_global_plan(parts)  # names the files
+        written = super().write_data(in_one, planner)
+        self.single_file_per_rank = False
+        written.value().extend(super().write_data(alone, planner).value())
+        return written
 
 
 class _FromDisk(DefaultSavePlanner):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_llm.core.disk import open_ordinary
+from lit_llm.core.disk import naming, open_ordinary
 from lit_llm.core.errors import UserError, library_errors
 
 METADATA = ".metadata"
@@ -68,7 +68,7 @@ def read_metadata(folder: Path) -> DcpMetadata:
         UserError: `.metadata` is missing, damaged, would execute something, or names a file outside the folder.
     """
     what = f"{folder / METADATA} is damaged, or not the metadata of torch.distributed.checkpoint"
-    with library_errors(what), open(open_ordinary(folder / METADATA), "rb") as file:
+    with naming(folder / METADATA), library_errors(what), open(open_ordinary(folder / METADATA), "rb") as file:
         return _checked(_Reader(file, folder).load(), folder)
 
 

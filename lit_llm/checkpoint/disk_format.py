@@ -48,7 +48,7 @@ from lit_llm.checkpoint.manifest import (
 )
 from lit_llm.checkpoint.schema import content_problem, part_problem
 from lit_llm.checkpoint.sharded import join
-from lit_llm.core.disk import delete, open_ordinary, ordinary_file, real_path
+from lit_llm.core.disk import delete, naming, open_ordinary, ordinary_file, real_path
 from lit_llm.core.errors import UserError, first_line, library_errors
 
 T = TypeVar("T")
@@ -364,7 +364,7 @@ def _age(path: Path) -> tuple[float, int]:
 
 def _load(file: Path, name: Path, *, map_location: str = "cpu") -> dict[str, Any]:
     """The dict in `file`. Error messages call the checkpoint `name`."""
-    with library_errors(f"{name} cannot be loaded"):
+    with naming(file), library_errors(f"{name} cannot be loaded"):
         if problem := compression_problem(file):
             raise UserError(f"{name} cannot be loaded: {problem}.")
         try:

@@ -13,10 +13,9 @@ from typing import Any
 
 from lit_llm.commands.new_output import lock, refuse_inside
 from lit_llm.commands.own_flags import OwnFlags
-from lit_llm.commands.text_model import TextModel, add_flags
+from lit_llm.commands.text_model import TextModel, add_flags, for_output
 from lit_llm.core.disk import naming, open_ordinary
 from lit_llm.core.errors import UserError, report
-from lit_llm.core.shown_text import for_output
 from lit_llm.ingest.chat import NoChatTemplate
 from lit_llm.runs.run_folder import expanded
 
@@ -61,8 +60,7 @@ def main(arguments: list[str]) -> int:
     if (options.max_new_tokens or 0) > block:
         raise UserError(f"max_new_tokens is {options.max_new_tokens:,}, but the model reads {block:,} (--max_new_tokens)")
     talk, path = Conversation(model, options.system or ""), options.transcript
-    run = expanded(options.run)
-    opened = contextlib.nullcontext() if path is None else contextlib.closing(Transcript(path, run, "--transcript"))
+    opened = contextlib.nullcontext() if path is None else contextlib.closing(Transcript(path, options.run, "--transcript"))
     with opened as talk.transcript:
         model.load()
         return talk.hold()
@@ -85,8 +83,8 @@ class Transcript:
         UserError: The file cannot be written, lies in the run, or is another chat's transcript, or this one's.
     """
 
-    def __init__(self, path: Path, run: Path, name: str) -> None:
-        refuse_inside(path, run, flag=name)
+    def __init__(self, path: Path, run: str, name: str) -> None:
+        refuse_inside(path, expanded(run), flag=name)
         self._path = path
         try:
             self._file = open(open_ordinary(path, os.O_RDWR | os.O_CREAT), "r+b")  # noqa: SIM115  # until `close`
@@ -169,8 +167,8 @@ class Conversation:
         elif command in ("/edit", "/save") and not words.strip():
             raise UserError(f"there is nothing after {command}: /help lists what it takes")
         elif command == "/save":
-            path = Path(os.path.expanduser(words.strip()))
-            with contextlib.closing(Transcript(path, expanded(self._model.options.run), "/save FILE")) as file:
+            path, run = Path(os.path.expanduser(words.strip())), self._model.options.run
+            with contextlib.closing(Transcript(path, run, "/save FILE")) as file:
                 file.write(self._record())
         elif command == "/undo":
             self._become(self._messages[:-2])

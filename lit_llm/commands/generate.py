@@ -11,11 +11,10 @@ from typing import Any
 
 from lit_llm.commands.new_output import REPLACE_HELP, new_file_if
 from lit_llm.commands.own_flags import OwnFlags
-from lit_llm.commands.text_model import TextModel, add_flags
+from lit_llm.commands.text_model import TextModel, add_flags, for_output
 from lit_llm.core.disk import naming, read_text
 from lit_llm.core.errors import UserError, refuse, report
 from lit_llm.core.number_domain import whole
-from lit_llm.core.shown_text import for_output
 
 _BATCH = 16
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,8 +20,7 @@ from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.disk import read_object
 from lit_llm.core.errors import UserError
-from lit_llm.core.shown_text import comment
-from lit_llm.core.yaml_reading import dump_yaml
+from lit_llm.core.yaml_reading import comment, dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, unread_layers, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
 from lit_llm.hf.families import FAMILIES
@@ -82,7 +78,7 @@ def import_folder(
     Raises:
         UserError: `run` exists, `folder` is not a model of a known family, or a model on Hugging Face; tensors are missing.
     """
-    if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+    if not folder.exists() and len(folder.parts) == 2:
         raise UserError(
             f"there is no folder {folder}; if this is a model on Hugging Face, download it by "
             f"`hf download {folder} --local-dir {folder.name}` (--from {folder.name})"
@@ -137,7 +133,7 @@ def import_folder(
             f"{folder} has no {TOKENIZER_FILE}, so text cannot be tokenized; "
             "create it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    with _new_run(run, replace=replace, sources=[folder]) as partial:
+    with new_folder(run, replace=replace, sources=[folder]) as partial:
         if has_tokenizer:
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
             copy_companions(folder, partial, TOKENIZER_COMPANIONS)
@@ -171,18 +167,10 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, ex
     weights = own_weights(DcpFolder(folder), config)
     if experts is not None:
         config, weights = upcycled(config, weights, experts)
-    with _new_run(run, replace=replace, sources=[folder]) as partial:
+    with new_folder(run, replace=replace, sources=[folder]) as partial:
         title = f"A model of lit_llm, imported from {folder}"
         _write_run(partial, title, {"model": asdict(config)}, weights)
     return [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
-
-
-@contextlib.contextmanager
-def _new_run(run: Path, *, replace: bool, sources: list[Path]) -> Iterator[Path]:
-    """As `new_folder`. Refused while a `fit` writes into the folder."""
-    RunLock(run).refuse_if_held()
-    with new_folder(run, replace=replace, sources=sources) as partial:
-        yield partial
 
 
 def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[str, Any], **more: Any) -> None:
@@ -241,7 +229,7 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
     if problem := mismatch(own, saved, f"{base.checkpoint} (--init_from)"):
         raise UserError(problem)
     lora, adapters = read_adapter(folder, links(content), {name: tensor.shape for name, tensor in own.items()})
-    with _new_run(run, replace=replace, sources=[folder, home]) as partial:
+    with new_folder(run, replace=replace, sources=[folder, home]) as partial:
         recipe: dict[str, Any] = {"init_from": str(base.checkpoint), "model": asdict(base.model), "lora": asdict(lora)}
         if base.tokenizer_file is not None:
             shutil.copyfile(base.tokenizer_file, partial / TOKENIZER_FILE)
@@ -256,6 +244,7 @@ def main(arguments: list[str]) -> int:
     """Import, and print the result and next steps."""
     options = own_flags().parse(arguments)
     folder, run, replace = Path(options.folder), Path(options.out), options.replace
+    RunLock(run).refuse_if_held()
     how_to_generate = f"generate:    python -m lit_llm generate --run {run} --prompt TEXT"
     if is_adapter_folder(folder):
         if options.upcycle is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lit_llm.checkpoint.crash_safe import fsync_path, make_folder
-from lit_llm.core.disk import NO_ROOM, delete, open_ordinary, real_path, write_text
+from lit_llm.core.disk import NO_ROOM, delete, is_disk_error, open_ordinary, real_path, write_text
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import set_aside
 
@@ -179,8 +179,8 @@ def _partial(out: Path, flag: str, *, keep: bool = False) -> Iterator[Path]:
                 with contextlib.suppress(OSError):
                     partial.rmdir()  # if nothing was kept
     except OSError as error:
-        is_hidden = str(error.filename).startswith(str(_beside(out, "")))  # a name that the user has not given
-        if isinstance(error, UserError) or not (is_hidden or error.errno in NO_ROOM or not partial.parent.is_dir()):
+        is_ours = is_disk_error(error) and str(error.filename).startswith(str(_beside(out, "")))  # a name that nobody has given
+        if isinstance(error, UserError) or not (is_ours or error.errno in NO_ROOM or not partial.parent.is_dir()):
             raise
         raise UserError(f"{out} cannot be written: {error.strerror} ({flag})") from error
 

@@ -15,9 +15,9 @@ from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config import spelling
 from lit_llm.config.arguments import leaves, read
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
+from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
-from lit_llm.core.shown_text import comment
-from lit_llm.core.yaml_reading import as_flag, read_yaml
+from lit_llm.core.yaml_reading import as_flag, comment, read_yaml
 from lit_llm.runs.run_folder import expanded, set_aside
 
 FACTS = ("parameters", "tokens", "fits on")
@@ -103,7 +103,11 @@ def _diff(one: str, other: str) -> None:
     from lit_llm.config.resolve import resolved
     from lit_llm.reporting.plan_text import table_rows
 
-    a, b = (dict(leaves(read_yaml(resolved(["--config", str(_known(name))])))) for name in (one, other))
+    paths = [_known(name) for name in (one, other)]
+    if real_path(paths[0]) == real_path(paths[1]):  # a copy in this project: its name alone is the shipped recipe here
+        names = (None if name.endswith(".yaml") else in_folder(SHIPPED, name) for name in (one, other))
+        paths = [name or path for name, path in zip(names, paths, strict=True)]
+    a, b = (dict(leaves(read_yaml(resolved(["--config", str(path)])))) for path in paths)
     groups = list(dict.fromkeys(key.partition(".")[0] for key in [*a, *b]))
     keys = sorted(dict.fromkeys([*a, *b]), key=lambda key: groups.index(key.partition(".")[0]))
     found = [(key, a.get(key, "–"), b.get(key, "–")) for key in keys]

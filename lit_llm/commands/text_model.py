@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from lit_llm.checkpoint.adapters import EMA_HELP
 from lit_llm.checkpoint.compatibility import saved_model_config
@@ -21,6 +24,8 @@ from lit_llm.runs.init_from import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded
 from lit_llm.runs.saved_run import SavedRun, named_checkpoint
 from lit_llm.tokenizers import Tokenizer, load_tokenizer
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
 
 def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) -> None:
@@ -45,6 +50,11 @@ def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) ->
     flags.add_argument("--init_from", help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
     flags.add_argument("--device", default="auto", help="cpu, cuda, mps, …; auto: a GPU if there is one, else cpu")
+
+
+def for_output(text: str, file: TextIO | None = None) -> str:
+    """The text as it is; for a terminal (`file`, or standard output), control characters are shown as `\\x1b` and not sent."""
+    return _CONTROL.sub(lambda each: rf"\x{ord(each[0]):02x}", text) if (file or sys.stdout).isatty() else text
 
 
 @dataclass

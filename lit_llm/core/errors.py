@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from lit_llm.callbacks.errors import UserError as UserError
+from lit_llm.core.disk import is_disk_error
 from lit_llm.core.ranks import is_first_here
 
 
@@ -75,7 +76,7 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Raise what another library raises for a file from elsewhere as a UserError; libraries raise many types.
+    """Raise what another library raises for a file from elsewhere as a UserError; an error of the disk passes.
 
     Args:
         what: the beginning of the sentence that the reason ends.
@@ -86,7 +87,7 @@ def library_errors(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         limit = failed_outside(error)
-        if limit is None and not isinstance(error, Exception):
+        if is_disk_error(error) or (limit is None and not isinstance(error, Exception)):
             raise
         raise UserError(f"{what}: {limit or first_line(error)[:300]}.") from error
 

@@ -239,6 +239,11 @@ def dump_yaml(tree: Any) -> str:
     return yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
+def comment(text: str) -> str:
+    """A comment of one line, whatever names the text contains."""
+    return f"# {_CONTROL.sub('?', ' '.join(text.splitlines()))}\n"
+
+
 def as_flag(value: Any) -> str:
     """A value as it is written after a flag."""
     if isinstance(value, float) and not math.isfinite(value):

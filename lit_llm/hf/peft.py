@@ -22,7 +22,7 @@ from lit_llm.core.errors import UserError, library_errors
 from lit_llm.hf.fields import shown
 from lit_llm.hf.read import refuse_first_five, safetensors
 from lit_llm.hf.tensor_map import Link
-from lit_llm.hf.write import save_tensors, write_json
+from lit_llm.hf.write import write_json
 from lit_llm.models.lora import LoRAConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -120,7 +120,7 @@ def write_adapter(
         "alpha_pattern": {name: lora.scale * rank for name, rank in patterns.items()},
     }
     write_json(content, folder / CONFIG)
-    save_tensors(tensors, folder / WEIGHTS)
+    safetensors().torch.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     return len(ranks)
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_llm.checkpoint.disk_format import compression_problem
-from lit_llm.core.disk import read_object
+from lit_llm.core.disk import naming, read_object
 from lit_llm.core.errors import UserError, library_errors, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
@@ -122,7 +122,7 @@ class WeightFiles:
         """An opened file, memory-mapped if possible."""
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
-            with library_errors(f"{file} cannot be read. It is damaged or contains more than tensors"):
+            with naming(file), library_errors(f"{file} cannot be read. It is damaged or contains more than tensors"):
                 if problem := compression_problem(file):
                     raise ValueError(problem)
                 if library is not None:
@@ -143,7 +143,7 @@ class WeightFiles:
     def __getitem__(self, name: str) -> Tensor:
         file = self.files[name]
         content, stored = self._content(file), self._stored[name]
-        with library_errors(f"{file}: {name} cannot be read"):
+        with naming(file), library_errors(f"{file}: {name} cannot be read"):
             tensor: Tensor = content[stored] if isinstance(content, dict) else content.get_tensor(stored)
         return tensor
 
@@ -168,12 +168,12 @@ def read_weights(
         UserError: a tensor is missing, is not part of the model, or has another shape than config.json implies.
     """
     folder = source.folder
-    names = {link.theirs: _stored_name(link.theirs, source.files) for link in table}
+    tied = not any("head.weight" in link.ours for link in table)
+    names = {link.theirs: _stored_name(link, source.files, tied) for link in table}
     problems = [
         f"{folder} has no tensor {theirs}, but {CONFIG} implies it" for theirs, stored in names.items() if stored is None
     ]
     stored_names = {stored for stored in names.values() if stored is not None}
-    tied = not any("head.weight" in link.ours for link in table)
     for name in sorted(source.files.keys() - stored_names):
         if not (tied and name in _HEADS) and not name.startswith(unread) and source[name].numel():
             problems.append(f"{source.files[name]} has a tensor {name}, which is not part of the model in {CONFIG}")
@@ -245,7 +245,7 @@ def refuse_first_five(problems: list[str], file: Path | None = None) -> None:
         raise UserError("\n".join(said + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
 
 
-def _stored_name(theirs: str, files: dict[str, Path]) -> str | None:
-    """The name in the folder. A model saved without its head has names without the first component."""
-    bare = theirs.split(".", 1)[1]
-    return next((name for name in (theirs, bare) if name in files), None)
+def _stored_name(link: Link, files: dict[str, Path], tied: bool) -> str | None:
+    """The name in the folder, which may lack its first component; of a tied embedding it may be the head's."""
+    bare, heads = link.theirs.split(".", 1)[1], _HEADS if tied and "embedding.weight" in link.ours else ()
+    return next((name for name in (link.theirs, bare, *heads) if name in files), None)

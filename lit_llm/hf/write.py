@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +56,8 @@ def write_weights(
         for link in links:
             whole = joined(state, link, vocab_size)
             tensors[link.theirs] = whole.to(_dtype(link, whole, dtype)).contiguous()
-        save_tensors(tensors, folder / name)
+        safetensors().torch.save_file(tensors, folder / name, metadata={"format": "pt"})
         (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors creates files that only their owner can read
-
-
-def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """Write one file. safetensors raises an error of its own when the disk refuses.
-
-    Raises:
-        OSError: The disk refused.
-    """
-    try:
-        safetensors().torch.save_file(tensors, file, metadata={"format": "pt"})
-    except safetensors().SafetensorError as error:
-        file.unlink(missing_ok=True)
-        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
 def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:

@@ -29,8 +29,6 @@ CLEAN_REPORTS = REPORT, REMOVED = "report.json", "removed.jsonl"
 """What `clean` writes beside the documents."""
 
 _FINEWEB = "get them by `hf download kjj0/fineweb10B-gpt2 --repo-type dataset --local-dir data/fineweb10B`"
-"""How to get the shards that recipes name: FineWeb in tokens of GPT-2, as llm.c has it."""
-
 _MAGIC = re.compile(r"[*?\[]")
 
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lit_llm.core.disk import open_ordinary
+from lit_llm.core.disk import naming, open_ordinary
 from lit_llm.core.errors import library_errors
 
 _MOST_BYTES = 2**30  # a row has about 1 kB: a million logged steps
@@ -105,7 +105,7 @@ def _row(line: bytes) -> tuple[int, float, dict[str, float]] | None:
 def csv_values(path: Path) -> dict[str, list[Value]]:
     """The numbers of a CSVLogger's file by column, without times. Rows without a step and other cells are left out."""
     values: dict[str, list[Value]] = {}
-    with open(open_ordinary(path), newline="", errors="replace") as file, library_errors(f"{path} cannot be read"):
+    with naming(path), library_errors(f"{path} is not CSV"), open(open_ordinary(path), newline="", errors="replace") as file:
         for row in csv.DictReader(file):
             step = (row.pop("step", None) or "").partition(".")[0]
             if not step.isdigit():

@@ -133,7 +133,7 @@ def _train(
         if isinstance(error, FileNotFoundError) and not run_dir.exists():
             report(f"run folder {run_dir} was deleted while its run was writing: {error.strerror} (--run_dir)")
             return FAILED
-        if isinstance(error, SystemExit | UserError) and guard is not None and trainer.global_step in (0, start.step):
+        if guard is not None and trainer.global_step in (0, start.step) and not is_lost_peer(error):
             guard.restore()  # the same command must work again
         if isinstance(error, SystemExit):  # Lightning turns a KeyboardInterrupt into it
             raise KeyboardInterrupt from None
@@ -142,7 +142,6 @@ def _train(
                 "no further process can be started: raise the limit (ulimit -u), or lower --data.num_workers"
             ) from None
         if isinstance(error, OSError) and guard is not None and not guard.training_began and guard.is_where(error):
-            guard.restore()
             raise UserError(
                 f"run folder {run_dir} cannot be written: {error.strerror}; make room on the disk, or choose another folder "
                 "(--run_dir DIR)"
@@ -151,8 +150,6 @@ def _train(
             port = os.environ.get("MASTER_PORT")
             raise UserError(f"port {port} is in use by another process; choose another one (MASTER_PORT=N)") from None
         if start.checkpoint is not None and (problem := restore_problem(start.checkpoint, error)):
-            if guard is not None:
-                guard.restore()
             raise UserError(f"{problem} (--resume)") from error
         if not is_lost_peer(error):
             raise

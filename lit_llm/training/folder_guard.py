@@ -1,4 +1,4 @@
-"""The run folder of a launch: locked while it trains, and as it was before if the launch is refused."""
+"""The run folder of a launch: locked while it trains, and as it was before if the launch fails before its first step ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml", PLAN, LOGGER_RU
 
 
 class FolderGuard(Callback):
-    """Holds the lock of the run folder, and restores the folder if the configuration is refused. On rank 0.
+    """Holds the lock of the run folder, and restores the folder if the launch makes no step. On rank 0.
 
     Contract:
         on_train_batch_start: from the first one on, the folder is that of a run.

@@ -6,17 +6,30 @@ final name. The same command then finishes on a good disk, with the same result 
 
 from __future__ import annotations
 
+import csv
+import errno
 import functools
 import json
+import os
 import re
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import safetensors
+import torch
+import torch.distributed.checkpoint as dcp
 from attacks import Victim
 from cases import Case
 from ingest.chat_templates import unmarked, write_tokenizer
+from safetensors.torch import save_file
+
+from lit_llm.checkpoint import dcp_metadata, disk_format
+from lit_llm.checkpoint.dcp_metadata import read_metadata
+from lit_llm.hf.read import WeightFiles
+from lit_llm.runs.metrics_rows import csv_values
 
 FIT = ["fit", "--config=recipe.yaml", "--run_dir=runs/mine", "--data.tokenizer=BPE", "--data.tokenizer.vocab_size=280"]
 COMMANDS = {
@@ -158,6 +171,39 @@ def test_a_fault_of_the_disk_costs_nothing_but_time(victim, straight, kind, faul
     assert outcome["then"]["code"] == 0, outcome["then"]
     assert losses(outcome["then"]["out"]) == losses(good["out"])
     assert {name: c for name, c in complete.items() if written(outcome["finally"], kind).get(name) != c} == {}
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "pickle", "safetensors", "tensor", "dcp", "csv"])
+def test_a_disk_that_cannot_be_read_is_not_called_damage(kind, tmp_path, monkeypatch):
+    """Each reader of files from elsewhere lets the disk's error pass, with a name, to the one sentence in `__main__`."""
+    broken = OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise broken
+
+    weights, file = {"a.b": torch.ones(2)}, tmp_path / "file"
+    if kind in ("safetensors", "tensor"):
+        file = tmp_path / "model.safetensors"
+        save_file(weights, file)
+    elif kind == "pickle":
+        file = tmp_path / "pytorch_model.bin"
+        torch.save(weights, file)
+    elif kind == "dcp":
+        file = tmp_path / ".metadata"
+        dcp.save(weights, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    elif kind == "csv":
+        file.write_text("step,loss\n1,2\n")
+    else:
+        torch.save(weights | {"state_dict": {}}, file)
+    read: Any = {"checkpoint": lambda: disk_format.read(file, verify=False), "csv": lambda: csv_values(file)}
+    read |= {"dcp": lambda: read_metadata(tmp_path), "tensor": lambda: WeightFiles(tmp_path)["a.b"]}
+    target: Any = {"dcp": (dcp_metadata._Reader, "load"), "csv": (csv, "DictReader")}
+    target |= dict.fromkeys(("safetensors", "tensor"), (safetensors, "safe_open"))
+    opened = mock.Mock(keys=lambda: ["a.b"], get_tensor=fails)
+    monkeypatch.setattr(*target.get(kind, (torch, "load")), fails if kind != "tensor" else lambda *_, **__: opened)
+    with pytest.raises(OSError) as error:
+        read.get(kind, lambda: WeightFiles(tmp_path))()
+    assert (error.value.errno, error.value.filename) == (errno.EIO, str(file))
 
 
 def losses(out: str) -> list[str]:

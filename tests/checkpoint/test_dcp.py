@@ -60,6 +60,7 @@ def test_torch_reads_what_is_written_from_a_checkpoint_in_shards(tmp_path):
     placeholder = {"sharded tensor": "state_dict.a", "shape": [50, 40], "dtype": "float32"}
     disk_format.write(checkpoint(7, state_dict={"a": placeholder, "b": torch.ones(3)}), tmp_path / "a.ckpt", parts=parts)
     assert write_dcp(disk_format.read(tmp_path / "a.ckpt", lazy=True), tmp_path / "dcp") == 2
+    assert len(os.listdir(tmp_path / "dcp")) == 4  # two tensors, all values, .metadata
     target = {"state_dict": {"a": torch.zeros(50, 40), "b": torch.zeros(3)}, "global_step": 0}
     dcp.load(target, storage_reader=FileSystemReader(tmp_path / "dcp"), no_dist=True)
     assert torch.equal(target["state_dict"]["a"], values) and torch.equal(target["state_dict"]["b"], torch.ones(3))

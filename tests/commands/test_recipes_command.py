@@ -55,6 +55,18 @@ def test_diff_prints_the_settings_that_differ_and_no_other(tmp_path, monkeypatch
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+def test_diff_compares_a_copy_with_the_shipped_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "copy", "llama2-7b", "."]) == 0
+    copy = Path("recipes/llama2-7b.yaml")
+    copy.write_text(copy.read_text().replace("n_layer: 32", "n_layer: 31"))
+    for pair in (["llama2-7b", str(copy)], [str(copy), "llama2-7b"]):
+        capsys.readouterr()
+        assert main(["recipes", "diff", *pair]) == 0
+        (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if "n_layer" in line]
+        assert row == ["model.n_layer", *(["31", "32"] if pair[0] == str(copy) else ["32", "31"])]
+
+
 def fit(project, *arguments):
     small = ["--model.n_layer", "1", "--model.n_embd", "32", "--model.n_head", "2", "--model.block_size", "32"]
     small += ["--data.tokenizer", "Bytes", "--data.global_batch_size", "2", "--data.micro_batch_size", "2"]

@@ -88,7 +88,7 @@ def test_a_checkpoint_whose_rate_is_zero_is_not_annealed(folder, capsys):
 def test_a_branch_broken_at_any_time_continues_with_the_same_command_or_by_its_folder(stable, capsys):
     run(capsys, *BRANCH, "--run_dir", "runs/whole")
     with pytest.raises(KeyError, match="broken"):
-        run(capsys, *BRANCH, *breaking(8), "--run_dir", "runs/x-decay")  # before it has a checkpoint of its own
+        run(capsys, *BRANCH, *breaking(9), "--run_dir", "runs/x-decay")  # before it has a checkpoint of its own
     with pytest.raises(KeyError, match="broken"):
         run(capsys, *BRANCH, *breaking(10), "--run_dir", "runs/x-decay")  # after that of step 9
     code, out, _ = run(capsys, *BRANCH)
@@ -124,7 +124,7 @@ def test_the_config_of_a_branch_makes_the_branch_again(stable, capsys):
 @pytest.mark.slow
 def test_a_branch_follows_the_checkpoint_that_the_link_named_when_it_began(stable, capsys):
     with pytest.raises(KeyError, match="broken"):
-        run(capsys, *BRANCH, *breaking(8), "--run_dir", "runs/x-decay")
+        run(capsys, *BRANCH, *breaking(9), "--run_dir", "runs/x-decay")
     Path(STABLE).unlink()
     Path(STABLE).symlink_to("step-00000010.ckpt")
     code, out, _ = run(capsys, "fit", "--run", "runs/x-decay", "--resume", "auto", "--trainer.callbacks", "null")

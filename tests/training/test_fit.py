@@ -56,19 +56,15 @@ def overlay(class_path: str, **arguments: object) -> list[str]:
 
 
 @pytest.mark.parametrize(("error", "kind"), [("memory", torch.OutOfMemoryError), ("bug", RuntimeError)])
-def test_a_failure_inside_the_first_step_keeps_the_run_folder(folder, capsys, error, kind):
+def test_after_a_failure_inside_the_first_step_the_same_command_works(folder, capsys, error, kind):
     with pytest.raises(kind):
         run(capsys, "fit", "--config", "tiny.yaml", *overlay("test_fit.Fails", error=error))
-    assert Path("runs/tiny/config.yaml").is_file() and list(Path("runs/tiny").glob("events.*"))
-    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "2")
-    assert code == 0
-
-
-def test_a_replacement_that_fails_in_the_first_step_keeps_both_folders(folder, capsys):
-    run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")
-    with pytest.raises(RuntimeError):
-        run(capsys, "fit", "--config", "tiny.yaml", "--replace", "true", *overlay("test_fit.Fails", error="bug"))
-    assert Path("runs/tiny.1/checkpoints").is_dir() and Path("runs/tiny/config.yaml").is_file()
+    assert run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")[0] == 0
+    before = {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    for flag in (["--replace", "true"], ["--resume", "auto", "--trainer.max_steps", "3"]):
+        with pytest.raises(kind):
+            run(capsys, "fit", "--config", "tiny.yaml", *flag, *overlay("test_fit.Fails", error=error))
+        assert {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
 
 
 def test_a_refused_configuration_removes_only_what_this_launch_made(folder, capsys):
