@@ -56,7 +56,7 @@ class LmEvalTasks:
                         "its generation_kwargs (--tasks.tasks)."
                     )
             try:
-                self._evaluate(_Constant(), 1)
+                self.metrics = list(self._evaluate(_Constant(), 1))  # as `scores` names them
             except Exception as error:
                 raise UserError(
                     f"the tasks {', '.join(names)} fail on their first question: {_described(error)} (--tasks.tasks)."

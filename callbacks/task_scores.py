@@ -75,6 +75,7 @@ class TaskScores(_AfterSteps):
         self.at_end = at_end
         self.limit = limit
         self.batch_size = batch_size
+        self.metrics: list[str] = []  # the names of what is logged; known after `setup`
         self._files: dict[str, list[Question]] = {}
         self._lm_eval: Any = None
         self._fits = False
@@ -92,7 +93,10 @@ class TaskScores(_AfterSteps):
         others = [name for name in self.tasks if not name.endswith(".jsonl")]
         names = []
         for file in (Path(name) for name in self.tasks if name.endswith(".jsonl")):
-            self._files[file.stem] = read_questions(file, self.limit)
+            self._files[file.stem] = questions = read_questions(file, self.limit)
+            self.metrics += [
+                f"task/{file.stem}/{metric}" for metric in scores(questions[:1], [[0.0] * len(questions[0].choices)])
+            ]
             names.append(file.stem)
         if others:
             try:
@@ -107,6 +111,7 @@ class TaskScores(_AfterSteps):
             from .lm_eval_tasks import LmEvalTasks
 
             self._lm_eval = LmEvalTasks(others, self.limit)
+            self.metrics += [f"task/{name}" for name in self._lm_eval.metrics]
             names += self._lm_eval.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -171,6 +176,12 @@ class TaskScores(_AfterSteps):
             values = [[next(found).log_likelihood for _ in question.choices] for question in questions]
             row |= {f"{name}/{metric}": value for metric, value in scores(questions, values).items()}
         return row if self._lm_eval is None else row | self._lm_eval.scores(scorer)
+
+
+def is_task_metric(trainer: Trainer, name: str | None) -> bool:
+    """Whether a `TaskScores` of the trainer logs a metric of this name."""
+    tasks = callback_of(trainer, TaskScores)
+    return tasks is not None and name in tasks.metrics
 
 
 def format_scores(step: int | None, row: Mapping[str, float], seconds: float) -> str:

@@ -356,7 +356,7 @@ def test_the_number_of_micro_batches_made_decides_where_accumulation_begins_afte
 
     class Resumed(Module):
         def train_dataloader(self):
-            package.set_micro_batches_made(self.trainer, 3)  # one step of three
+            package.set_micro_batches_made(self.trainer, lambda steps: 3 * steps)
             return DataLoader(torch.ones(12, 1))
 
     fit(

@@ -121,9 +121,8 @@ class Seen(Callback):
         self.gradients = [p.grad.clone() for p in module.parameters()]
 
 
-@pytest.mark.parametrize("ignored", [False, True], ids=["every target counts", "some ignored"])
-def test_an_accumulation_window_that_the_epoch_cuts_short_has_the_gradient_of_its_mean(ignored):
-    data = Rows(2, rows=12, ignored=ignored)  # 4 micro-batches, then 2
+def test_an_accumulation_window_that_an_epoch_of_own_data_cuts_short_has_the_gradient_of_its_mean():
+    data = Rows(2, rows=12, ignored=True)  # 4 micro-batches, then 2
     norms = GradientNorm(clip=1e9)
     module, losses = fit(data, accumulate=4, more=[norms])
     model, expected = reference(data, 8, 4)
