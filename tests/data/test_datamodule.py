@@ -11,6 +11,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from recorder import TOKENS, SaveAt, T, expected_samples, fit, sample_numbers, write
 
+from lit_llm.callbacks import BatchRamp
+from lit_llm.core.errors import UserError
 from lit_llm.data import Bytes, TextFiles
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.training.outcome import reason_for_end
@@ -63,6 +65,50 @@ def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits, steps, end):
     module, run = fit(tmp_path, shards(), **limits)
     assert run.global_step == steps and reason_for_end(run) == f"reached trainer.{end}"
     assert sample_numbers(module.seen)[: steps * 6] == expected_samples(0, steps * 6)
+
+
+@pytest.mark.parametrize(
+    ("limits", "epoch", "steps"),  # a step has two micro-batches
+    [
+        ({"limit_train_batches": 3, "max_epochs": 3}, 4, 6),
+        ({"limit_train_batches": 0.37, "max_steps": 7}, 6, 7),  # 5.18 of 14 micro-batches
+        ({"limit_train_batches": 0.01, "max_steps": 2}, 2, 2),
+        ({"limit_train_batches": 6, "max_steps": 7}, 6, 7),
+        ({"limit_train_batches": 100, "max_steps": 7}, 14, 7),
+        ({"fast_dev_run": 3}, 6, 3),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_step_reads_its_whole_batch_wherever_an_epoch_is_cut(tmp_path, shards, capsys, limits, epoch, steps, workers):
+    module, run = fit(tmp_path, shards(micro_batch_size=3, num_workers=workers), **limits)
+    assert run.global_step == run.max_steps == steps and run.num_training_batches == epoch
+    assert sample_numbers(module.seen) == expected_samples(0, 6 * steps)
+    note = f"(--trainer.limit_train_batches {epoch})"
+    assert (note in capsys.readouterr().err) == (limits.get("limit_train_batches") in (3, 0.37, 0.01))
+
+
+def test_a_validation_within_an_epoch_waits_for_the_end_of_its_step(tmp_path, shards):
+    class Note(Callback):
+        def on_validation_start(self, trainer, module):
+            seen.append((trainer.global_step, trainer.fit_loop.total_batch_idx + 1))
+
+    limits = {"limit_train_batches": 12, "limit_val_batches": 1, "num_sanity_val_steps": 0}
+    for interval in (3, 0.3, 4):  # 0.3 of 12 micro-batches are 3.6, so three
+        seen = []
+        fit(tmp_path, shards(micro_batch_size=3), max_steps=6, val_check_interval=interval, callbacks=[Note()], **limits)
+        assert seen == [(2, 4), (4, 8), (6, 12)]
+
+
+def test_a_limit_of_less_than_one_held_out_batch_is_one(tmp_path, shards, capsys):
+    run = fit(tmp_path, shards(), max_steps=1, limit_val_batches=0.01)[1]
+    assert run.num_val_batches == [1] and "(--trainer.limit_val_batches 1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", [{"limit_train_batches": 4}, {"limit_train_batches": 0.5}, {"val_check_interval": 3}])
+def test_a_limit_in_micro_batches_is_refused_where_a_ramp_changes_how_many_a_step_has(tmp_path, shards, limit):
+    ramp = BatchRamp([(0, 3 * T), (6 * T, 6 * T)])
+    with pytest.raises(UserError, match=rf"--trainer\.{next(iter(limit))} null"):
+        fit(tmp_path, shards(micro_batch_size=3, block_size=T), max_steps=5, callbacks=[ramp], **limit)
 
 
 def test_without_a_limit_the_loader_does_not_end_but_the_clock_does(tmp_path, shards):
