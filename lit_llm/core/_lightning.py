@@ -48,13 +48,13 @@ def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) 
     of_epoch = made - made_before(step - progress.current.ready * step // progress.total.ready)
     if isinstance(limit, int) and of_epoch > limit:  # the epochs were longer
         of_epoch = (of_epoch - 1) % limit + 1
+    assert isinstance(progress.total, _ProcessedTracker) and isinstance(progress.current, _ProcessedTracker)  # have all four
     if of_epoch == limit and progress.total.completed < progress.total.processed:
         # Saved in on_train_batch_end of an epoch's last batch: Lightning would go on without counting the next epoch.
         progress.is_last_batch = False
         loop.epoch_progress.increment_processed()
         loop.epoch_progress.increment_completed()
     for count, number in ((progress.total, made), (progress.current, of_epoch)):
-        assert isinstance(count, _ProcessedTracker)  # has all four
         in_hook = min(number, count.processed - count.completed)  # 1 if saved while a batch's hooks ran
         count.ready = count.started = count.processed = number
         count.completed = number - in_hook

@@ -127,6 +127,19 @@ def test_without_a_limit_the_loader_does_not_end_but_the_clock_does(tmp_path, sh
 @pytest.mark.parametrize(
     ("micro", "workers"), [((6, 6), 0), ((2, 2), 0), ((2, 3), 0), ((3, 1), 2), ((6, 1), 0), ((1, 6), 0), ((6, 2), 0)]
 )
+@pytest.mark.parametrize("limits", [(5, 5), (1, 20), (20, 4), (0.5, 0.5)])
+def test_a_resumed_run_makes_whole_steps_where_epochs_are_cut(tmp_path, shards, micro, workers, limits):
+    path = tmp_path / "at4.ckpt"
+    for limit, at, more in zip(limits, micro, [{"callbacks": [SaveAt(4, path)]}, {"ckpt_path": path}], strict=True):
+        data = shards(micro_batch_size=at, num_workers=workers)
+        module, run = fit(tmp_path, data, max_steps=9, limit_train_batches=limit, **more)
+    assert run.global_step == 9 and sample_numbers(module.seen) == expected_samples(24, 54)
+    assert module.steps == [step for step in range(4, 9) for _ in range(6 // micro[1])]
+
+
+@pytest.mark.parametrize(
+    ("micro", "workers"), [((6, 6), 0), ((2, 2), 0), ((2, 3), 0), ((3, 1), 2), ((6, 1), 0), ((1, 6), 0), ((6, 2), 0)]
+)
 def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards, micro, workers):
     path = tmp_path / "at4.ckpt"
     fit(tmp_path, shards(micro_batch_size=micro[0], num_workers=workers), max_steps=9, callbacks=[SaveAt(4, path)])
