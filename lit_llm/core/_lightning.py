@@ -7,6 +7,7 @@ tests/contracts holds every function to what it promises.
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,8 @@ def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) 
         return
     made = made_before(step)
     of_epoch = made - made_before(step - progress.current.ready * step // progress.total.ready)
-    if isinstance(limit, int) and of_epoch > limit:  # the epochs were longer
+    limit = limit if isinstance(limit, int) else sys.maxsize  # 1.0: the run is one epoch
+    if of_epoch > limit:  # the epochs were longer
         of_epoch = (of_epoch - 1) % limit + 1
     assert isinstance(progress.total, _ProcessedTracker) and isinstance(progress.current, _ProcessedTracker)  # have all four
     if of_epoch == limit and progress.total.completed < progress.total.processed:

@@ -153,6 +153,16 @@ def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards,
     assert run.fit_loop.epoch_loop.batch_progress.total.completed == 54 // micro[1]
 
 
+@pytest.mark.parametrize(("limit", "epochs"), [(1.0, 1), (1, 5), (2, 3)])
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_resumed_run_counts_its_epochs_as_the_first_would_have(tmp_path, shards, step, limit, epochs):
+    path = tmp_path / "at.ckpt"
+    fit(tmp_path, shards(), max_steps=5, limit_train_batches=limit, callbacks=[SaveAt(step, path)])
+    progress = fit(tmp_path, shards(), ckpt_path=path, max_steps=5, limit_train_batches=limit)[1].fit_loop.epoch_progress
+    for count in (progress.total, progress.current):
+        assert (count.ready, count.started, count.processed, count.completed) == (epochs,) * 4
+
+
 @pytest.mark.parametrize("inside", ["hook", "step"])
 @pytest.mark.parametrize("batch", [0, 1, 13, 14])
 def test_a_run_interrupted_inside_an_accumulation_window_repeats_the_whole_window(tmp_path, shards, batch, inside):
