@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import lightning
 import torch
@@ -52,7 +53,21 @@ def write_row(trainer: Trainer, row: Mapping[str, float], step: int) -> None:
     """
     for logger in trainer.loggers:
         logger.log_metrics(dict(row), step=step)
+    set_metrics(trainer, row, step)
+
+
+_metric_steps: WeakKeyDictionary[Trainer, dict[str, int | None]] = WeakKeyDictionary()
+
+
+def set_metrics(trainer: Trainer, row: Mapping[str, float], step: int | None) -> None:
+    """Let `trainer.callback_metrics` have the metrics of optimizer step `step` (None: not known)."""
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+    _metric_steps.setdefault(trainer, {}).update(dict.fromkeys(row, step))
+
+
+def metric_step(trainer: Trainer, name: str | None) -> int | None:
+    """The optimizer step of a metric in `trainer.callback_metrics`; None if it is not known, as with `self.log`."""
+    return None if name is None else _metric_steps.get(trainer, {}).get(name)
 
 
 class _AfterSteps(Callback):
@@ -184,7 +199,8 @@ def set_accumulation_window(trainer: Trainer, is_full: Callable[[], bool], posit
 def validation_follows(trainer: Trainer) -> bool:
     """Whether Lightning validates right after this on_train_batch_end. Calls Lightning's own test early."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
-    return fetcher is not None and loop._should_check_val_fx(fetcher) and sum(loop.val_loop.max_batches) > 0
+    batches = loop.val_loop.max_batches  # of each loader; none are known before the first validation
+    return fetcher is not None and loop._should_check_val_fx(fetcher) and (not batches or sum(batches) > 0)
 
 
 def skip_next_validation(trainer: Trainer) -> None:

@@ -19,10 +19,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ._lightning import _AfterSteps, accumulates, validation_follows
+from ._lightning import _AfterSteps, accumulates, metric_step, validation_follows
 from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
 from .errors import UserError, refused, setting
 from .ranges import STEPS, above, check_ranges, whole
+from .task_scores import is_task_metric
 
 _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss", "validation_loss", "eval/loss", "eval_loss")
 """Usual names of the loss of a validation."""
@@ -44,7 +45,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
     Saves happen between two optimizer steps and through `trainer.save_checkpoint`:
         - every `every_n_steps` optimizer steps, every `keep_every_n_steps`, and when `every_n_minutes` have passed since the
           last save. If validation follows the step, the save waits for it: Lightning would not repeat it after a resume.
-        - when validation improved on the best `monitor`;
+        - when a validation, or a score of tasks, improved on the best `monitor`. Only a value of the saved step counts;
         - at the step in the attribute `stable_until` of another callback (WSD: the last step before its decay);
         - immediately, when another callback's attribute `save_now` is true (after a signal, validation may take too long);
         - at the end of training.
@@ -81,8 +82,9 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
     Args:
         every_n_steps: optimizer steps between two saves.
         keep_last: number of newest files kept, at least 1. The best is kept in addition.
-        monitor: metric that determines the best checkpoint; null = no best. If validation does not log it, a sentence says so
-            before the first step, where there is a sanity check. For a loss, its other usual names are tried, such as val_loss.
+        monitor: metric of validation, or of tasks, that determines the best checkpoint; null = no best. If validation does not
+            log it, a sentence says so before the first step, where there is a sanity check. For a loss, its other usual names
+            are tried, such as val_loss.
         mode: whether the smallest or the largest value is best. NaN and infinity are never best.
         dirpath: a local folder; null = `<trainer.default_root_dir>/checkpoints`.
         every_n_minutes: also save when this many minutes have passed since the last save; null = off. May be a few steps
@@ -171,13 +173,16 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         super().on_train_batch_end(trainer, pl_module)
 
     def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        scored = metric_step(trainer, self.monitor) == step and is_task_metric(trainer, self.monitor)
+        score = self._improved_score(trainer) if scored else None
         asking = (offered(callback, AsksToSave) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         at_once = any(callback.save_now for callback in asking if callback)
-        if at_once or step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step):
+        due = step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step)
+        if at_once or due or score is not None:
             # If an immediate save is followed by validation, the step is saved again, which replaces the first file.
             self._due = validation_follows(trainer)
             if at_once or not self._due:
-                self._save(trainer)
+                self._save(trainer, score)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -243,10 +248,13 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return over
 
     def _improved_score(self, trainer: Trainer) -> float | None:
-        """The score of the last validation if it is the best so far, else None."""
+        """The value of `monitor` in this step, if it has one and it is the best so far, else None."""
         if self.monitor is None:
             return None
         metric = self._metric(trainer)
+        made_in = trainer.global_step if metric is None else metric_step(trainer, metric)
+        if made_in not in (None, trainer.global_step):  # None: with `self.log`, in the validation that has just ended
+            return None
         best = (self._saving or self._files).best_score
         score = math.nan if metric is None else float(trainer.callback_metrics[metric])
         improved = best is None or (score < best if self.mode == "min" else score > best)
@@ -258,7 +266,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         metrics = trainer.callback_metrics
         names = (self.monitor, *(_LOSSES if self.monitor in _LOSSES else ()))
         metric = next((name for name in names if name in metrics), None)
-        if metric != self.monitor and not self._told:
+        if metric != self.monitor and not self._told and not is_task_metric(trainer, self.monitor):
             there = ", ".join(sorted(metrics)) or "none"
             follows = f"the best checkpoint follows {metric!r}" if metric else "without it no checkpoint is the best"
             rank_zero_warn(

@@ -64,8 +64,8 @@ class LmEvalTasks:
         """Of all tasks, those of groups included."""
         return list(self._loaded["tasks"])
 
-    def check(self, scorer: LogLikelihoods) -> None:
-        """Ask and judge every question without the model.
+    def check(self, scorer: LogLikelihoods) -> list[str]:
+        """Ask and judge every question without the model; returns the names that `scores` will have.
 
         Raises:
             UserError: a question or an answer cannot be scored, as lm_eval would find after the questions before it.
@@ -77,7 +77,7 @@ class LmEvalTasks:
                     "smaller max_gen_toks in its generation_kwargs (--tasks.tasks)."
                 )
         try:
-            self._evaluate(_Trial(scorer))
+            return list(self._evaluate(_Trial(scorer)))
         except UserError:
             raise
         except Exception as error:

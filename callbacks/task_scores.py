@@ -76,6 +76,7 @@ class TaskScores(_AfterSteps):
         self.at_end = at_end
         self.limit = limit
         self.batch_size = batch_size
+        self.metrics: list[str] = []  # the names of what is logged, known when training starts
         self._files: dict[str, list[Question]] = {}
         self._lm_eval: Any = None
         self._fits = False
@@ -93,7 +94,10 @@ class TaskScores(_AfterSteps):
         others = [name for name in self.tasks if not name.endswith(".jsonl")]
         names = []
         for file in (Path(name) for name in self.tasks if name.endswith(".jsonl")):
-            self._files[file.stem] = read_questions(file, self.limit)
+            self._files[file.stem] = questions = read_questions(file, self.limit)
+            self.metrics += [
+                f"task/{file.stem}/{metric}" for metric in scores(questions[:1], [[0.0] * len(questions[0].choices)])
+            ]
             names.append(file.stem)
         if others:
             try:
@@ -128,7 +132,8 @@ class TaskScores(_AfterSteps):
         self._pairs(scorer)
         if self._lm_eval is not None:
             with isolate_rng():
-                self._lm_eval.check(scorer)
+                names = [f"task/{name}" for name in self._lm_eval.check(scorer)]
+            self.metrics = list(dict.fromkeys([*self.metrics, *names]))
 
     # -- when -------------------------------------------------------------------------------------------------------------
 
@@ -176,6 +181,12 @@ class TaskScores(_AfterSteps):
         """The query and each choice of all files."""
         rows = [(f"task {name}, row {i}", row) for name, rows in self._files.items() for i, row in enumerate(rows, start=1)]
         return [scorer.pair(place, *texts) for place, row in rows for texts in row.pairs()]
+
+
+def is_task_metric(trainer: Trainer, name: str | None) -> bool:
+    """Whether a `TaskScores` of the trainer logs a metric of this name."""
+    tasks = callback_of(trainer, TaskScores)
+    return tasks is not None and name in tasks.metrics
 
 
 def format_scores(step: int | None, row: Mapping[str, float], seconds: float) -> str:

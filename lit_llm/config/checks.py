@@ -15,7 +15,7 @@ from lit_llm.core.batch_sizes import small_note
 from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data import TokenDataModule
-from lit_llm.distributed.layout import epoch_problem, layout
+from lit_llm.distributed.layout import layout
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
 from lit_llm.runs.init_from import InitialWeights
@@ -107,10 +107,7 @@ def data_problems(run: Run, made: Objects) -> list[str]:
         ranks, found = _layout(run, made, trainer)
     if ranks is None or not hasattr(data, "problems"):
         return found
-    problems = data.problems(ranks)
-    if not problems and isinstance(data, TokenDataModule) and trainer is not None:
-        problems += filter(None, [epoch_problem(trainer, data, ranks)])
-    return [*found, *problems]
+    return [*found, *data.problems(ranks)]
 
 
 def _layout(run: Run, made: Objects, trainer: Trainer) -> tuple[int | None, list[str]]:

@@ -6,6 +6,7 @@ tests/contracts holds every function to what it promises.
 
 from __future__ import annotations
 
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -32,21 +33,34 @@ def set_max_steps(trainer: Trainer, steps: int) -> None:
     trainer.fit_loop.epoch_loop.max_steps = steps
 
 
-def set_micro_batches_made(trainer: Trainer, made: int) -> None:
-    """Set the number of micro-batches that a resumed run has made, from which Lightning finds where accumulation begins.
+def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) -> None:
+    """Set the numbers of micro-batches that a resumed run has made, from which Lightning finds where accumulation begins.
 
-    It disagrees with the optimizer steps when a run resumes with another accumulation (other ranks or micro-batches), or from
+    They disagree with the optimizer steps when a run resumes with another accumulation (other ranks or micro-batches), or from
     a checkpoint taken between two steps: the first step would then average over a part of a batch.
+
+    Args:
+        made_before: the micro-batches in the first n steps, with the present accumulation.
     """
-    loop = trainer.fit_loop
+    loop, step, limit = trainer.fit_loop, trainer.global_step, trainer.limit_train_batches
     progress = loop.epoch_loop.batch_progress
-    # When `limit_train_batches` cut the run into several Lightning epochs, the two counts are not comparable.
-    if loop.restarting and progress.total.ready == progress.current.ready != made:
-        for count in (progress.total, progress.current):
-            assert isinstance(count, _ProcessedTracker)  # has all four
-            in_hook = min(made, count.processed - count.completed)  # 1 if saved while a batch's hooks ran
-            count.ready = count.started = count.processed = made
-            count.completed = made - in_hook
+    if not loop.restarting or not progress.total.ready:
+        return
+    made = made_before(step)
+    of_epoch = made - made_before(step - progress.current.ready * step // progress.total.ready)
+    limit = limit if isinstance(limit, int) else sys.maxsize  # 1.0: the run is one epoch
+    if of_epoch > limit:  # the epochs were longer
+        of_epoch = (of_epoch - 1) % limit + 1
+    assert isinstance(progress.total, _ProcessedTracker) and isinstance(progress.current, _ProcessedTracker)  # have all four
+    if of_epoch == limit and progress.total.completed < progress.total.processed:
+        # Saved in on_train_batch_end of an epoch's last batch: Lightning would go on without counting the next epoch.
+        progress.is_last_batch = False
+        loop.epoch_progress.increment_processed()
+        loop.epoch_progress.increment_completed()
+    for count, number in ((progress.total, made), (progress.current, of_epoch)):
+        in_hook = min(number, count.processed - count.completed)  # 1 if saved while a batch's hooks ran
+        count.ready = count.started = count.processed = number
+        count.completed = number - in_hook
 
 
 def keep_order_of_loaders(trainer: Trainer) -> None:

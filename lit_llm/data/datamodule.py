@@ -30,7 +30,7 @@ from lit_llm.data.corpus import Corpus, OpenedCorpus
 from lit_llm.data.document_ends import Documents
 from lit_llm.data.order import sample_index
 from lit_llm.data.pack_plan import PackPlan, open_plan
-from lit_llm.data.run_length import set_accumulation, set_end
+from lit_llm.data.run_length import at_least_one, set_accumulation, set_end
 from lit_llm.data.stored_files import BackgroundCheck, Seen, StoredFiles
 from lit_llm.data.teacher import Teacher, TeacherInfo
 from lit_llm.data.token_stream import TokenStream
@@ -425,15 +425,15 @@ class TokenDataModule(LightningDataModule, ABC):
         if self.trainer is not None:
             if self.trainer.is_global_zero:
                 self._background = BackgroundCheck(self.files)
-            set_micro_batches_made(self.trainer, self.micro_batches_before(self.trainer.global_step))
+            set_micro_batches_made(self.trainer, self.micro_batches_before)
         order = GlobalOrder(blocks, self, rank=rank, world_size=world_size)
         return self._loader(blocks, order)
 
     def val_dataloader(self) -> DataLoader:
-        return self._held_out_loader("val")
+        return at_least_one(self.trainer, "limit_val_batches", self._held_out_loader("val"))
 
     def test_dataloader(self) -> DataLoader:
-        return self._held_out_loader("test")
+        return at_least_one(self.trainer, "limit_test_batches", self._held_out_loader("test"))
 
     def _held_out_loader(self, name: str) -> DataLoader:
         blocks = self._held_out_blocks(name)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader
 
 from lit_llm.core._lightning import set_max_steps
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, report
+from lit_llm.data.batches import ENDLESS
 
 if TYPE_CHECKING:
     from lit_llm.data.datamodule import TokenDataModule
@@ -42,6 +44,53 @@ def set_end(trainer: Trainer, data: TokenDataModule) -> None:
             "To overfit on purpose, train on a small file."
         )
     set_max_steps(trainer, steps_of_run(data, trainer.max_steps, trainer.max_epochs))
+    _set_epochs(trainer, data)
+
+
+def _set_epochs(trainer: Trainer, data: TokenDataModule) -> None:
+    """Let Lightning's epochs, and validation within them, end with an optimizer step: micro-batches are rounded up to steps.
+
+    The end of the run follows, too, where `max_epochs` such epochs are fewer steps.
+    """
+    run = ENDLESS if trainer.max_steps == -1 else data.micro_batches_before(trainer.max_steps)
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]  # its max_steps is the number of batches
+        trainer.limit_train_batches = 1.0
+    epoch = min(run, _whole_steps(trainer, data, "limit_train_batches", run))
+    if epoch < run:
+        trainer.limit_train_batches = epoch
+        if trainer.max_epochs not in (None, -1):
+            set_max_steps(trainer, min(trainer.max_steps, epoch // data.micro_batches(0) * trainer.max_epochs))
+    interval = _whole_steps(trainer, data, "val_check_interval", epoch)
+    if interval != epoch:
+        trainer.val_check_interval = interval if trainer.check_val_every_n_epoch is None else min(interval, epoch)
+
+
+def _whole_steps(trainer: Trainer, data: TokenDataModule, key: str, epoch: int) -> int:
+    """A limit of the Trainer in micro-batches, rounded up to optimizer steps; `epoch` if there is none. Says what is rounded.
+
+    Raises:
+        UserError: a batch ramp changes the micro-batches of a step.
+    """
+    given, accumulate = getattr(trainer, key, 1.0), data.micro_batches(0)  # Lightning does not set a time interval
+    if isinstance(given, float) and given == 1:
+        return epoch
+    if data.ramp is not None:
+        raise UserError(f"trainer.{key} is {given}, but a batch ramp changes a step's micro-batches (--trainer.{key} null)")
+    number = max(1, int(given * epoch)) if isinstance(given, float) else given
+    rounded = -(-number // accumulate) * accumulate
+    if rounded != number:
+        said = f"trainer.{key} is {number} micro-batches, but an optimizer step reads {accumulate}"
+        report(f"{said}: {rounded} are used (--trainer.{key} {rounded})", "note")
+    return rounded
+
+
+def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataLoader:
+    """The loader, of which a limit that is less than one batch becomes one batch: Lightning would raise."""
+    limit = 0 if trainer is None else getattr(trainer, key)
+    if 0 < limit * len(loader) < 1:
+        report(f"trainer.{key} is {limit}, less than one of {len(loader)} batches: one is used (--trainer.{key} 1)", "note")
+        setattr(trainer, key, 1)
+    return loader
 
 
 def steps_of_run(data: TokenDataModule, max_steps: int, max_epochs: int | None) -> int:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
-from lit_llm.core.batch_sizes import micro_batch
 from lit_llm.core.errors import UserError
-from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.layout_problems import model_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -70,19 +67,3 @@ def _unused_settings(strategy: MeshStrategy) -> list[str]:
         for name, value, default, size in settings
         if value != default
     ]
-
-
-def epoch_problem(trainer: Trainer, data: TokenDataModule, ranks: int) -> str | None:
-    """Why a pipeline cannot run the last step of an epoch that `limit_train_batches` ends within a step; None if it can."""
-    strategy, limit = trainer.strategy, trainer.limit_train_batches
-    if not isinstance(strategy, MeshStrategy) or strategy.pipeline == 1 or not isinstance(limit, int):
-        return None
-    layout, batch = strategy.pipeline_layout, data.global_batch_size
-    rest = limit % (batch // (micro_batch(batch, data.micro_batch_size, ranks, layout) * ranks))
-    if not rest or layout.runs(rest):
-        return None
-    fits = f"--trainer.limit_train_batches {limit - rest}" if limit > rest else "--trainer.limit_train_batches null"
-    return (
-        f"trainer.limit_train_batches is {limit}, so the last step of an epoch has {rest} micro-batches, too few for schedule "
-        f"{layout.schedule} of pipeline={strategy.pipeline} ({fits})"
-    )

@@ -43,7 +43,6 @@ class Accumulation:
         self.losses = losses
         self._sums: Tensor | None = None  # of `losses`
         self.block_size, self.equal, self.loss_ranks = block_size, equal, loss_ranks
-        self.micro_batches = 0  # of the step so far
         self.is_last = False  # whether the backward pass of the step's last micro-batch runs
         self.latest_count: Tensor | int = 0
         self.routers: Tensor | None = None
@@ -92,11 +91,10 @@ class Accumulation:
         if of_routers is not None:
             sums, self.routers = sums[: -of_routers.numel()], sums[-of_routers.numel() :].view_as(of_routers)
         sums = sums.view_as(own)
-        made, self.micro_batches = self.micro_batches, 0
-        if not self.equal:
-            targets = self.block_size * accumulate * self.loss_ranks  # the strategy has divided by the number of ranks
-            return sums, (targets / sums[0, 1].clamp(min=1)).float()  # a batch without any target has zero gradients, not NaN
-        return sums, None if made == accumulate else torch.tensor(accumulate / made)  # the epoch ends within a step
+        if self.equal:
+            return sums, None
+        targets = self.block_size * accumulate * self.loss_ranks  # the strategy has divided by the number of ranks
+        return sums, (targets / sums[0, 1].clamp(min=1)).float()  # a batch without any target has zero gradients, not NaN
 
 
 class LossMeans:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -253,7 +254,6 @@ class LanguageModel(TextGeneration):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The mean loss over the counted targets of a micro-batch on this rank; 0 without any, and in a pipeline."""
-        self.window.micro_batches += 1
         if isinstance(self.model, PipelinedGPT):
             return self.model.collect(self._with_reference(batch))
         sums = self.sums(batch)
@@ -366,10 +366,11 @@ class LanguageModel(TextGeneration):
 
     on_test_epoch_start = on_validation_epoch_start
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add a batch to the means, which are over the tokens of all loaders."""
         if not isinstance(self.data, TokenDataModule):  # which repeats nothing
-            loader = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
-            batch = without_repeats(batch, batch_idx, loader[0] if isinstance(loader, list | tuple) else loader)
+            loaders = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
+            batch = without_repeats(batch, batch_idx, CombinedLoader(loaders).flattened[dataloader_idx])
         # The last batch may be smaller. Computing it without compiled blocks is faster than compiling them for its size.
         with torch.compiler.set_stance("default" if batch_idx == 0 else "eager_on_recompile"):
             sums = self.sums(batch)

@@ -10,24 +10,46 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from lit_llm import callbacks
-from lit_llm.callbacks._lightning import accumulates, callback_of
+from lit_llm.callbacks._lightning import accumulates, callback_of, metric_step, set_metrics
+from lit_llm.callbacks.task_scores import is_task_metric
 from lit_llm.core.errors import UserError
 
 
 class RequireMonitor(Callback):
     """Raises if the metric of a strict EarlyStopping or a StepCheckpoint does not exist. Must precede it.
 
+    A resumed run has the metric of its checkpoint. A StepCheckpoint may wait for a score of tasks.
+
     Contract:
         on_train_start: the patience is the configured one, not the checkpoint's, and a stop before that is over.
         on_validation_end, on_train_epoch_end: checks in the hook that the callback uses. An EarlyStopping checks after
             validation with a ValidateEvery, else at the end of an epoch.
-        State: none.
+        State: the last value of the metric, and its step.
     """
 
     def __init__(self, watching: EarlyStopping | callbacks.StepCheckpoint) -> None:
         self.watching, self.patience = watching, getattr(watching, "patience", 0)
+        self._restored: dict[str, Any] | None = None
+
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__qualname__} {self.watching.state_key}"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        monitor = self.watching.monitor
+        if monitor is None or (value := self._trainer.callback_metrics.get(monitor)) is None:
+            return {}
+        return {"metric": monitor, "value": float(value), "step": metric_step(self._trainer, monitor)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored = state_dict
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if (saved := self._restored) is not None:
+            set_metrics(trainer, {saved["metric"]: saved["value"]}, saved["step"])
         if isinstance(self.watching, EarlyStopping):
             self.watching.patience = self.patience
             self.watching.stopping_reason, self.watching.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
@@ -45,6 +67,8 @@ class RequireMonitor(Callback):
 
     def _check(self, trainer: Trainer) -> None:
         monitor, metrics, name = self.watching.monitor, trainer.callback_metrics, type(self.watching).__name__
+        if name == "StepCheckpoint" and is_task_metric(trainer, monitor):  # may come later
+            return
         if getattr(self.watching, "strict", True) and monitor is not None and monitor not in metrics:
             names = sorted(name for name in metrics if not name.startswith(("health/", "setup/")))  # a hundred more
             close = difflib.get_close_matches(monitor, list(metrics), 1)
@@ -57,6 +81,10 @@ class RequireMonitor(Callback):
 
 class ValidateLast(Callback):
     """Without `ValidateEvery`, makes validation due after the last step, so that its loss and the best checkpoint are known."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step == trainer.max_steps:  # a signal has interrupted it
+            trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.global_step + 1 == trainer.max_steps and not accumulates(trainer):

@@ -79,7 +79,8 @@ def reason_for_end(trainer: Trainer) -> str:
     by_epochs = "" if epochs == -1 else f"reached trainer.max_epochs={epochs}"
     if trainer.global_step == trainer.max_steps:  # which `set_end` has lowered if the epochs end before
         passes = isinstance(data, TokenDataModule) and by_epochs and trainer.global_step == steps_of_passes(data, epochs)
-        return by_epochs if passes else f"reached trainer.max_steps={trainer.max_steps}"
+        cut = isinstance(trainer.limit_train_batches, int) and trainer.current_epoch == epochs
+        return by_epochs if passes or cut else f"reached trainer.max_steps={trainer.max_steps}"
     if not trainer.should_stop:
         return by_epochs or "the data have no training batches"
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

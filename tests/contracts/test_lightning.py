@@ -121,6 +121,14 @@ def test_should_check_val_fx_answers_in_on_train_batch_end_what_lightning_does_n
     assert follows == sorted({step for step, _ in module.validated}) == {2: [2, 4], 3: [3]}[interval]
 
 
+def test_a_validation_is_foreseen_before_the_first_one_has_opened_its_loaders(tmp_path):
+    follows = []
+    end = lambda trainer: internals.validation_follows(trainer) and follows.append(trainer.global_step)
+    options = {"limit_train_batches": 2, "check_val_every_n_epoch": 2, "limit_val_batches": 2}
+    fit(tmp_path, module=Module(), on_train_batch_end=end, **options)
+    assert follows == [4]
+
+
 def test_skip_next_val_leaves_out_one_validation(tmp_path):
     module = Module()
     end = lambda trainer: trainer.global_step == 1 and internals.skip_next_validation(trainer)
@@ -361,7 +369,7 @@ def test_the_number_of_micro_batches_made_decides_where_accumulation_begins_afte
 
     class Resumed(Module):
         def train_dataloader(self):
-            package.set_micro_batches_made(self.trainer, 3)  # one step of three
+            package.set_micro_batches_made(self.trainer, lambda steps: 3 * steps)
             return DataLoader(torch.ones(12, 1))
 
     fit(

@@ -11,6 +11,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from recorder import TOKENS, SaveAt, T, expected_samples, fit, sample_numbers, write
 
+from lit_llm.callbacks import BatchRamp
+from lit_llm.core.errors import UserError
 from lit_llm.data import Bytes, TextFiles
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.training.outcome import reason_for_end
@@ -65,6 +67,50 @@ def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits, steps, end):
     assert sample_numbers(module.seen)[: steps * 6] == expected_samples(0, steps * 6)
 
 
+@pytest.mark.parametrize(
+    ("limits", "epoch", "steps"),  # a step has two micro-batches
+    [
+        ({"limit_train_batches": 3, "max_epochs": 3}, 4, 6),
+        ({"limit_train_batches": 0.37, "max_steps": 7}, 6, 7),  # 5.18 of 14 micro-batches
+        ({"limit_train_batches": 0.01, "max_steps": 2}, 2, 2),
+        ({"limit_train_batches": 6, "max_steps": 7}, 6, 7),
+        ({"limit_train_batches": 100, "max_steps": 7}, 14, 7),
+        ({"fast_dev_run": 3}, 6, 3),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_step_reads_its_whole_batch_wherever_an_epoch_is_cut(tmp_path, shards, capsys, limits, epoch, steps, workers):
+    module, run = fit(tmp_path, shards(micro_batch_size=3, num_workers=workers), **limits)
+    assert run.global_step == run.max_steps == steps and run.num_training_batches == epoch
+    assert sample_numbers(module.seen) == expected_samples(0, 6 * steps)
+    note = f"(--trainer.limit_train_batches {epoch})"
+    assert (note in capsys.readouterr().err) == (limits.get("limit_train_batches") in (3, 0.37, 0.01))
+
+
+def test_a_validation_within_an_epoch_waits_for_the_end_of_its_step(tmp_path, shards):
+    class Note(Callback):
+        def on_validation_start(self, trainer, module):
+            seen.append((trainer.global_step, trainer.fit_loop.total_batch_idx + 1))
+
+    limits = {"limit_train_batches": 12, "limit_val_batches": 1, "num_sanity_val_steps": 0}
+    for interval in (3, 0.3, 4):  # 0.3 of 12 micro-batches are 3.6, so three
+        seen = []
+        fit(tmp_path, shards(micro_batch_size=3), max_steps=6, val_check_interval=interval, callbacks=[Note()], **limits)
+        assert seen == [(2, 4), (4, 8), (6, 12)]
+
+
+def test_a_limit_of_less_than_one_held_out_batch_is_one(tmp_path, shards, capsys):
+    run = fit(tmp_path, shards(), max_steps=1, limit_val_batches=0.01)[1]
+    assert run.num_val_batches == [1] and "(--trainer.limit_val_batches 1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", [{"limit_train_batches": 4}, {"limit_train_batches": 0.5}, {"val_check_interval": 3}])
+def test_a_limit_in_micro_batches_is_refused_where_a_ramp_changes_how_many_a_step_has(tmp_path, shards, limit):
+    ramp = BatchRamp([(0, 3 * T), (6 * T, 6 * T)])
+    with pytest.raises(UserError, match=rf"--trainer\.{next(iter(limit))} null"):
+        fit(tmp_path, shards(micro_batch_size=3, block_size=T), max_steps=5, callbacks=[ramp], **limit)
+
+
 def test_without_a_limit_the_loader_does_not_end_but_the_clock_does(tmp_path, shards):
     class StopAt(Callback):
         def on_train_batch_end(self, trainer, *_):
@@ -81,6 +127,19 @@ def test_without_a_limit_the_loader_does_not_end_but_the_clock_does(tmp_path, sh
 @pytest.mark.parametrize(
     ("micro", "workers"), [((6, 6), 0), ((2, 2), 0), ((2, 3), 0), ((3, 1), 2), ((6, 1), 0), ((1, 6), 0), ((6, 2), 0)]
 )
+@pytest.mark.parametrize("limits", [(5, 5), (1, 20), (20, 4), (0.5, 0.5)])
+def test_a_resumed_run_makes_whole_steps_where_epochs_are_cut(tmp_path, shards, micro, workers, limits):
+    path = tmp_path / "at4.ckpt"
+    for limit, at, more in zip(limits, micro, [{"callbacks": [SaveAt(4, path)]}, {"ckpt_path": path}], strict=True):
+        data = shards(micro_batch_size=at, num_workers=workers)
+        module, run = fit(tmp_path, data, max_steps=9, limit_train_batches=limit, **more)
+    assert run.global_step == 9 and sample_numbers(module.seen) == expected_samples(24, 54)
+    assert module.steps == [step for step in range(4, 9) for _ in range(6 // micro[1])]
+
+
+@pytest.mark.parametrize(
+    ("micro", "workers"), [((6, 6), 0), ((2, 2), 0), ((2, 3), 0), ((3, 1), 2), ((6, 1), 0), ((1, 6), 0), ((6, 2), 0)]
+)
 def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards, micro, workers):
     path = tmp_path / "at4.ckpt"
     fit(tmp_path, shards(micro_batch_size=micro[0], num_workers=workers), max_steps=9, callbacks=[SaveAt(4, path)])
@@ -92,6 +151,16 @@ def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards,
     assert data.consumed_samples == 54
     assert run.current_epoch == 1
     assert run.fit_loop.epoch_loop.batch_progress.total.completed == 54 // micro[1]
+
+
+@pytest.mark.parametrize(("limit", "epochs"), [(1.0, 1), (1, 5), (2, 3)])
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_resumed_run_counts_its_epochs_as_the_first_would_have(tmp_path, shards, step, limit, epochs):
+    path = tmp_path / "at.ckpt"
+    fit(tmp_path, shards(), max_steps=5, limit_train_batches=limit, callbacks=[SaveAt(step, path)])
+    progress = fit(tmp_path, shards(), ckpt_path=path, max_steps=5, limit_train_batches=limit)[1].fit_loop.epoch_progress
+    for count in (progress.total, progress.current):
+        assert (count.ready, count.started, count.processed, count.completed) == (epochs,) * 4
 
 
 @pytest.mark.parametrize("inside", ["hook", "step"])

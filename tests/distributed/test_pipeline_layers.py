@@ -12,7 +12,7 @@ from lit_llm.config.preflight import callback_problems
 from lit_llm.core.errors import UserError
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.layout import epoch_problem, layout
+from lit_llm.distributed.layout import layout
 from lit_llm.distributed.layout_problems import clip_problem
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
@@ -165,16 +165,6 @@ def test_a_step_gets_as_many_micro_batches_as_the_stages_or_is_refused_before_th
     assert problem.endswith("use 8 (--data.global_batch_size).")
     data.find_pipeline(MeshStrategy(shard=2))
     assert data.problems(2) == missing
-
-
-@pytest.mark.parametrize(("limit", "said"), [(5, "--trainer.limit_train_batches 4"), (1, "--trainer.limit_train_batches null")])
-def test_an_epoch_that_leaves_too_few_micro_batches_for_its_last_step_is_refused(limit, said):
-    data = TextFiles(paths=["x"], global_batch_size=8, micro_batch_size=2)
-    trainer = SimpleNamespace(strategy=MeshStrategy(pipeline=2, shard=1), limit_train_batches=limit)
-    assert said in epoch_problem(trainer, data, 1)
-    for fits in (8, 6, 1.0):  # micro-batches of an epoch: 2 left are as many as the stages
-        trainer.limit_train_batches = fits
-        assert epoch_problem(trainer, data, 1) is None
 
 
 def test_the_trainer_does_not_clip_each_stage_by_its_own_norm():

@@ -28,7 +28,6 @@ TWO = {
         "model": "gpt2",
     },
     "an epoch ends within a step": {"strategy": {}, "ignoring": True, **EPOCH},
-    "an epoch ends within a step, no target ignored": {"strategy": {}, **EPOCH},
     "zbv, recomputed": {
         "strategy": {"schedule": "zbv"},
         **MODERN,

@@ -91,6 +91,8 @@ CONFIGURATIONS = [
     Configuration("float16", "--trainer.precision 16-mixed --optimizer AdamW"),
     Configuration("bfloat16", "--trainer.precision bf16-true"),
     Configuration("epochs", "--trainer.max_steps -1 --trainer.max_epochs 2 --schedule Constant"),
+    Configuration("cut epochs", "--data.micro_batch_size 1 --trainer.limit_train_batches 7 --validation null"
+                  " --trainer.val_check_interval 9 --model.dropout 0.1", other="--data.num_workers 1"),
     Configuration("four micro-batches", "--data.micro_batch_size 1 --trainer.log_every_n_steps 4 --checkpoint.every_n_steps 1"),
     Configuration("no validation", "--validation null --checkpoint.monitor null --checkpoint.keep_last 1"),
     Configuration("lora", LORA, other="--async_checkpoints true"),

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -135,6 +136,55 @@ def test_the_rule_of_early_stopping_is_named(folder, capsys, setting, value, sai
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "1")
     (line,) = ended(out)
     assert re.search(rf"early stopping: val/loss is [\d.]+, {said}$", line), line
+
+
+@pytest.mark.parametrize("epochs", [(), ("--trainer.limit_train_batches", "6")], ids=["one epoch", "cut epochs"])
+def test_the_last_validation_is_not_lost_when_a_signal_stops_its_step(folder, capsys, epochs):
+    flags = ("fit", "--config", "tiny.yaml", "--validation", "null", "--trainer.val_check_interval", "6", *epochs)
+    assert run(capsys, *flags, *overlay("test_fit.Signals", step=8))[0] == 75
+    assert run(capsys, *flags, "--resume", "auto")[0] == 0
+    lines = [json.loads(line) for line in Path("runs/tiny/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "val/loss" in line] == [3, 6, 8]
+
+
+@pytest.mark.parametrize("step", [3, 6, 7])
+def test_a_run_that_monitors_a_score_of_tasks_resumes_from_each_step_and_its_best_has_a_score(folder, capsys, step):
+    Path("quiz.jsonl").write_text('{"query": "line 1", "choices": ["of", "a"], "gold": 0}\n')
+    tasks = ("--tasks.tasks", '["quiz.jsonl"]', "--tasks.every_n_steps", "3", "--validation.every_n_steps", "2")
+    monitor = (
+        "--checkpoint.monitor",
+        "task/quiz/bits_per_byte",
+        "--checkpoint.every_n_steps",
+        "1",
+        "--checkpoint.keep_last",
+        "9",
+    )
+    assert run(capsys, "fit", "--config", "tiny.yaml", *tasks, *monitor)[0] == 0
+    scores = curve(Path("runs/tiny"), "task/quiz/bits_per_byte")
+    best = f"step-{min(scores, key=scores.get):08d}.ckpt"
+    assert list(scores) == [3, 6, 8] and os.readlink("runs/tiny/checkpoints/best.ckpt") == best
+    for path in Path("runs/tiny/checkpoints").iterdir():
+        if path.is_symlink():
+            path.unlink()
+        elif int(path.name[5:13]) > step:
+            shutil.rmtree(path)
+    assert run(capsys, "fit", "--config", "tiny.yaml", *tasks, *monitor, "--resume", "auto")[0] == 0
+    assert os.readlink("runs/tiny/checkpoints/best.ckpt") == best
+
+
+def test_early_stopping_resumes_from_the_end_of_an_epoch(folder, capsys):
+    stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/loss", patience=2, min_delta=100.0)
+    epochs = ("--trainer.limit_train_batches", "4", "--validation", "null", "--checkpoint.every_n_steps", "1")
+    flags = ("fit", "--config", "tiny.yaml", *stop, *epochs, "--checkpoint.keep_last", "9")
+    _, out, _ = run(capsys, *flags)
+    (end,) = ended(out)
+    assert "after step 6: early stopping" in end  # the third validation of epochs of two steps
+    for step in (5, 6):
+        shutil.rmtree(f"runs/tiny/checkpoints/step-{step:08d}.ckpt")
+    for path in (*Path("runs/tiny").glob("ended*"), Path("runs/tiny/checkpoints/last.ckpt")):
+        path.unlink()
+    code, out, _ = run(capsys, *flags, "--resume", "auto")
+    assert code == 0 and ended(out) == [end]
 
 
 def test_a_misspelled_monitor_is_named_with_the_metric_that_was_meant(folder, capsys):

@@ -121,9 +121,8 @@ class Seen(Callback):
         self.gradients = [p.grad.clone() for p in module.parameters()]
 
 
-@pytest.mark.parametrize("ignored", [False, True], ids=["every target counts", "some ignored"])
-def test_an_accumulation_window_that_the_epoch_cuts_short_has_the_gradient_of_its_mean(ignored):
-    data = Rows(2, rows=12, ignored=ignored)  # 4 micro-batches, then 2
+def test_an_accumulation_window_that_an_epoch_of_own_data_cuts_short_has_the_gradient_of_its_mean():
+    data = Rows(2, rows=12, ignored=True)  # 4 micro-batches, then 2
     norms = GradientNorm(clip=1e9)
     module, losses = fit(data, accumulate=4, more=[norms])
     model, expected = reference(data, 8, 4)
@@ -214,6 +213,22 @@ def test_validation_sums_over_tokens_not_batches():
     assert metrics["val/perplexity"] == pytest.approx(math.exp(float(nll) / len(counted)), rel=1e-6)
     # token_bytes is arange: id i stands for i bytes
     assert metrics["val/bits_per_byte"] == pytest.approx(float(nll) / math.log(2) / int(counted.sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("names", [None, ("a", "b")], ids=["list", "dict"])
+def test_several_validation_loaders_have_one_mean_over_all_their_tokens(names):
+    class Parts(Rows):
+        def val_dataloader(self):
+            loaders = [DataLoader(self.rows[:3], batch_size=2), DataLoader(self.rows[3:], batch_size=4)]
+            return loaders if names is None else dict(zip(names, loaders, strict=True))
+
+    module, _ = fit(data := Parts(4, rows=10, ignored=True), steps=1)
+    trainer = Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+    trainer.validate(module, datamodule=data, verbose=False)
+    ids, targets = (torch.stack([r[k] for r in data.rows]) for k in ("input_ids", "targets"))
+    with torch.no_grad():
+        expected = F.cross_entropy(module.model.eval()(ids).double().flatten(0, 1), targets.flatten())
+    assert float(trainer.callback_metrics["val/loss"]) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_a_validation_loss_whose_exp_overflows_is_logged():
