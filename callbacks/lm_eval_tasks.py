@@ -56,7 +56,7 @@ class LmEvalTasks:
                 if others := [f"{k}: {v}" for k, v in settings if (k not in _GREEDY and v != 1) or (k == "do_sample" and v)]:
                     raise UserError(
                         f"task {name} sets {others[0]}, but answers are the likeliest tokens here, which training repeats: "
-                        "remove it from its generation_kwargs (--tasks.tasks)."
+                        "remove it from its generation_kwargs."
                     )
 
     @property
@@ -74,7 +74,7 @@ class LmEvalTasks:
             if (generated := _generation(task).get("max_gen_toks", 0)) >= scorer.length:
                 raise UserError(
                     f"task {name} generates up to {generated} tokens, but the model's context has {scorer.length}: set a "
-                    "smaller max_gen_toks in its generation_kwargs (--tasks.tasks)."
+                    "smaller max_gen_toks in its generation_kwargs."
                 )
         try:
             return list(self._evaluate(_Trial(scorer)))
@@ -82,7 +82,7 @@ class LmEvalTasks:
             raise
         except Exception as error:
             names = ", ".join(self.names)
-            raise UserError(f"one of the tasks {names} fails on a question: {_described(error)} (--tasks.tasks).") from error
+            raise UserError(f"one of the tasks {names} fails on a question: {_described(error)}.") from error
 
     def scores(self, scorer: LogLikelihoods) -> dict[str, float]:
         """`TASK/METRIC` of each task and group, with the names of lm_eval. A filter's name follows after an underscore."""
@@ -106,12 +106,12 @@ def _load(names: Sequence[str]) -> Any:
     files = [name for name in names if name.endswith((".yaml", ".yml"))]
     for file in files:
         if not Path(file).is_file():
-            raise UserError(f"{file} does not exist (--tasks.tasks).")
+            raise UserError(f"{file} does not exist.")
     manager = TaskManager(include_defaults=len(files) < len(names))  # reading all bundled tasks takes seconds
     for name in set(names) - set(files):
         if name not in manager.all_tasks:
             raise UserError(
-                f"{name} is neither a task of lm_eval nor a file that ends in .yaml or .jsonl (--tasks.tasks); the names are "
+                f"{name} is neither a task of lm_eval nor a file that ends in .yaml or .jsonl; the names are "
                 "printed by: lm_eval ls tasks"
             )
     try:
@@ -119,7 +119,7 @@ def _load(names: Sequence[str]) -> Any:
     except Exception as error:  # a missing file or package, YAML, the templates and functions of users
         raise UserError(
             f"the tasks {', '.join(names)} cannot be loaded from this machine, and nothing is downloaded during training: "
-            f"{_described(error)} (--tasks.tasks); a data set of the hub must be in its cache before."
+            f"{_described(error)}; a data set of the hub must be in its cache before."
         ) from error
 
 

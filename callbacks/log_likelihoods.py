@@ -89,7 +89,7 @@ class LogLikelihoods:
             why = f"has {len(continuation)} tokens, but the model reads {self.length}"
         else:
             return
-        raise UserError(f"{place}: {text[:80]!r} {why}. Change or remove the row (--tasks.tasks).")
+        raise UserError(f"{place}: {text[:80]!r} {why}. Change or remove the row.")
 
     def score(self, pairs: Sequence[Pair]) -> list[Score]:
         """The score of each continuation. A context that does not fit into the model loses its beginning."""

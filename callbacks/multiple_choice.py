@@ -35,7 +35,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     Raises:
         UserError: the file cannot be read, or a line is not a question.
     """
-    lines = read_text(path, mend=" (--tasks.tasks).").split("\n")
+    lines = read_text(path, mend=".").split("\n")
     found = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -43,7 +43,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
         if len(found) == limit:
             break
     if not found:
-        raise UserError(f"{path} has no questions (--tasks.tasks).")
+        raise UserError(f"{path} has no questions.")
     return found
 
 
@@ -51,24 +51,22 @@ def _question(line: str, place: str) -> Question:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place} is not JSON: {getattr(error, 'msg', error)} (--tasks.tasks).") from None
+        raise UserError(f"{place} is not JSON: {getattr(error, 'msg', error)}.") from None
     query, choices, gold = (value.get(name) for name in Question._fields) if isinstance(value, dict) else (None,) * 3
     if not (isinstance(query, str) and isinstance(choices, list) and type(gold) is int):
         raise UserError(
             f'{place} is not a question: it needs "query" (text), "choices" (a list of texts) and "gold" (the index of the '
-            "right one) (--tasks.tasks)."
+            "right one)."
         )
     if len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
-        raise UserError(f'{place}: "choices" must be at least two texts that are not empty (--tasks.tasks).')
+        raise UserError(f'{place}: "choices" must be at least two texts that are not empty.')
     if not 0 <= gold < len(choices):
-        raise UserError(
-            f'{place}: "gold" is {gold}, but must be the index of a choice, from 0 to {len(choices) - 1} (--tasks.tasks).'
-        )
+        raise UserError(f'{place}: "gold" is {gold}, but must be the index of a choice, from 0 to {len(choices) - 1}.')
     try:
         "".join((query, *choices)).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])
-        raise UserError(f"{place} has half of a surrogate pair, {half}, which is no character (--tasks.tasks).") from None
+        raise UserError(f"{place} has half of a surrogate pair, {half}, which is no character.") from None
     return Question(query, choices, gold)
 
 

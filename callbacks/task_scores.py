@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +15,21 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from ._lightning import TASKS, _AfterSteps, callback_of, evaluation_mode, write_row
 from .contracts import ScoresText, offered
 from .ema import EMA
-from .errors import UserError
+from .errors import UserError, refused, setting, without
 from .log_likelihoods import LogLikelihoods, Pair
 from .multiple_choice import Question, read_questions, scores
 from .progress_bar import format_duration
 from .ranges import STEPS, check_ranges, whole
 from .stop_on_signal import StopOnSignal
+
+
+@contextlib.contextmanager
+def _naming_tasks() -> Iterator[None]:
+    """A mistake in a task names the setting that lists it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{str(error).rstrip('.')} ({setting(TaskScores, 'tasks')}).") from error.__cause__
 
 
 class TaskScores(_AfterSteps):
@@ -68,9 +77,11 @@ class TaskScores(_AfterSteps):
     ) -> None:
         check_ranges(TaskScores, locals())
         if every_n_steps is None and not at_end:
-            raise UserError("tasks are never scored: set --tasks.every_n_steps, or --tasks.at_end true.")
+            raise UserError(
+                f"tasks are never scored: set {setting(TaskScores, 'every_n_steps')}, or {setting(TaskScores, 'at_end')} true."
+            )
         if not tasks:
-            raise UserError("tasks is empty: name a file or a task (--tasks.tasks '[\"questions.jsonl\"]').")
+            raise UserError(refused(TaskScores, "tasks", "is empty: name a file, such as questions.jsonl, or a task"))
         self.tasks = tasks
         self.every_n_steps = every_n_steps
         self.at_end = at_end
@@ -90,6 +101,7 @@ class TaskScores(_AfterSteps):
             with isolate_rng():
                 self._load()
 
+    @_naming_tasks()
     def _load(self) -> None:
         others = [name for name in self.tasks if not name.endswith(".jsonl")]
         names = []
@@ -106,8 +118,7 @@ class TaskScores(_AfterSteps):
                 if error.name != "lm_eval":
                     raise
                 raise UserError(
-                    f"{', '.join(others)}: tasks other than .jsonl files need the package lm-eval: pip install lm-eval "
-                    "(--tasks.tasks)."
+                    f"{', '.join(others)}: tasks other than .jsonl files need the package lm-eval: pip install lm-eval."
                 ) from None
             from .lm_eval_tasks import LmEvalTasks
 
@@ -115,7 +126,7 @@ class TaskScores(_AfterSteps):
             names += self._lm_eval.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise UserError(f"two tasks have the name {twice[0]}: rename one (--tasks.tasks).")
+            raise UserError(f"two tasks have the name {twice[0]}: rename one.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -126,12 +137,13 @@ class TaskScores(_AfterSteps):
         if offered(pl_module, ScoresText) is None:
             raise UserError(
                 f"TaskScores needs a tokenizer and a context_length of the module, which {type(pl_module).__name__} does not"
-                " have: remove the callback (`tasks: null`)."
+                f" have: {without(TaskScores)}."
             )
         scorer = LogLikelihoods(trainer, pl_module, self.batch_size)
-        self._pairs(scorer)
+        with _naming_tasks():
+            self._pairs(scorer)
         if self._lm_eval is not None:
-            with isolate_rng():
+            with _naming_tasks(), isolate_rng():
                 names = [f"task/{name}" for name in self._lm_eval.check(scorer)]
             self.metrics = list(dict.fromkeys([*self.metrics, *names]))
 
