@@ -146,7 +146,8 @@ def _is_meant(cls: type) -> bool:
 
 def _classes(key: str) -> list[type]:
     if key == "data.tokenizer":
-        return concrete_subclasses(lit_llm.data.Tokenizer)
+        known = concrete_subclasses(lit_llm.data.Tokenizer)
+        return [cls for cls in known if not cls.__module__.startswith("lit_llm.hf.")]  # that one reads an export
     return concrete_subclasses(class_at(CLASSES[key].base)) if key in CLASSES else []
 
 

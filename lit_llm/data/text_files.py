@@ -87,12 +87,13 @@ class GivenFiles(TextDataModule):
         sources, _ = self._split_sources()
         inputs = {name: [Input(source, name, self.read_settings) for source in each] for name, each in sources.items()}
         if "val" not in inputs:
-            plain = [one for one in inputs["train"] if one.source.is_local and self._is_plain_text(one.source)]
+            plain = [one for one in inputs["train"] if one.source.is_local and self.is_plain_text(one.source)]
             others = [replace(one, split=None) for one in inputs["train"] if one not in plain]
             inputs["train"] = (hold_out(plain, self.val_fraction) if plain else []) + others
         return [one for each in inputs.values() for one in each]
 
-    def _is_plain_text(self, source: Source) -> bool:
+    def is_plain_text(self, source: Source) -> bool:
+        """Whether a local file is text, neither compressed nor in another format."""
         if source not in self._plain:
             with DocumentReader(source, self.read_settings) as reader:
                 self._plain[source] = reader.is_plain_text
@@ -103,7 +104,7 @@ class GivenFiles(TextDataModule):
         problems = []
         for source in (source for each in sources.values() for source in each if source.is_local):
             try:
-                self._is_plain_text(source)
+                self.is_plain_text(source)
             except UserError as error:
                 problems += [] if str(error) in problems else [str(error)]
                 if len(problems) == _MAX_PROBLEMS:

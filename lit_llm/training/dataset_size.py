@@ -10,7 +10,9 @@ from lit_llm.data.mixture import Mixture
 from lit_llm.data.pack_plan import planned, report
 from lit_llm.data.packing import Counts
 from lit_llm.data.text import TextDataModule
+from lit_llm.data.text_files import GivenFiles
 from lit_llm.data.token_shards import TokenShards
+from lit_llm.ingest.inputs import Input
 from lit_llm.plan.run_settings import DataFacts
 from lit_llm.tokenizers import Bytes, Characters, Learned
 
@@ -44,7 +46,7 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
     tokenizer = data.source_tokenizer
     vocab_size = tokenizer.requested_size if isinstance(tokenizer, Learned) else tokenizer.vocab_size
     inputs = data.inputs()
-    if any(one.settings.format != "text" for one in inputs):
+    if not all(_is_text(data, one) for one in inputs):
         return DataFacts(), vocab_size  # the size of a compressed or structured file says little about its text
     sizes = {name: sum(one.size for one in inputs if one.split == name) for name in ("train", "val")}
     documents = {name: sum(one.split == name for one in inputs) for name in sizes}
@@ -54,6 +56,11 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
         return DataFacts(tokens[0], tokens[1], "counted: one per byte and document"), vocab_size
     origin = f"estimated from {sum(sizes.values()):,} bytes at {per_token:g} a token"
     return DataFacts(tokens[0], tokens[1], origin), vocab_size
+
+
+def _is_text(data: TextDataModule, one: Input) -> bool:
+    found = isinstance(data, GivenFiles) and one.source.is_local and data.is_plain_text(one.source)
+    return found or one.settings.format == "text"
 
 
 def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> DataFacts:

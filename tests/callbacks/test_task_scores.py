@@ -235,7 +235,7 @@ def test_a_limit_takes_the_first_questions(file):
         ({"limit": 0}, r"TaskScores\(limit\)"),
         ({"batch_size": 0}, r"TaskScores\(batch_size\)"),
         ({"at_end": False}, "never scored"),
-        ({"tasks": []}, "tasks is empty"),
+        ({"tasks": []}, r"TaskScores\(tasks\) is empty"),
     ],
 )
 def test_settings_out_of_range_are_named(options, said):

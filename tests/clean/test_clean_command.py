@@ -81,7 +81,7 @@ MISTAKES = {
     "--data.format xml": "format is 'xml', but must be auto, text",
     "--data.text_key body": "raw/a.jsonl line 1 has no key 'body', it has text: name the key",
     "--config none.yaml": "none.yaml cannot be read: No such file or directory (--config)",
-    "--out raw/cleaned": "raw/cleaned lies in raw, which is read: give a folder outside of it (--out)",
+    "--out raw/cleaned": "raw/cleaned lies in raw, which is read: give a place outside of it (--out)",
     "--out raw": "raw",
 }
 

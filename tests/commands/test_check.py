@@ -80,7 +80,7 @@ def test_a_sound_recipe_passes_every_line_and_leaves_nothing_behind(folder, caps
     out = capsys.readouterr().out
     stages = (
         "training 3 steps",
-        "mask, loader",
+        "mask, files, loader",
         "one batch: step 1 of at most 30, loss",
         "coordinate check …",
         "launch",

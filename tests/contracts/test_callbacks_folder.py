@@ -125,6 +125,6 @@ def test_all_callbacks_are_exported():
         "Question",
         "LmEvalTasks",
         "MeanOfMicroBatches",
-        *("Probe", "Readings", "UpdateSample", "FirstGradient", "CountedText"),
+        *("Probe", "Readings", "UpdateSample", "CountedText"),
         *("SeenSequences", "SeenTokens", "RepeatedSpans", "ValidationOverlap"),
     }

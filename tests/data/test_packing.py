@@ -252,6 +252,8 @@ def test_rank_0_joins_the_others_also_if_it_has_checked_the_data_alone(tmp_path,
     made.setup()  # as `fit` does on rank 0, before there are other ranks
     broadcast = Mock(side_effect=lambda sent: sent)
     made.trainer = Mock(world_size=2, is_global_zero=True, local_rank=0, callbacks=[], overfit_batches=0, max_epochs=-1)
+    made.trainer.limit_train_batches, made.trainer.limit_val_batches, made.trainer.val_check_interval = 1.0, 1.0, 1.0
+    made.trainer.max_steps, made.trainer.check_val_every_n_epoch, made.trainer.fast_dev_run = 10, None, 0
     made.trainer.strategy = Mock(distributed_sampler_kwargs={"rank": 0, "num_replicas": 2}, broadcast=broadcast)
     made.trainer.accumulate_grad_batches = 1
     for _ in range(2):

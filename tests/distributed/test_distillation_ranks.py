@@ -43,7 +43,7 @@ def write_taught(folder: Path) -> None:
     data = TokenShards(path=str(folder), block_size=T)
     data.setup()
     stream = data.corpus.streams["train"]
-    writer = TeacherWriter(stream, TeacherInfo("0" * 64, SIZE, K, TEMPERATURE, T, "concatenate", stream.scan(SIZE)))
+    writer = TeacherWriter(stream, TeacherInfo("0" * 64, SIZE, K, TEMPERATURE, T, "concatenate", stream.scan(SIZE), {}))
     z = torch.from_numpy(draw.standard_normal((len(stream), SIZE)) + 3 * draw.standard_normal(SIZE))  # favours some ids
     logp, ids = torch.log_softmax(z / TEMPERATURE, dim=-1).topk(K)
     writer.write(0, ids.numpy(), logp.numpy())

@@ -229,7 +229,7 @@ class ObjectiveStep(TrainingStep):
         super().__init__(SHARED_ROWS, ADAMW, sequences=4, loss=LossConfig(chunk_size=chunk_size), **options)
         self.objective, self.loss_config, self.lora = objective, LossConfig(chunk_size=chunk_size), options.get("lora")
         if isinstance(objective, Distillation):
-            objective.teacher = TeacherInfo("", 2000, 64, 1.0, 128, "best_fit", "")
+            objective.teacher = TeacherInfo("", 2000, 64, 1.0, 128, "best_fit", "", {})
 
     def sums(self, ids, targets):
         documents = torch.arange(ids.size(1)).div(32, rounding_mode="floor").expand_as(ids).int()  # four of 32 tokens

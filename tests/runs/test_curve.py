@@ -138,7 +138,7 @@ def test_nan_leaves_the_curve():
 
 def test_a_damaged_file_of_a_csv_logger_is_refused(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,train/loss\n1,2.5\n2," + "2" * 200_000)
-    with pytest.raises(UserError, match=r"metrics\.csv cannot be read: field larger"):
+    with pytest.raises(UserError, match=r"metrics\.csv is not CSV: field larger"):
         csv_values(tmp_path / "metrics.csv")
 
 

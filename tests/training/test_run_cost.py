@@ -52,5 +52,5 @@ def test_a_run_with_a_price_has_a_line_at_its_start_and_one_at_its_end(folder, c
 
 @pytest.mark.parametrize("price", [0, -1.0, float("inf"), float("nan")])
 def test_a_price_must_be_above_0(price):
-    with pytest.raises(UserError, match=r"price is .*, but must be .*above 0 or null \(--plan.price\)"):
+    with pytest.raises(UserError, match=r"PlanMonitor\(price\) is .*, but must be .*above 0 or null"):
         PlanMonitor(price=price)
