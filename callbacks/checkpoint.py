@@ -173,8 +173,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         super().on_train_batch_end(trainer, pl_module)
 
     def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        scored = metric_step(trainer, self.monitor) == step and is_task_metric(trainer, self.monitor)
-        score = self._improved_score(trainer) if scored else None
+        score = self._improved_task_score(trainer)
         asking = (offered(callback, AsksToSave) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         at_once = any(callback.save_now for callback in asking if callback)
         due = step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step)
@@ -210,14 +209,15 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step != self._saved_step:
+        score = None if accumulates(trainer) else self._improved_task_score(trainer)  # `TaskScores` may have just made it
+        if trainer.global_step != self._saved_step or score is not None:
             if accumulates(trainer):
                 rank_zero_warn(
                     f"Training stopped inside an accumulation window, after optimizer step {trainer.global_step}. That step"
                     f" was not saved. The newest checkpoint is {self.last_model_path or 'none'}."
                 )
             else:
-                self._save(trainer)
+                self._save(trainer, score)
         self._settle_together(trainer)  # code after fit finds the links on any rank
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -246,6 +246,11 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         over, wait = trainer.strategy.broadcast((left <= 0, max(1, min(halfway, steps))))
         self._look_at_clock = step + wait
         return over
+
+    def _improved_task_score(self, trainer: Trainer) -> float | None:
+        """The score of tasks in this step, if `monitor` is one and it is the best so far, else None."""
+        scored = metric_step(trainer, self.monitor) == trainer.global_step and is_task_metric(trainer, self.monitor)
+        return self._improved_score(trainer) if scored else None
 
     def _improved_score(self, trainer: Trainer) -> float | None:
         """The value of `monitor` in this step, if it has one and it is the best so far, else None."""

@@ -125,7 +125,7 @@ class Schedule(Callback, ABC):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step
-        self._peaks += self._saved_peaks[len(self._peaks) :]
+        self._peaks += self._saved_peaks[len(self._peaks) : len(trainer.optimizers[0].param_groups)]
         if step == 0 or trainer.ckpt_path is None:
             return
         for group, peak in zip(trainer.optimizers[0].param_groups, self._peaks, strict=False):

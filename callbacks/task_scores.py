@@ -48,7 +48,7 @@ class TaskScores(_AfterSteps):
 
     Contract:
         setup: reads files, loads tasks and their data.
-        on_train_start: checks that the module can be scored, and that its tokenizer can read every question and answer.
+        on_fit_start: checks that the module can be scored, and that its tokenizer can read every question and answer.
         on_train_batch_end: scores at due optimizer steps, and at `max_steps` if `at_end`, on every rank.
         on_train_end: scores if `at_end` and training ended otherwise, but not after a signal (StopOnSignal).
         on_validation_end, on_test_end: scores, in `trainer.validate` and `trainer.test`.
@@ -128,10 +128,12 @@ class TaskScores(_AfterSteps):
         if twice:
             raise UserError(f"two tasks have the name {twice[0]}: rename one.")
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check(trainer, pl_module)  # before the sanity check, which asks for the names of metrics
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._scored = trainer.global_step
-        self._check(trainer, pl_module)
 
     def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if offered(pl_module, ScoresText) is None:
@@ -197,8 +199,7 @@ class TaskScores(_AfterSteps):
 
 def is_task_metric(trainer: Trainer, name: str | None) -> bool:
     """Whether a `TaskScores` of the trainer logs a metric of this name."""
-    tasks = callback_of(trainer, TaskScores)
-    return tasks is not None and name in tasks.metrics
+    return any(name in callback.metrics for callback in trainer.callbacks if isinstance(callback, TaskScores))  # type: ignore[attr-defined]
 
 
 def format_scores(step: int | None, row: Mapping[str, float], seconds: float) -> str:

@@ -151,7 +151,7 @@ _EVALUATE: tuple[Command, ...] = ("validate", "test")
 
 OPTIONS: tuple[Option, ...] = (
     Option(
-        "seed_everything", bool | int, 1337, "Seed of Python, NumPy and torch. true: a random seed.", range=whole(0, 2**32 - 1)
+        "seed_everything", bool | int, 1337, "Seed of random numbers. true: PL_GLOBAL_SEED, or 0.", range=whole(0, 2**32 - 1)
     ),
     Option("run_dir", str | None, None, "Folder of the run. null: runs/<name of the recipe>."),
     Option(

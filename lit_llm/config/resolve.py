@@ -162,7 +162,7 @@ def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachin
     refused = frozenset(key.partition(".")[0] for key in numbers)
     if "seed_everything" not in refused and config.seed_everything is not False:
         seed = config.seed_everything
-        config.seed_everything = seed_everything(None if seed is True else seed, workers=True)  # true: a random seed
+        config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
     start, scratch = RunStart(), run_dir is not None
     if run_dir is None:
         run_dir = choose_run_dir(

@@ -16,8 +16,11 @@ _NUMBERS = (
 
 def wrong_numbers() -> list[str]:
     """A sentence for each variable that torchrun, Slurm or Lightning sets, if it is no number."""
-    wrong = [name for name in _NUMBERS if not os.environ.get(name, "0").isdecimal()]
-    return [f"the environment variable {name} is '{os.environ[name]}', but must be a whole number: unset it" for name in wrong]
+    rules = {name: "a whole number" for name in _NUMBERS if not os.environ.get(name, "0").isdecimal()}
+    if _number("MASTER_PORT") >= 2**16:
+        rules["MASTER_PORT"] = "at most 65535"
+    said = "the environment variable {} is '{}', but must be {}: unset it"
+    return [said.format(name, os.environ[name], rule) for name, rule in rules.items()]
 
 
 def is_torchrun() -> bool:
@@ -70,6 +73,11 @@ def is_first_here() -> bool:
 def has_agent_store() -> bool:
     """Whether torchrun, and not rank 0, has the store in which the processes find each other."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def restarts() -> int:
+    """How often torchrun has started the ranks again. Its agent's store outlives them."""
+    return _number("TORCHELASTIC_RESTART_COUNT")
 
 
 def _number(*names: str) -> int:

@@ -60,14 +60,14 @@ def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoR
 
 def _let_the_first_rank_end() -> None:
     """It says why the run ends, and torchrun ends it as soon as another process has failed. If it does not end, say it here."""
-    address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     try:
+        address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
         with socket.create_connection((address, port), FIRST_RANK_SECONDS) as store:
             store.recv(1)  # returns when rank 0 has ended, which has the store; torchrun's agent ends this process before
     except TimeoutError:
         for line in unsaid:
             print(line, file=sys.stderr)
-    except OSError:  # rank 0 has ended
+    except (OSError, ValueError, OverflowError):  # rank 0 has ended, or MASTER_PORT is no port
         pass
 
 

@@ -21,7 +21,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from lit_llm.callbacks._torch import gathered
 from lit_llm.core.errors import UserError, refuse, unsaid
-from lit_llm.core.ranks import has_agent_store, is_first_here, is_rank_zero, is_slurm, launched_ranks, rank_name
+from lit_llm.core.ranks import has_agent_store, is_first_here, is_rank_zero, is_slurm, launched_ranks, rank_name, restarts
 from lit_llm.core.yaml_reading import as_flag
 from lit_llm.training.bounded_exit import LAUNCHER
 
@@ -96,7 +96,7 @@ def _open(hosts: bool, timeout: timedelta) -> dist.Store:
     hosts = hosts and not has_agent_store()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, is_master=hosts, timeout=timeout, wait_for_workers=False, multi_tenant=True)
-    return dist.PrefixStore(f"meeting {next(_meetings)}", store)
+    return dist.PrefixStore(f"meeting {restarts()}.{next(_meetings)}", store)
 
 
 def _wait_for_readers(store: dist.Store, ranks: int) -> None:

@@ -258,6 +258,17 @@ def test_a_group_that_is_added_while_training_follows_the_schedule_from_its_own_
     assert [rows[8]["lr"], rows[8]["lr/1"]] == pytest.approx([0.02, 0.1])
 
 
+def test_a_second_run_of_a_schedule_forgets_the_groups_that_the_first_one_added(tmp_path):
+    class OneGroup(Foreign):
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+    schedule = Linear(final_ratio=0.0, total_steps=10)
+    for name in ("first", "second"):
+        *_, rows = fit([schedule, Unfreezes()], tmp_path / name, module=OneGroup(), steps=6, limit_train_batches=2)
+        assert [rows[6]["lr"], rows[6]["lr/1"]] == pytest.approx([0.04, 0.2]), name
+
+
 @pytest.mark.parametrize("callback", [Cosine(warmup_steps=9), WSD(warmup_steps=9, decay_steps=50), Linear(9, total_steps=12)])
 def test_a_fast_dev_run_makes_the_first_steps_of_a_longer_run(tmp_path, callback):
     module = Foreign(steps=8, lr=0.9)

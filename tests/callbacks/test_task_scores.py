@@ -1,6 +1,7 @@
 import random
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -75,6 +76,29 @@ def test_a_run_that_ends_before_its_last_step_is_scored_at_its_end_unless_a_sign
     with mock.patch.object(StopOnSignal, "on_train_start", lambda self, *args: setattr(self, "stopped_by", "SIGTERM")):
         _, _, rows = fit([TaskScores([file], 3), Stop(), signals], tmp_path, module=Asked())
     assert list(rows) == [3]
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_a_score_at_the_end_of_training_makes_that_step_the_best(tmp_path, file, every):
+    """It is made after the last step, which may be saved already. The metric is that of the second of two callbacks."""
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            trainer.should_stop = trainer.global_step == 5
+
+    tasks = [TaskScores([write(tmp_path / "other.jsonl")], 3, at_end=False), TaskScores([file])]
+    checkpoint = StepCheckpoint(every, monitor="task/quiz/bits_per_byte")
+    _, _, rows = fit([*tasks, Stop(), checkpoint], tmp_path, module=Asked())
+    assert Path(checkpoint.best_model_path).name == "step-00000005.ckpt"
+    assert float(checkpoint.best_model_score) == pytest.approx(rows[5]["task/quiz/bits_per_byte"])
+
+
+def test_the_best_may_wait_for_a_score_of_lm_eval_which_a_sanity_check_does_not_have(tmp_path, recwarn):
+    tasks, checkpoint = TaskScores(["mine"], 3), StepCheckpoint(4, monitor="task/mine/acc", mode="max")
+    tasks._lm_eval = SimpleNamespace(check=lambda scorer: ["mine/acc"], scores=lambda scorer: {"mine/acc": 0.5})
+    fit([tasks, checkpoint], tmp_path, module=Asked(), num_sanity_val_steps=1, limit_val_batches=1)
+    assert Path(checkpoint.best_model_path).name == "step-00000003.ckpt"
+    assert not [each for each in recwarn if "StepCheckpoint monitors" in str(each.message)]
 
 
 def test_training_is_bit_identical_with_and_without(tmp_path, file):

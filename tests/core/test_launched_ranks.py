@@ -6,6 +6,7 @@ import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
 from lit_llm.core import ranks
+from lit_llm.training import bounded_exit
 
 SRUN = {"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_NAME": "train"}
 SHELL = {**SRUN, "SLURM_JOB_NAME": "interactive"}
@@ -37,3 +38,10 @@ def test_the_process_follows_from_the_launcher(monkeypatch, variables, zero, fir
     )  # fmt: skip
     assert ranks.is_torchrun() == TorchElasticEnvironment.detect()
     assert ranks.is_slurm() == (SLURMEnvironment.detect() and not TorchElasticEnvironment.detect())
+
+
+@pytest.mark.parametrize(("port", "rule"), [("x", "a whole number"), ("70000", "at most 65535")])
+def test_a_port_that_is_none_is_named_and_a_further_rank_ends_without_a_traceback(monkeypatch, port, rule):
+    monkeypatch.setenv("MASTER_PORT", port)
+    assert [rule in sentence and "MASTER_PORT" in sentence for sentence in ranks.wrong_numbers()] == [True]
+    bounded_exit._let_the_first_rank_end()

@@ -1,13 +1,19 @@
 """Two ranks with other settings or other data end before the first step, and name what differs; what may differ does not."""
 
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import fork_server
 import pytest
+import torch.distributed as dist
 from ports import free_port
+
+from lit_llm.core.errors import UserError
+from lit_llm.training import meeting
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,6 +71,27 @@ def test_settings_of_one_rank_are_named_before_the_first_step_and_nothing_is_wri
     for name in names:
         assert said.count(f"error: {name}") == 1, said
     assert not (folder / "runs").exists() or not list((folder / "runs").iterdir())
+
+
+def test_ranks_that_torchrun_starts_again_meet_anew_in_the_store_that_outlives_them(monkeypatch):
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address = SimpleNamespace(main_address="127.0.0.1", main_port=agent.port)
+    trainer = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(cluster_environment=address))
+    variables = {"RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**variables, "MASTER_PORT": str(agent.port)}.items():
+        monkeypatch.setenv(name, value)
+
+    def start(number):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
+        monkeypatch.setattr(meeting, "_meetings", itertools.count())
+
+    start(0)
+    meeting.tell_failure(RuntimeError("no disk"))
+    start(0)
+    with pytest.raises(UserError, match="no disk"):
+        meeting.meet(trainer, {})
+    start(1)
+    assert meeting.meet(trainer, {}) is not None
 
 
 @pytest.mark.slow
