@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         print(f"not judged, for too few rows of {curve}: {', '.join(names)}")
     judged = f"{len(RULES) - sum(map(len, unjudged.values()))} of {len(RULES)} rules"
     if findings:
-        print(f"{counted(len(findings), 'finding')} by {judged}: {own.run}, {run.step:,} steps.")
+        print(f"{counted(len(findings), 'finding')} by {judged}: {own.run}, {counted(run.step, 'step')}.")
     else:
-        print(f"No finding by {judged}: {own.run}, {run.step:,} steps.")
+        print(f"No finding by {judged}: {own.run}, {counted(run.step, 'step')}.")
     return 1 if any(finding.rule.severity is not Severity.ADVICE for finding in findings) else 0

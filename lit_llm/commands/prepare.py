@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def main(words: list[str]) -> int:
     """Entry point; returns the exit code.
 
-    `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`, and `--data.paths` means `TextFiles`.
+    `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`; `--data.paths` alone means `TextFiles`.
     """
     flags = OwnFlags("prepare")
     text = "Conversations: short for --data ChatFiles --data.chat_template (docs/chat.md)."
@@ -42,8 +42,8 @@ def main(words: list[str]) -> int:
     if own.chat_template is not None:
         packing = [] if own.teacher is None else ["--data.packing=best_fit"]  # that of the recipe sft
         rest = ["--data", "ChatFiles", f"--data.chat_template={own.chat_template}", *packing, *rest]
-    elif any(word.partition("=")[0] == "--data.paths" for word in rest):
-        rest = ["--data", "TextFiles", *rest]  # a class that is named later replaces it
+    elif "--data.paths" in (given := {word.partition("=")[0] for word in rest}) and not given & {"--config", "--data", "--run"}:
+        rest = ["--data", "TextFiles", *rest]  # else a file may name a class, which a flag would override
     try:
         return launch("prepare", rest, lambda arguments: _run(arguments, own), own=flags)
     except UserError as error:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from lit_llm.core.disk import open_ordinary
+from lit_llm.core.number_text import counted
 from lit_llm.ingest.shards import HASH_BYTES
 
 _READ_BYTES = 2**24
@@ -112,7 +113,9 @@ class StoredFiles:
             return []
         changed, folders = self.recall(saved), {os.path.dirname(path) for path in self._files}
         if changed:
-            print(f"resume: {len(changed):,} files of the data are not in the checkpoint's state; comparing their hashes")
+            print(
+                f"resume: comparing hashes of {counted(len(changed), 'file')} of the data, not in the state of the checkpoint"
+            )
         for path in changed:
             before = saved.get(path, ["", ""])[1]
             if self._files[path].blake2b is None and before and not accepted:

@@ -172,7 +172,7 @@ class TextDataModule(TokenDataModule):
             record: Seen = from_json(Seen, read_json(folder / _RECORD))
             paths = [os.path.abspath(path) for path in self.source_files()]
             files = StoredFiles(file for stream in _streams(folder, manifest).values() for file in stream.files())
-            files.add(StoredFile(path, record[path][1]) for path in paths)
+            files.add(StoredFile(path, record[path][1], mend="the cache has its former text") for path in paths)
             changed = files.recall(record)
             refuse(files.problems(changed))
             if changed:

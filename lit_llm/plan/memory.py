@@ -78,9 +78,9 @@ def usable_bytes(hardware: Hardware) -> float:
 def most_memory(settings: RunSettings, memory: Memory) -> int | None:
     """The most bytes that a GPU may need: more slack, NCCL's buffers, float8 copies of weights, twice the rows of experts.
 
-    None on a CPU.
+    None on a CPU, and if activations are not counted.
     """
-    if memory.reserved is None:
+    if memory.reserved is None or not memory.is_known:
         return None
     layout, parts = settings.layout, memory.parts
     dimensions = (layout.replicate, layout.shard, layout.context, layout.tensor_parallel, layout.expert, layout.pipeline.ranks)

@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def most_memory(self) -> int | None:
-        """The most bytes that a rank may need. None on a CPU."""
+        """The most bytes that a rank may need. None: as `memory.most_memory`."""
         return most_memory(self.settings, self.memory)
 
     @property

@@ -130,7 +130,7 @@ class Tokenizer(ABC):
             return ""
         code = hashlib.sha256()
         for each in (each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("lit_llm", "abc", "builtins")):
-            with contextlib.suppress(OSError, TypeError):  # a class without a file, as in an interactive session
+            with contextlib.suppress(OSError, TypeError, KeyError):  # a class without a file or module, as in a session
                 code.update(inspect.getsource(sys.modules[each.__module__]).encode())
         plain = {name: value for name, value in vars(self).items() if isinstance(value, str | int | float | None)}
         return f"-{kind.__module__}.{kind.__qualname__}-{json.dumps(plain, sort_keys=True)}-{code.hexdigest()[:16]}"

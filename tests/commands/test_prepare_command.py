@@ -58,6 +58,9 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_paths_alone_are_text_files_and_fit_names_that_class(project, capsys, without_worker):
     assert run(capsys, *PREPARE, "--out", "named")[0] == run(capsys, "prepare", *PREPARE[3:], "--out", "alone")[0] == 0
     assert Path("alone/train_000000.bin").read_bytes() == Path("named/train_000000.bin").read_bytes()
+    Path("chats.yaml").write_text("data: {class_path: ChatFiles, init_args: {chat_template: chatml}}\n")
+    code, _, err = run(capsys, "prepare", "--config", "chats.yaml", "--data.paths", "corpus", "--out", "chats")
+    assert code == 2 and "onversations" in err  # a recipe's own class stays
     code, _, err = run(capsys, "fit", "--data.paths", "corpus")
     assert code == 2 and "--data TextFiles" in err and "--data.paths" in err
     for config in ("gpt2-124m", "speed-124m"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import linecache
 import shutil
@@ -281,3 +282,6 @@ def test_a_tokenizer_of_a_user_is_another_one_with_other_code_in_its_file_or_tha
     plain = identity("pass", "pass")
     assert identity("pass", "pass") == plain and "their_own.Own" in plain
     assert len({plain, identity("x = 1", "pass"), identity("pass", "x = 1")}) == 3
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location("unlisted", tmp_path / "their_own.py"))
+    module.__spec__.loader.exec_module(module)  # sys.modules does not have it
+    assert "unlisted.Own" in module.Own().identity()

@@ -136,7 +136,7 @@ def test_what_depends_on_data_is_said_and_the_rest_is_planned(name, why):
     count = sum(p.numel() for p in module.parameters())
     assert plan.parameters == count and plan.flops.total == 6 * count
     assert plan.memory.parts["weights"] == 4 * count and plan.memory.parts["optimizer state"] == 8 * count
-    assert plan.fits is None and plan.largest_micro_batch is None
+    assert plan.fits is None and plan.largest_micro_batch is None and plan.most_memory is None and plan.band is None
     (note,) = plan.memory.notes
     assert re.search(why, note)
     page = markdown(plan)
