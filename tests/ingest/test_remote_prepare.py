@@ -43,7 +43,12 @@ def prepared(paths: str, out: str, *flags: str) -> dict[str, bytes]:
 
 def test_text_over_http_from_s3_and_of_a_dataset_gives_the_tokens_of_files(text, monkeypatch):
     here = prepared("data", "here")
-    assert set(here) == {"meta.json", "document_ids.json", "tokenizer.json", *(f"{s}_000000.{e}" for s in ("train", "val") for e in ("bin", "docs"))}
+    assert set(here) == {
+        "meta.json",
+        "document_ids.json",
+        "tokenizer.json",
+        *(f"{s}_000000.{e}" for s in ("train", "val") for e in ("bin", "docs")),
+    }
     assert prepared("hub:./data", "hub", "--workers", "2") == here
 
     port = free_port()
