@@ -112,7 +112,7 @@ class StoredFiles:
             return []
         changed, folders = self.recall(saved), {os.path.dirname(path) for path in self._files}
         if changed:
-            print(f"resume: {len(changed):,} files of the data are not in the checkpoint's state; comparing their hashes")
+            print(f"resume: files of the data that are not in the checkpoint's state: {len(changed):,}; comparing their hashes")
         for path in changed:
             before = saved.get(path, ["", ""])[1]
             if self._files[path].blake2b is None and before and not accepted:

@@ -22,7 +22,7 @@ from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import ShardWriter
 
 SIZES = {"block_size": 16, "global_batch_size": 4}
-LINE = "resume: {} files of the data are not in the checkpoint's state"
+LINE = "resume: files of the data that are not in the checkpoint's state: {};"
 
 
 @pytest.fixture
