@@ -9,15 +9,14 @@ peak·t/warmup_steps. It does not start from a rate of 0, which would waste the 
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
 from ._lightning import is_logged, write_row
@@ -174,14 +173,15 @@ class Schedule(Callback, ABC):
 
 
 def _length_of_run(trainer: Trainer, schedule: Schedule, remedy: str) -> int:
-    """Optimizer steps of the run: of `Trainer(max_steps)`, else of `max_epochs`, if the length of the data is known.
+    """Optimizer steps of the run: of `Trainer(max_steps)`, else of `max_epochs`, if the length of the data is known and no
+    GradientAccumulationScheduler changes the batch.
 
     Args:
         remedy: the setting beside `max_steps` that says where the schedule ends, for the error.
     """
     if trainer.max_steps != -1:
         return trainer.max_steps
-    with contextlib.suppress(MisconfigurationException):  # the accumulation changes with the epochs
+    if not any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):  # type: ignore[attr-defined]
         steps = trainer.estimated_stepping_batches  # infinite without max_epochs, -1 for data without a length
         if 0 < steps < math.inf:
             rank_zero_info(f"{type(schedule).__name__}: {trainer.max_epochs} epochs are {steps:,} optimizer steps.")

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from ._lightning import accumulates, check_after_validation, resumed_before_validation, validate_when_resuming
-from .errors import UserError, setting
+from .errors import UserError, setting, without
 from .ranges import STEPS, check_ranges, whole
 
 
@@ -49,7 +49,7 @@ class ValidateEvery(Callback):
         if interval != 1.0:
             raise UserError(
                 f"Trainer(val_check_interval={interval}) conflicts with ValidateEvery({self.every_n_steps}):"
-                f" remove {setting(Trainer, 'val_check_interval')}."
+                f" remove {setting(Trainer, 'val_check_interval')}, or {without(type(self))}."
             )
         if trainer.check_val_every_n_epoch not in (1, None):
             raise UserError(

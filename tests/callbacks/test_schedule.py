@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from foreign import Batches, Foreign, fit, make_trainer
-from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.callbacks import BaseFinetuning, GradientAccumulationScheduler
 from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule, StepCheckpoint
@@ -212,18 +212,28 @@ def test_a_horizon_that_does_not_fit_is_refused_before_training(tmp_path, callba
     assert module.seen == []
 
 
+class Finite(Foreign):
+    def train_dataloader(self):
+        return DataLoader(Batches(5), batch_size=None)
+
+
 def test_epochs_over_data_of_known_length_say_where_the_schedule_ends(tmp_path):
     """5 batches, two a step, 4 epochs: 3 steps an epoch, 12 in all."""
-
-    class Finite(Foreign):
-        def train_dataloader(self):
-            return DataLoader(Batches(5), batch_size=None)
-
     trainer = make_trainer([Linear(final_ratio=0.0)], tmp_path, steps=-1, accumulate_grad_batches=2)
     trainer.fit_loop.max_epochs = 4
     trainer.fit(Finite())
     rates = [row["lr"] for row in trainer.logger.rows.values()]
     assert rates == pytest.approx([0.2 * (1 - t / 12) for t in range(1, 13)])
+
+
+def test_epochs_with_changing_accumulation_need_a_number_of_steps(tmp_path):
+    """Lightning's estimate takes the accumulation before the first epoch for all: 10 steps instead of 5 + 3."""
+    module = Finite()
+    trainer = make_trainer([Linear(), GradientAccumulationScheduler({0: 1, 1: 2})], tmp_path, steps=-1)
+    trainer.fit_loop.max_epochs = 2
+    with pytest.raises(ValueError, match=r"Trainer\(max_steps\) or Linear\(total_steps\)"):
+        trainer.fit(module)
+    assert module.seen == []
 
 
 class Unfreezes(BaseFinetuning):

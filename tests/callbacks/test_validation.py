@@ -87,7 +87,7 @@ def test_a_resumed_run_makes_every_validation_that_was_not_made_before_the_save_
 @pytest.mark.parametrize(
     ("options", "flag"),
     [
-        ({"val_check_interval": 3}, r"remove Trainer\(val_check_interval\)"),
+        ({"val_check_interval": 3}, r"remove Trainer\(val_check_interval\), or remove ValidateEvery\."),
         ({"val_check_interval": 0.5}, r"remove Trainer\(val_check_interval\)"),
         ({"val_check_interval": "00:00:01:00"}, r"remove Trainer\(val_check_interval\)"),
         ({"check_val_every_n_epoch": 2}, r"remove Trainer\(check_val_every_n_epoch\)"),

@@ -139,7 +139,9 @@ def diverged(run: Observed) -> str | None:
     error = 1.25 * scatter(values) / math.sqrt(fifth)  # of a median
     (step, end), (low_step, low) = medians[-1], min(medians, key=lambda point: point[1])
     # Not small fluctuations: a twentieth of the loss, 0.1 nats, and a sixth of what was learned.
-    if end - low > max(0.05 * low + 0.1, 0.15 * (values[0] - low), 5 * error):
+    since = run.values("val/loss", after=low_step - 1)
+    fell = len(since) > 1 and since[-1] <= since[0]  # on the same text, so it is no matter of batches
+    if end - low > max(0.05 * low + 0.1, 0.15 * (values[0] - low), 5 * error) and not fell:
         return f"training loss rose from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,} (medians of {fifth} rows)"
     peak_step, peak = max(medians, key=lambda point: point[1])
     if peak - values[0] > max(0.15 * values[0], 5 * error + 3 * scatter(values)):

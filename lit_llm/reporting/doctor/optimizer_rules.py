@@ -176,7 +176,8 @@ def learning_rate_too_high(run: Observed) -> str | None:
         return None
     return (
         f"until shortly after warmup a quarter of the layers grew to {growth:.1f} times their norm or more (usual: 1.9), and "
-        f"one step changed a quarter of them by {ratio:.0%} or more (usual: 6 %)"
+        f"one step changed a quarter of them by {ratio:.0%} or more (usual: 6 %):"
+        f" {growth * ratio:.2g} as a product (usual: at most 0.11)"
     )
 
 
@@ -382,7 +383,7 @@ def no_warmup(run: Observed) -> str | None:
 
 @advice.likely(  # McCandlish et al. 2018: the noise scale of language models is thousands of tokens even early in training
     "a step has few tokens, so that its gradient is mostly noise",
-    "a larger --data.batch_size",
+    "a larger --data.global_batch_size",
     "progress/tokens, grad/norm",
 )
 def batch_small(run: Observed) -> str | None:

@@ -44,7 +44,7 @@ def validation_counts_others(run: Observed) -> str | None:
     """The shares of targets that count are far apart."""
     training, validation = run.median("health/ignored_targets"), run.median("health/validation_ignored_targets")
     least, most = sorted((1 - training, 1 - validation))
-    if most < 1.6 * least + 0.02 and not (most == 1 and least < 0.9):
+    if most < 1.6 * least + 0.06 and not (most == 1 and least < 0.9):
         return None
     return f"{training:.0%} of the targets of training are ignored, and {validation:.0%} of those of validation"
 
