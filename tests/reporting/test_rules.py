@@ -586,7 +586,10 @@ def test_the_loss_of_a_teacher_is_no_wrong_scale():
         # A few batches with longer answers, while validation on one text falls.
         ({"train/loss": {s: 5.5 - s / 80 + (1.5 if s > 330 else 0) for s in STEPS}}, {}),
         # Short answers: few targets count at all.
-        (everywhere("health/ignored_targets", 0.8) | everywhere("health/validation_ignored_targets", 0.9), {}),
+        (
+            everywhere("health/ignored_targets", 0.8) | everywhere("health/validation_ignored_targets", 0.9),
+            {"init_from": "base"},
+        ),
         # torch's AdamW with its default of 0.01.
         (everywhere("setup/decayed_vectors", 9.0), {}),
     ],
