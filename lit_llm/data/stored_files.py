@@ -7,6 +7,7 @@ tokens, and the token cache for its own files and the texts that it was made fro
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -66,6 +67,21 @@ def hash_of(path: str, head: bytes = b"", rest: Callable[[float], None] = lambda
             rest(time.perf_counter() - start)
             start = time.perf_counter()
     return digest.hexdigest()
+
+
+def _confirmed_hash(file: StoredFile, rest: Callable[[float], None]) -> str:
+    """The hash of a file, read again if it is not the one it must have.
+
+    Python's queues of loader workers may close a descriptor twice when a loader ends, and so close this thread's.
+    """
+    try:
+        found = hash_of(file.path, file.head, rest)
+        if file.blake2b in (None, found):
+            return found
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+    return hash_of(file.path, file.head, rest)
 
 
 class StoredFiles:
@@ -139,7 +155,7 @@ class StoredFiles:
             if self.seen[path][1]:
                 continue
             try:
-                state, found = state_of(path), hash_of(path, file.head, rest)
+                state, found = state_of(path), _confirmed_hash(file, rest)
             except OSError as error:
                 yield f"{path} cannot be read: {error.strerror or error}."
                 continue

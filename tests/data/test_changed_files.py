@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 from prepared import prepared
 from recipe_runs import RECIPE, run
 
-from lit_llm.data import Mixture, MixturePhase, MixtureSource, TokenShards
+from lit_llm.data import Mixture, MixturePhase, MixtureSource, TokenShards, stored_files
 from lit_llm.data.stored_files import BackgroundCheck, StoredFile, StoredFiles, hash_of
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import ShardWriter
@@ -172,3 +173,19 @@ def test_a_process_ends_while_files_are_hashed(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "large")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+@pytest.mark.parametrize("first", [OSError(errno.EBADF, "Bad file descriptor"), "0" * 32])
+def test_a_descriptor_that_another_thread_closes_by_mistake_is_no_changed_file(tmp_path, monkeypatch, first):
+    """The first read fails, or has another file's bytes."""
+    file = tmp_path / "tokens.bin"
+    file.write_bytes(b"tokens")
+    stored, hashed = StoredFile(str(file), hash_of(str(file))), iter([first, hash_of(str(file))])
+
+    def once(*arguments):
+        if isinstance(found := next(hashed), OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(stored_files, "hash_of", once)
+    assert list(StoredFiles([stored]).problems()) == []
