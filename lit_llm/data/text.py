@@ -178,7 +178,8 @@ class TextDataModule(TokenDataModule):
             if changed:
                 with contextlib.suppress(OSError):  # a cache that cannot be written is hashed at every start
                     write_text(folder / _RECORD, json.dumps(files.seen))
-            self._seen_sources = {path: files.seen[path] for path in paths}
+            # As they are written in the recipe: a project may move with its texts.
+            self._seen_sources = {str(path): files.seen[os.path.abspath(path)] for path in self.source_files()}
         except (UserError, OSError, ValueError, KeyError, Unexpected) as error:
             return str(error)
         return None
