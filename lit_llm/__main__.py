@@ -116,7 +116,7 @@ def _bound_spinning() -> None:
     GNU's OpenMP reads it when torch is imported, and processes that this one starts inherit it (docs/evidence/measurements.md).
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "20000"  # iterations; the default is 300,000
+        os.environ["GOMP_SPINCOUNT"] = "1000"  # iterations; the default is 300,000
 
 
 def _run() -> NoReturn:

@@ -27,7 +27,7 @@ def said(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("given", "inherited"),
     [
-        ({}, "20000"),
+        ({}, "1000"),
         ({"GOMP_SPINCOUNT": "7"}, "7"),
         ({"OMP_WAIT_POLICY": "active"}, "None"),
         ({"KMP_BLOCKTIME": "0"}, "None"),
