@@ -20,10 +20,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ._lightning import _AfterSteps, accumulates, metric_step, validation_follows
-from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
+from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, is_score, offered
 from .errors import UserError, refused, setting
 from .ranges import STEPS, above, check_ranges, whole
-from .task_scores import is_task_metric
 
 _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss", "validation_loss", "eval/loss", "eval_loss")
 """Usual names of the loss of a validation."""
@@ -249,7 +248,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
 
     def _improved_task_score(self, trainer: Trainer) -> float | None:
         """The score of tasks in this step, if `monitor` is one and it is the best so far, else None."""
-        scored = metric_step(trainer, self.monitor) == trainer.global_step and is_task_metric(trainer, self.monitor)
+        scored = metric_step(trainer, self.monitor) == trainer.global_step and is_score(trainer, self.monitor)
         return self._improved_score(trainer) if scored else None
 
     def _improved_score(self, trainer: Trainer) -> float | None:
@@ -271,7 +270,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         metrics = trainer.callback_metrics
         names = (self.monitor, *(_LOSSES if self.monitor in _LOSSES else ()))
         metric = next((name for name in names if name in metrics), None)
-        if metric != self.monitor and not self._told and not is_task_metric(trainer, self.monitor):
+        if metric != self.monitor and not self._told and not is_score(trainer, self.monitor):
             there = ", ".join(sorted(metrics)) or "none"
             follows = f"the best checkpoint follows {metric!r}" if metric else "without it no checkpoint is the best"
             rank_zero_warn(

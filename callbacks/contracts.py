@@ -237,6 +237,19 @@ class KnowsStableStep(Protocol):
     """The last step before the decay, whose checkpoint is kept."""
 
 
+class KnowsScores(Protocol):
+    """`TaskScores`, for callbacks that watch a score, which may come less often than validation."""
+
+    score_names: Collection[str]
+    """Metrics that it logs, known when training starts."""
+
+
+def is_score(trainer: Trainer, name: str | None) -> bool:
+    """Whether a callback of the trainer knows a score of this name."""
+    known = (offered(callback, KnowsScores) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    return any(name in callback.score_names for callback in known if callback)
+
+
 class HearsOfInterruption(Protocol):
     """A callback that begins something at a validation, which `StopOnSignal` may interrupt."""
 

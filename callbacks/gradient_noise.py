@@ -12,7 +12,7 @@ from torch import Tensor
 from ._lightning import callback_of, is_logged, write_row
 from ._torch import tensors_in
 from .batch_ramp import BatchRamp
-from .contracts import ScalesFirstGradient, ScalesLoss, offered
+from .contracts import HasMicroBatches, ScalesFirstGradient, ScalesLoss, offered, offered_by_data
 from .errors import UserError, setting, without
 from .gradient_norm_and_clipping import GradientNorm, gradient_norm
 from .ranges import STEPS, below, check_ranges, whole
@@ -74,9 +74,11 @@ class GradientNoise(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._micro_batches, self._small = 0, None  # an interrupted fit may have left a part of a step
         if trainer.accumulate_grad_batches < 2 and callback_of(trainer, BatchRamp) is None:
+            sized = offered_by_data(trainer, HasMicroBatches)  # then accumulation follows from the sizes of the data
+            where = setting(type(sized), "micro_batch_size") if sized else setting(Trainer, "accumulate_grad_batches")
             raise UserError(
                 "GradientNoise compares the first micro-batch of a step with the whole step, but a step has one micro-batch: "
-                f"accumulate several (a smaller micro-batch), or {without(GradientNoise)}."
+                f"accumulate several ({where}), or {without(GradientNoise)}."
             )
         if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
             raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any
 
 import torch
@@ -90,13 +91,18 @@ EARLY = 20
 """Rows up to step `every_n_steps`, about: a run of a few hundred steps is judged by them."""
 
 
+@cache
+def _early_steps(every_n_steps: int) -> list[int]:
+    return sorted({round(every_n_steps ** (i / EARLY)) for i in range(EARLY)} - {every_n_steps})
+
+
 def row_number(step: int, every_n_steps: int) -> int:
     """The number of the row that a step has, from 1; 0 if it has none.
 
     Each `every_n_steps`-th step has a row, and before the first of these about 20, spread geometrically. It depends on the step
     alone, so that a resumed or extended run has the rows of one that was not.
     """
-    early = sorted({round(every_n_steps ** (i / EARLY)) for i in range(EARLY)} - {every_n_steps})
+    early = _early_steps(every_n_steps)
     if step % every_n_steps == 0:
         return len(early) + step // every_n_steps
     return early.index(step) + 1 if step in early else 0

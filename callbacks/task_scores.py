@@ -87,7 +87,7 @@ class TaskScores(_AfterSteps):
         self.at_end = at_end
         self.limit = limit
         self.batch_size = batch_size
-        self.metrics: list[str] = []  # the names of what is logged, known when training starts
+        self.score_names: list[str] = []  # the names of what is logged, known when training starts
         self._files: dict[str, list[Question]] = {}
         self._lm_eval: Any = None
         self._fits = False
@@ -107,7 +107,7 @@ class TaskScores(_AfterSteps):
         names = []
         for file in (Path(name) for name in self.tasks if name.endswith(".jsonl")):
             self._files[file.stem] = questions = read_questions(file, self.limit)
-            self.metrics += [
+            self.score_names += [
                 f"task/{file.stem}/{metric}" for metric in scores(questions[:1], [[0.0] * len(questions[0].choices)])
             ]
             names.append(file.stem)
@@ -147,7 +147,7 @@ class TaskScores(_AfterSteps):
         if self._lm_eval is not None:
             with _naming_tasks(), isolate_rng():
                 names = [f"task/{name}" for name in self._lm_eval.check(scorer)]
-            self.metrics = list(dict.fromkeys([*self.metrics, *names]))
+            self.score_names = list(dict.fromkeys([*self.score_names, *names]))
 
     # -- when -------------------------------------------------------------------------------------------------------------
 
@@ -195,11 +195,6 @@ class TaskScores(_AfterSteps):
         """The query and each choice of all files."""
         rows = [(f"task {name}, row {i}", row) for name, rows in self._files.items() for i, row in enumerate(rows, start=1)]
         return [scorer.pair(place, *texts) for place, row in rows for texts in row.pairs()]
-
-
-def is_task_metric(trainer: Trainer, name: str | None) -> bool:
-    """Whether a `TaskScores` of the trainer logs a metric of this name."""
-    return any(name in callback.metrics for callback in trainer.callbacks if isinstance(callback, TaskScores))  # type: ignore[attr-defined]
 
 
 def format_scores(step: int | None, row: Mapping[str, float], seconds: float) -> str:

@@ -35,6 +35,11 @@ def model_problems(run: Run, made: Objects) -> list[str]:
                 f"data.block_size={data.block_size} is longer than model.block_size={model.block_size} "
                 "(--data.block_size, or leave it null to follow the model)"
             )
+        if parts.get("expert_balance") is not None and model.moe is None and made.architecture is None:
+            found.append(
+                "expert_balance moves the biases of experts, but the model has none "
+                "(--model.moe.experts 8, or --expert_balance null)"
+            )
         loss = parts.get("loss")
         if loss is not None and loss.ahead_weight != type(loss).ahead_weight and not model.predict_ahead:
             found.append(

@@ -30,7 +30,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_slurm, launched_ranks
 from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.runs.resume import RunStart
-from lit_llm.runs.run_folder import LOGGER_RUNS, METRICS
+from lit_llm.runs.run_folder import LOGGER_RUN_ARGUMENTS, LOGGER_RUNS, METRICS
 from lit_llm.runs.setting_changes import same_on_all_ranks
 from lit_llm.training.bounded_exit import end_with_launcher, launches_ranks
 from lit_llm.training.lost_peer import launched_rank_ended
@@ -107,12 +107,9 @@ def _continue_logged_runs(loggers: Any, run_dir: Path) -> None:
     recorded = read_json(run_dir / LOGGER_RUNS) if is_there(run_dir / LOGGER_RUNS) else {}
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         name = str(logger.class_path).rpartition(".")[2] if isinstance(logger, Namespace) else ""
-        argument = _RUN_ARGUMENT.get(name)
+        argument = LOGGER_RUN_ARGUMENTS.get(name)
         if argument and isinstance(recorded.get(name), str) and not logger.init_args.get(argument):
             logger.init_args[argument] = recorded[name]
-
-
-_RUN_ARGUMENT = {"WandbLogger": "id", "MLFlowLogger": "run_id"}
 
 
 def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:

@@ -20,6 +20,8 @@ METRICS = "metrics.jsonl"
 """What `callbacks.MetricsFile` writes."""
 LOGGER_RUNS = "logger_runs.json"
 """Ids of the run in W&B and MLflow, by the class of the logger."""
+LOGGER_RUN_ARGUMENTS = {"WandbLogger": "id", "MLFlowLogger": "run_id"}
+"""Loggers that have such an id, as `version`, and the argument that takes it."""
 ENDED = "ended.json"
 """After which step, and why, the run ended by a rule of its own before its last step: early stopping, a time limit."""
 

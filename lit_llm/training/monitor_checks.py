@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from lit_llm import callbacks
 from lit_llm.callbacks._lightning import accumulates, callback_of, metric_step, set_metrics
-from lit_llm.callbacks.task_scores import is_task_metric
+from lit_llm.callbacks.contracts import is_score
 from lit_llm.core.errors import UserError
 
 
@@ -67,7 +67,7 @@ class RequireMonitor(Callback):
 
     def _check(self, trainer: Trainer) -> None:
         monitor, metrics, name = self.watching.monitor, trainer.callback_metrics, type(self.watching).__name__
-        if name == "StepCheckpoint" and is_task_metric(trainer, monitor):  # may come later
+        if name == "StepCheckpoint" and is_score(trainer, monitor):  # may come later
             return
         if getattr(self.watching, "strict", True) and monitor is not None and monitor not in metrics:
             names = sorted(name for name in metrics if not name.startswith(("health/", "setup/")))  # a hundred more

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
 
@@ -21,7 +21,7 @@ from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.models.attention_kernel_choice import describe
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import trainable
-from lit_llm.runs.run_folder import CONFIG, LOGGER_RUNS, run_of
+from lit_llm.runs.run_folder import CONFIG, LOGGER_RUN_ARGUMENTS, LOGGER_RUNS, run_of
 from lit_llm.runs.setting_changes import SETTINGS, Change, rule
 from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.language_model import LanguageModel
@@ -77,9 +77,8 @@ class SaveRunFolder(Callback):
             write_taught_ids(run_dir, tokenizer, form)
         for logger in trainer.loggers:
             log_settings(logger, self.settings, self.text, trainer.global_step)
-        runs = {type(logger).__name__: logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger)}
-        runs |= {type(logger).__name__: logger.run_id for logger in trainer.loggers if isinstance(logger, MLFlowLogger)}
-        if runs:
+        names = [(type(logger).__name__, logger) for logger in trainer.loggers]
+        if runs := {name: logger.version for name, logger in names if name in LOGGER_RUN_ARGUMENTS}:
             write_text(run_dir / LOGGER_RUNS, json.dumps(runs))
 
     @rank_zero_only

@@ -46,7 +46,7 @@ REFUSED = {
     "top_k": (["--model.moe.top_k", "9"], ["model.moe.top_k is 9", "at most 8"]),
     "unknown": (["--model.moe.expert", "9"], ["expert"]),
     "kind": (["--model.moe.router", "tanh"], ["router"]),
-    "no experts": (["--expert_balance", "ExpertBalance"], ["ExpertBalance", "--expert_balance null"]),
+    "no experts": (["--expert_balance", "ExpertBalance"], ["expert_balance", "--model.moe.experts"]),
     "lora": (["--model.moe.experts", "4", "--model.moe.balance", "0.1", "--lora.rank", "4"], ["lora", "--model.moe.balance 0"]),
     "lora, biases": (
         ["--model.moe.experts", "4", "--expert_balance", "ExpertBalance", "--lora.rank", "4"],

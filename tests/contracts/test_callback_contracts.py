@@ -26,6 +26,7 @@ OTHERS = {
     "KnowsSkip": lambda: callbacks.SpikeGuard(),
     "AsksToSave": lambda: callbacks.StopOnSignal(),
     "KnowsStableStep": lambda: callbacks.WSD(),
+    "KnowsScores": lambda: callbacks.TaskScores(["quiz.jsonl"]),
     "HearsOfInterruption": lambda: callbacks.EMA,
 }
 
