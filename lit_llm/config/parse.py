@@ -182,8 +182,8 @@ def _without_earlier_ends(arguments: Arguments) -> tuple[Arguments, list[str]]:
     So `--trainer.max_epochs` counts, and not a recipe's `max_steps`.
     """
     ends = [a for a in arguments.assignments if a.key in _ENDS and a.value not in (None, -1, "null", "-1")]
-    dropped = [a for a in ends if a.key != ends[-1].key and a.source != ends[-1].source]
-    if any(a.source == ends[-1].source and a.key != ends[-1].key for a in ends):  # a source that sets both means both
+    dropped = [a for a in ends if a.key != ends[-1].key]
+    if any(a.source == ends[-1].source for a in dropped):  # a source that sets both means both
         return arguments, []
     notes = [
         f"{a.key} {a.value} of {a.origin} is replaced by {ends[-1].key} {ends[-1].value} {ends[-1].where}" for a in dropped

@@ -22,6 +22,8 @@ from lightning.pytorch.trainer.connectors.checkpoint_connector import _Checkpoin
 from lightning.pytorch.utilities.data import _is_dataloader_shuffled
 from torch.distributed.device_mesh import DeviceMesh
 
+from lit_llm.callbacks._lightning import wrap
+
 
 def trainer_of(module: LightningModule) -> Trainer | None:
     """The module's trainer; None where `module.trainer` would raise."""
@@ -89,14 +91,13 @@ def checkpoints_activations(strategy: FSDPStrategy) -> bool:
 
 def before_connecting(strategy: Strategy, do: Callable[[], object]) -> None:
     """Call `do` in all processes when those that Lightning launches have begun. Its result is kept until they are connected."""
-    connect = strategy.setup_environment
 
-    def do_and_connect() -> None:
+    def do_and_connect(connect: Callable[[], None]) -> None:
         kept = do()
         connect()
         del kept
 
-    strategy.setup_environment = do_and_connect  # type: ignore[method-assign]
+    wrap(strategy, "setup_environment", do_and_connect, "the meeting of the ranks")
 
 
 def watch_launched(ended: Callable[[int, int], None]) -> None:
