@@ -170,16 +170,16 @@ class TextDataModule(TokenDataModule):
             if manifest.vocab_size != load_tokenizer(folder).vocab_size:
                 return f"{folder / META_FILE} and its tokenizer have different vocabularies."
             record: Seen = from_json(Seen, read_json(folder / _RECORD))
-            paths = [os.path.abspath(path) for path in self.source_files()]
+            # Checkpoints list texts as the recipe writes them: a project may move with its texts.
+            written = {str(path): os.path.abspath(path) for path in self.source_files()}
             files = StoredFiles(file for stream in _streams(folder, manifest).values() for file in stream.files())
-            files.add(StoredFile(path, record[path][1], mend="the cache has its former text") for path in paths)
+            files.add(StoredFile(path, record[path][1], mend="the cache has its former text") for path in written.values())
             changed = files.recall(record)
             refuse(files.problems(changed))
             if changed:
                 with contextlib.suppress(OSError):  # a cache that cannot be written is hashed at every start
                     write_text(folder / _RECORD, json.dumps(files.seen))
-            # As they are written in the recipe: a project may move with its texts.
-            self._seen_sources = {str(path): files.seen[os.path.abspath(path)] for path in self.source_files()}
+            self._seen_sources = {name: files.seen[path] for name, path in written.items()}
         except (UserError, OSError, ValueError, KeyError, Unexpected) as error:
             return str(error)
         return None
