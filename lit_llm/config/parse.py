@@ -64,8 +64,8 @@ class Recipe:
     def as_yaml(self, *, without: Collection[str] = ()) -> str:
         """Every setting, as YAML that runs as it is.
 
-        Of `model`, an architecture of one's own has few. Of the Trainer's classes that are not ours, only given arguments are
-        written: defaults differ between versions, and not all can be written.
+        An architecture of one's own has few settings of `model`. For a class of another package in `trainer`, only given
+        arguments are written: its defaults differ between versions, and some cannot be written.
 
         Args:
             without: keys that are left out.

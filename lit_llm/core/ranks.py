@@ -1,7 +1,7 @@
 """Which process of a run this one is, from what its launcher has put into the environment. Lightning decides in the same way.
 
 torchrun sets RANK, which comes first within a Slurm job. srun sets SLURM_PROCID; but in a job that is named as a shell (salloc)
-each process is a run of its own. Otherwise LOCAL_RANK and NODE_RANK count, as in processes that Lightning starts. No torch.
+each process is a run of its own. Processes that Lightning starts have LOCAL_RANK and NODE_RANK. No torch.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from lit_llm.tokenizers import Tokenizer
 _ALL_TOKENS = "tokens-"
 
 MAX_FILES = 10_000
-"""A checkpoint lists no more files than this. Those of more are hashed in the background of every launch."""
+"""A checkpoint lists no more files than this. If there are more, every launch hashes all of them in the background."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class OpenedCorpus:
     hashes: dict[str, str]
     """Of the tokens of each stream."""
     files: StoredFiles
-    """Those of the tokens."""
+    """The files that hold the tokens."""
     sources: Seen
     """The files that checkpoints list: the texts, or the files of the tokens. Empty if there are too many."""
     fingerprint: str

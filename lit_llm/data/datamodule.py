@@ -209,7 +209,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     @property
     def files(self) -> StoredFiles:
-        """Those of the tokens."""
+        """The files that hold the tokens."""
         return self._open_data.files
 
     def changed_files(self, saved: Mapping[str, Any], *, accepted: bool) -> list[str]:

@@ -28,11 +28,11 @@ class StoredFile(NamedTuple):
 
     path: str
     blake2b: str | None = None
-    """Of its bytes after the head. None: nothing says it."""
+    """The hash of its bytes after the head. None: nothing says it."""
     head: bytes = b""
     """The bytes that it begins with."""
     mend: str = ""
-    """What a user can do if it holds something else."""
+    """How a user mends a file that holds something else."""
 
 
 Seen = dict[str, list[str]]
@@ -99,7 +99,7 @@ class StoredFiles:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """The size of all files together."""
         return sum(int(state.split()[0]) for state, _ in self.seen.values() if state)
 
     @property

@@ -33,7 +33,7 @@ class ShardInfo:
     mask_blake2b: str | None = None
     """Of the file that says which tokens are targets; None without one."""
     docs_blake2b: str | None = None
-    """Of the file with the ends of its documents; None without one."""
+    """The hash of the file with the ends of its documents; None without one."""
 
 
 @dataclass(frozen=True)

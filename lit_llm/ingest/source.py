@@ -30,7 +30,7 @@ class Source:
         return cls(str(path), *state_of(os.stat(path)))
 
     def place(self) -> str:
-        """Of a local file, ctime and inode: another one may have been put in its place, of equal size and time."""
+        """The ctime and inode of a local file: another file of equal size and time may have been put in its place."""
         status = os.stat(self.path) if self.is_local else None
         return "" if status is None else f"{status.st_ctime_ns} {status.st_ino}"
 

@@ -162,7 +162,7 @@ FITTED = Constants()
 
 FITTED_DEVICES = ("a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb", "h200")
 UNKNOWN = {"kernels": (1.3, 1.35), "float8": (1.15, 1.1), "experts": (1.15, 2.0), "device": (1.15, 1.25)}
-"""What the fit does not know of a run: the factors by which computing may be faster and slower. They multiply. Tuned on
+"""Factors by which computing may be faster and slower, for each thing that the fit does not know. They multiply. Tuned on
 published runs (docs/evidence/plan-speed.md): kernels of another program or version; recipes of float8; how experts get their
 rows, and how few rows each has; devices that no run of the fit covers."""
 

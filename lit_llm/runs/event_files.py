@@ -19,7 +19,7 @@ _FIRST = 2
 
 
 class EventFile(NamedTuple):
-    """What was found.
+    """The events of a file, and how much of it could be read.
 
     Attributes:
         events: the first ones, and those with text.

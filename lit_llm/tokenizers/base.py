@@ -123,8 +123,8 @@ class Tokenizer(ABC):
         return (self.to_json(), self.class_identity()) == (other.to_json(), other.class_identity())
 
     def class_identity(self) -> str:
-        """Empty for lit_llm's classes. Of a user's class, its name, its plain attributes and a hash of the files that define it
-        and its bases: it may encode as it likes."""
+        """Empty for lit_llm's classes. A user's class may encode as it likes: its identity has its name, its plain attributes
+        and a hash of the files that define it and its bases."""
         kind = type(self)
         if kind.__module__.partition(".")[0] == "lit_llm":
             return ""

@@ -138,7 +138,7 @@ def refuse_other_data(state: Mapping[str, Any]) -> None:
 
 
 def _differences(of_ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What another rank has otherwise than rank 0, one phrase for each key."""
+    """One phrase for each key in which a rank differs from rank 0."""
     ours, found = of_ranks[0], dict[str, str]()
     for rank, theirs in enumerate(of_ranks):
         # Arguments of another class follow from that class.

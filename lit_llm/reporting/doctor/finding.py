@@ -77,7 +77,7 @@ class _Rules:
 SLOW = ("loss-stuck", "learning-rate-too-low")
 """What follows from a cause that keeps a model from learning."""
 UNSTABLE = ("diverged", "loss-spikes", "loss-not-finite", "large-logits", "guard-too-strict", "weight-decay-too-high")
-"""What follows from updates that are too large."""
+"""Findings that follow from updates that are too large."""
 ROUGH = (*UNSTABLE, "learning-rate-too-high")
 """What follows from a cause that makes training unstable."""
 JUDGED = ("validation-unlike-training", "validation-differs", "over-fitting")
