@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,10 @@ class Fault:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         elif self.name == "deleted":
             name, self.name = self.name, ""  # deleting raises audit events too
-            shutil.rmtree(Path(path).parent, ignore_errors=True)
+            folder = Path(path).parent
+            gone = folder.with_name(f"{folder.name}.gone")  # at once: a thread that appends to its file would keep the folder
+            with suppress(OSError):  # it was never there
+                shutil.rmtree(folder.rename(gone))
             self.name = name
 
     @contextmanager
