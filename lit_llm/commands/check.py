@@ -15,6 +15,7 @@ from pathlib import Path
 from lit_llm.commands.launch import launch
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
+from lit_llm.core.number_domain import whole
 
 
 def main(words: list[str]) -> int:
@@ -22,17 +23,20 @@ def main(words: list[str]) -> int:
     flags = OwnFlags("check")
     text = "Use the recipe's batch, not two micro-batches of two sequences."
     flags.add_argument("--full_batch", type=bool, help=text)
+    flags.add_argument("--show", range=whole(1, 10**6), help="Print so many sequences of the run's first batch as text.")
     own, rest = flags.split(words)
-    return launch("fit", rest, lambda arguments: _run(arguments, full_batch=own.full_batch), own=flags)
+    return launch("fit", rest, lambda arguments: _run(arguments, full_batch=own.full_batch, show=own.show), own=flags)
 
 
-def _run(arguments: Arguments, *, full_batch: bool) -> int:
+def _run(arguments: Arguments, *, full_batch: bool, show: int | None) -> int:
     from rich.console import Console
     from rich.table import Table
 
     from lit_llm.config.build import ONE_DEVICE, build
     from lit_llm.config.planned_recipe import PlannedRecipe
     from lit_llm.config.resolve import read_recipe
+    from lit_llm.data import TokenDataModule
+    from lit_llm.data.first_batch import batch_as_text, first_batch
     from lit_llm.training.checklist import CheckedRun, checklist
 
     recipe = read_recipe("fit", arguments)
@@ -42,10 +46,16 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
         recipe.config.histograms = None  # without a logger, it would warn
         built = build(recipe, run_dir=Path(folder), trainer={**ONE_DEVICE, "limit_val_batches": 1})
+        ours = isinstance(built.datamodule, TokenDataModule)
+        if show is not None and ours:
+            print(*first_batch(built.datamodule, show), sep="\n")
         trained, say = built.run.initial is not None, partial(print, flush=True)
         checked = CheckedRun(built.trainer, built.model, built.datamodule, built.run.run_dir, trained=trained, say=say)
         batch = "the recipe's batch" if full_batch else checked.cut_batch()
         lines = checklist(checked)
+        if show is not None and not ours:
+            first = {name: each[:show] for name, each in checked.observer.batches[0].items()}
+            print("first micro-batch of these steps", *batch_as_text(first, built.model.tokenizer), sep="\n")
         described = checked.run_lines()
     table = Table(title=f"launch checklist, {batch}", title_justify="left")
     for heading in ("", "check", "found"):

@@ -1,13 +1,16 @@
 """The launch checklist passes on what is right, and each line fails on what it is there for."""
 
+import ast
 import math
 import random
+import re
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from lit_llm.__main__ import main
 from lit_llm.config.build import ONE_DEVICE, build
@@ -146,6 +149,64 @@ def test_a_mistake_in_the_recipe_is_fits_message(folder, capsys):
     for flags in (["--full_batch", "perhaps"], ["--full-batch=perhaps"]):
         assert main(["check", "--config", "tiny.yaml", *flags]) == 2
         assert "--full_batch is 'perhaps', it must be true or false" in capsys.readouterr().err
+
+
+class First(Callback):
+    """Keeps the micro-batches of the first step, after which training ends."""
+
+    def __init__(self):
+        self.batches = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 0:
+            self.batches.append(batch["input_ids"])
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step == 1
+
+
+def test_the_batch_that_is_shown_is_the_one_that_fit_reads(folder, capsys):
+    first, built = First(), build(parse("fit", ["--config", "tiny.yaml"]), run_dir=folder / "kept", trainer={"logger": False})
+    built.trainer.callbacks.append(first)
+    built.trainer.fit(built.model, datamodule=built.datamodule)
+    read = torch.cat(first.batches)
+    assert read.shape == (16, 32)  # the whole batch, of which the checks use four sequences
+    capsys.readouterr()
+    assert main(["check", "--config", "tiny.yaml", "--show", "9"]) == 0
+    out = capsys.readouterr().out
+    shown = re.findall(r"    inputs   (.*)\n    targets  (.*)\n", out)
+    assert [list(ast.literal_eval(inputs).encode()) for inputs, _ in shown] == read[:9].tolist()
+    assert all(ast.literal_eval(inputs)[1:] == ast.literal_eval(targets)[:-1] for inputs, targets in shown)
+    assert out.index("targets  ") < out.index("training 3 steps")
+    assert main(["check", "--config", "tiny.yaml", "--show", "0"]) == 2 and "show" in capsys.readouterr().err
+
+
+OWN = """
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+
+class Counting(LightningDataModule):
+    vocab_size = 40
+
+    def train_dataloader(self):
+        rows = [{"input_ids": torch.arange(9) + i, "targets": torch.arange(1, 10) + i} for i in range(31)]
+        rows[0]["targets"][:4] = -100
+        return DataLoader(rows, batch_size=2)
+
+    val_dataloader = train_dataloader
+"""
+
+
+def test_of_a_data_module_of_ones_own_the_first_micro_batch_is_shown(folder, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "counting.py").write_text(OWN)
+    data = "model: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 9}\ndata: {class_path: counting.Counting}\n"
+    (folder / "own.yaml").write_text(data + "schedule: Constant\ntrainer: {max_steps: 5, accelerator: cpu}\n")
+    main(["check", "--config", "own.yaml", "--show", "1"])
+    out = capsys.readouterr().out
+    assert "    inputs   0 1 2 3 4 5 6 7 8\n    targets  [4 masked] 5 6 7 8 9\n" in out and "sequence 2" not in out
 
 
 def test_a_layout_that_fit_refuses_is_refused_although_the_checks_use_one_device(folder, capsys):

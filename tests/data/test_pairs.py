@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 
 import numpy as np
 import pytest
+import tokenizers
 from ingest import chat_templates
 from prepared import prepare
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import ChatFiles, TokenizerJSON, TokenShards
 from lit_llm.data.batches import HeldOutOrder
+from lit_llm.data.first_batch import first_batch
 from lit_llm.ingest.shard_manifest import Manifest
 
 USER = {"role": "user", "content": "What is 2 + 1?"}
@@ -128,3 +132,16 @@ def test_pairs_and_conversations_are_not_mixed(tmp_path, tokenizer):
     files(tmp_path, tokenizer, ROWS[:1], "val.jsonl")
     with pytest.raises(UserError, match=r"5 pairs.*1 conversations"):
         prepare(files(tmp_path, tokenizer, [*ROWS, {"messages": [USER, answer("3")]}]), tmp_path / "out")
+
+
+def test_the_first_batch_shows_both_answers_of_a_pair(shards, tokenizer):
+    data = TokenShards(path=str(shards), block_size=128, packing="best_fit", global_batch_size=18)
+    lines = list(first_batch(data, 18))  # all
+    pairs = {line.split(":")[0].strip() for line in lines if line.startswith("  pair")}
+    assert {"pair 1, chosen", "pair 1, rejected", "pair 2, chosen"} <= pairs
+    at = next(i for i, line in enumerate(lines) if line.startswith("    inputs") and "Two" in line)  # of the third row
+    assert "rejected" in lines[at - 1] and "chosen" in lines[at - 4] and "Three, of course." in lines[at - 3]
+    prompt = lines[at].partition("Two")[0].partition("'")[2].encode().decode("unicode_escape")
+    masked, answer = re.fullmatch(r"    targets  \[(\d+) masked\] (.*)", lines[at + 1]).groups()
+    size = len(tokenizers.Tokenizer.from_str(tokenizer.to_json()).encode(prompt, add_special_tokens=False).ids)
+    assert int(masked) == size - 1 and ast.literal_eval(answer).startswith("Two<|im_end|>")

@@ -39,7 +39,7 @@ def targets_shifted_twice(run: Observed) -> str | None:
 
 @error.certain(  # the definition of next-token prediction
     "inputs and targets do not belong together: some of either were replaced, masked, shuffled or of another sequence",
-    "look at a batch of the data",
+    "look at a batch of the data (`check --show 2`)",
     "health/shifted_targets",
     explains=_TARGETS,
 )
@@ -70,7 +70,7 @@ def samples_not_shuffled(run: Observed) -> str | None:
 
 @error.likely(  # in English a letter halves the uncertainty about the next one (Shannon 1951)
     "a token says nothing about the next one: tokens of the text are out of order, or random on some ranks",
-    "look at a batch of the data, decoded",
+    "look at a batch of the data, decoded (`check --show 2`)",
     "health/bigram_loss, health/unigram_loss",
     explains=(*SLOW, "validation-other-text"),
 )
@@ -105,7 +105,7 @@ def unknown_tokens(run: Observed) -> str | None:
 
 @warning.likely(  # every input but the first was the target of the one before it
     "a token of the text never is a target that counts: a mask takes it for padding, or leaves it out",
-    "give padding an id of its own; look at the targets of a decoded batch",
+    "give padding an id of its own; look at the targets of a decoded batch (`check --show 2`)",
     "health/unlearned_inputs",
     explains=(*JUDGED, "targets-ignored", "validation-counts-others"),
 )

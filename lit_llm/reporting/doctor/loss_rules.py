@@ -151,7 +151,7 @@ def diverged(run: Observed) -> str | None:
 
 @error.possible(
     "the targets have nothing to do with the inputs, or the learning rate is much too low or too high",
-    "look at a batch of the data; then try ten times the learning rate",
+    "look at a batch of the data (`check --show 2`); then try ten times the learning rate",
     "health/shifted_targets, health/update_ratio",
 )
 def loss_stuck(run: Observed) -> str | None:
@@ -170,7 +170,7 @@ def loss_stuck(run: Observed) -> str | None:
 
 @error.possible(  # the entropy of English is near 0.6 to 1.3 bits per character (Shannon 1951); a first pass does not reach it
     "the model sees its targets: labels are not shifted, the mask leaks, or the text repeats itself",
-    "look at a batch of the data and at the attention mask",
+    "look at a batch of the data (`check --show 2`) and at the attention mask",
     "health/copied_targets, health/future_leak, health/repeated_samples",
 )
 def loss_too_low(run: Observed) -> str | None:

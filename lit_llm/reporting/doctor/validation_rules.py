@@ -51,7 +51,7 @@ def validation_counts_others(run: Observed) -> str | None:
 
 @error.certain(  # the definition of next-token prediction
     "inputs and targets of validation do not belong together: shifted once too often or not at all, or some of either replaced",
-    "look at a batch of the validation data",
+    "look at a batch of the validation data, beside one of training (`check --show 2`)",
     "health/validation_shifted_targets",
     explains=JUDGED,
 )
@@ -88,7 +88,7 @@ def validation_has_other_tokens(run: Observed) -> str | None:
 
 @warning.likely(
     "the training text has random tokens, all along or for a while, or is much harder to predict than the validation text",
-    "look at decoded batches of the training data",
+    "look at decoded batches of the training data (`check --show 100`)",
     "health/bigram_loss against health/validation_bigram_loss",
     explains=(*SLOW, *ROUGH, *JUDGED, "tokens-shuffled"),
 )

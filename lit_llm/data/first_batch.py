@@ -1,0 +1,59 @@
+"""The first batch of a run as text, for somebody who looks at it before the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from lit_llm.data.blocks import IGNORE
+from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.tokenizers import Tokenizer
+
+
+def first_batch(data: TokenDataModule, sequences: int) -> Iterator[str]:
+    """Lines about the first sequences of the global batch that a new run reads first, with documents if the shards have them.
+
+    Args:
+        data: with the recipe's batch, without a Trainer.
+    """
+    data.prepare_data()
+    data.setup()
+    data.gives_documents = True  # `LanguageModel.setup` sets whether the model asks for them
+    blocks, size = data.train_blocks(), data.batch_samples(0)
+    batch = blocks[data.locate(np.arange(min(sequences, size)))]
+    yield f"first batch of a new run: {size:,} sequences of {data.block_size:,} tokens; of R ranks, rank 0 reads the first 1/R"
+    yield from batch_as_text(batch, data.tokenizer, data.source_names)
+
+
+def batch_as_text(batch: Mapping[str, Tensor], tokenizer: Tokenizer | None, source_names: Sequence[str] = ()) -> Iterator[str]:
+    """Lines with the inputs and targets of each document of each sequence: Python strings, which escape control characters.
+
+    Args:
+        tokenizer: None: token ids are written instead of text.
+    """
+    for row, (inputs, targets) in enumerate(zip(batch["input_ids"].numpy(), batch["targets"].numpy(), strict=True)):
+        source = f", source {source_names[int(batch['sources'][row])]}" if "sources" in batch else ""
+        yield f"sequence {row + 1}{source}"
+        documents = batch["documents"][row].numpy() if "documents" in batch else np.zeros_like(inputs)  # (T,)
+        for places in np.split(np.arange(len(inputs)), np.flatnonzero(np.diff(documents)) + 1):
+            number = int(documents[places[0]])
+            if number == len(inputs):
+                yield f"  padding: {len(places):,} tokens"
+                continue
+            pair = f"pair {number // 2 + 1}, {'rejected' if number % 2 else 'chosen'}"
+            yield f"  {pair if 'pairs' in batch else f'document {number + 1}'}: {len(places):,} tokens"
+            yield f"    inputs   {_text(inputs[places], tokenizer)}"
+            yield f"    targets  {_text(targets[places], tokenizer)}"
+
+
+def _text(ids: np.ndarray, tokenizer: Tokenizer | None) -> str:
+    """The text of (n,) ids. Ignored ones are counted in brackets, outside of the quotes."""
+    parts = []
+    for run in np.split(ids, np.flatnonzero(np.diff(ids == IGNORE)) + 1):
+        if run[0] == IGNORE:
+            parts.append(f"[{len(run):,} masked]")
+        else:
+            parts.append(" ".join(map(str, run)) if tokenizer is None else repr(tokenizer.decode(run)))
+    return " ".join(parts)
