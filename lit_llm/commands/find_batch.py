@@ -42,6 +42,7 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from lit_llm.commands.noise_scale import find_batch
     from lit_llm.commands.short_runs import ShortRuns, overlay_text
     from lit_llm.core.disk import write_text
+    from lit_llm.optim.transfer import RATE_OF_BATCH
 
     with new_file_if(own.out, replace=own.replace, flag="--out") as overlay:
         runs, say = ShortRuns(arguments), partial(print, flush=True)
@@ -62,6 +63,9 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
             f"{1 + batch / scale:.2g} times the least tokens"
         )
     if found.batch != recipe:
+        power, source = RATE_OF_BATCH.get(runs.class_path.rpartition(".")[2], (0.0, ""))
+        for name, rate in runs.rates.items() if power else ():
+            print(f"{name} {rate:.3g} becomes {rate * (found.batch / recipe) ** power:.3g} with this batch ({source})")
         print("Another batch needs another learning rate: run find-lr with it.")
     if own.out is not None:
         print(f"Wrote {own.out}. Use it: fit --config RECIPE --config {own.out}")

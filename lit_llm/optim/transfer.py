@@ -18,6 +18,11 @@ from lit_llm.optim.parameter_groups import parameter_groups
 _LIKE_ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Lion")
 """Classes whose updates have the same size in every element, whatever the gradient's."""
 
+RATE_OF_BATCH = {"SGD": (1.0, "linear for SGD: Goyal et al. 2017, arXiv 1706.02677")} | dict.fromkeys(
+    (*_LIKE_ADAM, "RMSprop", "Muon", "MuonAdamW"), (0.5, "square root for Adam: Malladi et al. 2022, arXiv 2205.10287")
+)
+"""Class → the power of the batch size to which the learning rate is proportional, and its source."""
+
 
 def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
     """The optimizer of a model's parameters. If the model has `size_ratios`, its groups' options follow from them.

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,20 @@ def test_noise_that_hides_the_gradient_is_said(monkeypatch, folder):
     monkeypatch.setattr(_FrozenNoise, "noise", lambda self: Noise(3.0, -0.01))
     with pytest.raises(UserError, match="--noise_steps 16"):
         find_batch(ShortRuns(TINY), seeds=1, steps=4)
+
+
+@pytest.mark.parametrize(("optimizer", "power"), [("SGD", 1.0), ("AdamW", 0.5), ("MuonAdamW", 0.5), ("Adagrad", None)])
+def test_the_rate_of_the_found_batch_follows_from_the_optimizer(folder, capsys, monkeypatch, optimizer, power):
+    monkeypatch.setattr(_FrozenNoise, "noise", lambda self: Noise(12.0, 1.0))  # the recipe has 4 sequences
+    flags = ["--optimizer", optimizer, "--optimizer.lr", "0.02", "--data.micro_batch_size", "2"]
+    code, out, _ = run(capsys, "find-batch", *TINY, "--seeds", "1", "--noise_steps", "4", *flags)
+    assert code == 0 and "advised: 12 sequences" in out
+    said = dict(re.findall(r"(\w*lr) \S+ becomes (\S+) ", out))
+    assert "lr" in said if power else not said
+    if power:
+        assert float(said["lr"]) == pytest.approx(0.02 * 3**power, rel=5e-3)
+        assert ("2205.10287" in out) is (power == 0.5) and ("1706.02677" in out) is (power == 1)
+    assert ("adamw_lr" in said) is (optimizer == "MuonAdamW") and "find-lr" in out
 
 
 @pytest.mark.slow
