@@ -29,7 +29,13 @@ $(EVAL): $(STAMP)
 
 quickstart: install ## train a small GPT on this machine's own Python sources (minutes on two CPU cores)
 	$(BIN)/python -m lit_llm fit --config recipes/quickstart.yaml --resume auto
-	$(BIN)/python -m lit_llm.commands.quickstart_report runs/quickstart
+	@echo && echo 'A sample, continuing "def ":' && echo
+	@$(BIN)/python -m lit_llm generate --run runs/quickstart --prompt "def " --max_new_tokens 150
+	@printf '%s\n' '' 'The run is in runs/quickstart: config.yaml, checkpoints/, tokenizer.json and the TensorBoard events.' '' 'Next:' \
+	  '  watch the curves     $(BIN)/python -m tensorboard.main --logdir runs' \
+	  '  let it write more    $(BIN)/python -m lit_llm generate --run runs/quickstart --prompt "class " --max_new_tokens 300' \
+	  '  train on your text   $(BIN)/python -m lit_llm fit --config recipes/quickstart.yaml --run_dir runs/mine \' \
+	  '                         --data TextFiles --data.paths my.txt'
 
 # OMP_NUM_THREADS=1: tests start several processes, which would compete for cores otherwise. PYTHONDONTWRITEBYTECODE would have
 # each of them compile every module anew.

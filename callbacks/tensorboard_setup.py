@@ -16,7 +16,7 @@ from .task_scores import TaskScores
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
 # Training and validation loss are two charts, because TensorBoard scales a chart by all its curves.
-QUALITY = {"validation loss": "^val/loss$", "training loss": "^train/loss$", "bits per byte": "^val/bits_per_byte$"}
+QUALITY = {"validation loss": "^val/loss$", "training loss": "^train/loss$", "bits per byte": "^val/.*bits_per_byte$"}
 BY_SOURCE = {"training loss by source": "^train/[^/]+/loss$", "validation loss by source": "^val/[^/]+/loss$"}
 BY_TASK = {"accuracy by task": "^task/.+/acc$"}
 HEALTH = {

@@ -25,7 +25,7 @@ from lit_llm.data.stored_files import Seen, StoredFile, StoredFiles, state_of
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
-from lit_llm.ingest.selection import Selection, path_hash
+from lit_llm.ingest.selection import path_hash
 from lit_llm.ingest.shard_manifest import META_FILE, Manifest, Unexpected, from_json
 from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.token_parts import PARTS
@@ -186,14 +186,6 @@ class TextDataModule(TokenDataModule):
 
     def seen_sources(self) -> Seen:
         return self._seen_sources
-
-    def held_out_text(self) -> Iterator[bytes]:
-        """The bytes of the validation text in pieces, for comparing its compression with other programs."""
-        for one in self.inputs():
-            if one.split in (None, "val"):
-                for piece in Selection(self.val_fraction).pieces(one):
-                    if piece.split == "val":
-                        yield piece.text
 
     def cached_manifest(self) -> Manifest | None:
         """What the cache says about the tokenised text; None without an undamaged cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from lit_llm.core.number_text import count, counted, duration, money_range
@@ -19,6 +20,7 @@ def described(run: RunCurves) -> list[tuple[str, str]]:
         "model": _model(run),
         "data": _data(run),
         "training": _training(run),
+        "compression": _compression(run),
         "planned cost": planned_cost(run.launches),
         "cost": cost(run.launches),
         "end": run.end.ended if run.end else "",
@@ -116,6 +118,19 @@ def _training(run: RunCurves) -> str:
         parts.append(f"{batch:,} sequences a step")
     parts += [str(setting("trainer.precision") or ""), run.launches[-1].hardware if run.launches else ""]
     return "; ".join(part for part in parts if part)
+
+
+def _compression(run: RunCurves) -> str:
+    """The last validation loss in bits, beside what compressors reach on the same text."""
+    loss, bits = run.last("val/loss"), run.last("val/bits_per_byte")
+    if loss is None or bits is None:
+        return "" if loss is None else "bits per byte are not known: no tokenizer, or a loss that is not nats per token"
+    known = {name: run.last(f"val/{name}_bits_per_byte") for name in ("gzip", "xz")}
+    said = " and ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)
+    others = "gzip and xz are not compared (`validate` says why)"
+    if said:
+        others = f"{said} bits per byte of the same text, or of a sample above 2^20 tokens"
+    return f"{bits:.3f} bits per byte, {loss / math.log(2):.3f} bits per token; {others}"
 
 
 def _class(path: object) -> str:

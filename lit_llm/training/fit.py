@@ -193,9 +193,12 @@ def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule,
 @rank_zero_only
 def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Path, steps: int) -> None:
     """Print a table of evaluation metrics after `steps` optimizer steps."""
-    metrics = trainer.callback_metrics
+    metrics = dict(trainer.callback_metrics)
+    if f"{prefix}/bits_per_byte" in metrics:
+        metrics[f"{prefix}/bits_per_token"] = metrics[f"{prefix}/loss"] / math.log(2)
     table = Table("metric", "value", title=f"{run_dir} at step {steps}", title_justify="left")
-    first = [f"{prefix}/{name}" for name in ("loss", "perplexity", "bits_per_byte")]
+    names = ("loss", "perplexity", "bits_per_token", "bits_per_byte", "gzip_bits_per_byte", "xz_bits_per_byte")
+    first = [f"{prefix}/{name}" for name in names]
     for name in (*first, *(name for name in metrics if name.startswith(f"{prefix}/") and name not in first)):
         if name in metrics and math.isfinite(float(metrics[name])):
             table.add_row(name, f"{float(metrics[name]):.4f}")

@@ -34,6 +34,7 @@ from lit_llm.optim.transfer import optimizer_of_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.weights import planned_model
 from lit_llm.training.accumulation import Accumulation, LossMeans, mean_of
+from lit_llm.training.compressors import compressors
 from lit_llm.training.data_vocabulary import with_vocabulary
 from lit_llm.training.evaluation import Evaluation, safe_exp, without_repeats
 from lit_llm.training.objective import CrossEntropy, Objective
@@ -106,6 +107,7 @@ class LanguageModel(TextGeneration):
         self.tokenizer_sha256: str | None = None  # of its file in the run folder
         self.window = Accumulation(LossMeans())
         self.evaluation: Evaluation  # of the current validation or test
+        self._compressors: dict[str, dict[str, float]] = {}  # split → what gzip and xz reach on its text
         self.validated_step: int | None = None  # the last one, in `fit`
         self.step_sums = torch.zeros(1, 2)  # of the latest step, see `Accumulation.end`
         self.step_loss, self.step_count = torch.tensor(math.nan), torch.tensor(0)
@@ -380,6 +382,8 @@ class LanguageModel(TextGeneration):
 
     def on_validation_epoch_end(self) -> None:
         row = self.evaluation.compute()
+        if self.objective.of_tokens and not self.trainer.sanity_checking:
+            row |= self._compressors_row(self.evaluation.prefix)
         # log_dict fills callback_metrics (EarlyStopping, checkpoints) and the result of `trainer.validate`. While fitting,
         # Lightning would log one step early, so `write_row` logs instead.
         fitting = self.trainer.state.fn == "fit"
@@ -389,6 +393,16 @@ class LanguageModel(TextGeneration):
             self.validated_step = self.trainer.global_step
 
     on_test_epoch_end = on_validation_epoch_end
+
+    def _compressors_row(self, split: str) -> dict[str, float]:
+        """What gzip and xz reach on the evaluated text. The first evaluation of a split measures it, on rank 0."""
+        if split not in self._compressors:
+            row: dict[str, float] = {}
+            if self.trainer.is_global_zero:
+                row, sentence = compressors(self.trainer, self.data, split)
+                print(sentence)
+            self._compressors[split] = self.trainer.strategy.broadcast(row)
+        return self._compressors[split]
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

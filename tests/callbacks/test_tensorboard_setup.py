@@ -49,7 +49,7 @@ def test_one_page_shows_exactly_the_contract_metrics(tmp_path, by_source):
             "spike/skipped",
         ),
         *("health/update_ratio/head", "health/attention_logit_max/blocks.0", "health/activation_rms/blocks.0"),
-        *("health/output_entropy", "health/update_norm/head"),
+        *("health/output_entropy", "health/update_norm/head", "val/gzip_bits_per_byte"),
     ]
     # TensorBoard draws every scalar that a pattern matches from its beginning (custom_scalars_plugin: regex.match).
     shown = {
@@ -64,7 +64,7 @@ def test_one_page_shows_exactly_the_contract_metrics(tmp_path, by_source):
     assert shown == (sources if by_source else {}) | {
         "training loss": ["train/loss"],
         "validation loss": ["val/loss"],
-        "bits per byte": ["val/bits_per_byte"],
+        "bits per byte": ["val/bits_per_byte", "val/gzip_bits_per_byte"],
         "learning rate": ["lr", "lr/embedding"],
         "gradient norm": ["grad/norm", "grad/norm_clipped"],
         "fraction of steps clipped": ["grad/clip_fraction"],

@@ -1,5 +1,6 @@
 """The command line as a user sees it: exit codes, messages, run folders, and resuming."""
 
+import math
 import os
 import re
 import subprocess
@@ -32,7 +33,9 @@ def test_fit_then_validate_then_generate(folder, capsys, monkeypatch):
     code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--model.mask_documents", "true", *samples)
     assert code == 0
     fitted = table(out)
-    assert set(fitted) == {"val/loss", "val/perplexity", "val/bits_per_byte"}
+    beside = {"val/bits_per_token", "val/gzip_bits_per_byte", "val/xz_bits_per_byte"}
+    assert set(fitted) == {"val/loss", "val/perplexity", "val/bits_per_byte"} | beside
+    assert fitted["val/bits_per_token"] == pytest.approx(math.log2(math.exp(fitted["val/loss"])), abs=2e-4)
     made = Path("runs/tiny")
     assert {"config.yaml", "tokenizer.json", "checkpoints"} <= {p.name for p in made.iterdir()}
     # the x-axis is the optimizer step, for every curve
@@ -388,7 +391,8 @@ def test_two_processes_make_the_losses_of_one(folder, capsys):
     one, two = curve(Path("runs/one"), "train/loss"), curve(Path("runs/two"), "train/loss")
     assert two == pytest.approx(one, rel=1e-5)
     assert curve(Path("runs/two"), "val/loss") == pytest.approx(curve(Path("runs/one"), "val/loss"), rel=1e-5)
-    assert done.stdout.count("at step 8") == 1  # one table, from one rank
+    assert done.stdout.count("at step 8") == done.stdout.count("gzip and xz compressed") == 1  # from one rank
+    assert curve(Path("runs/two"), "val/xz_bits_per_byte") == curve(Path("runs/one"), "val/xz_bits_per_byte")
     assert not [p for p in (folder / "runs").iterdir() if p.name not in ("one", "two")]
 
 

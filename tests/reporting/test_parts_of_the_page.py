@@ -54,6 +54,16 @@ def test_cost_is_that_of_all_launches_and_the_plan_that_of_the_first(tmp_path):
     assert (short_cost(older), short_cost(launches)) == ("$3.0 to $6.0 (1 of 2 launches)", "$6.0 to $12")
 
 
+def test_the_last_loss_is_said_in_bits_beside_gzip_and_xz(tmp_path):
+    row = {"step": 1, "val/loss": 2.0, "val/bits_per_byte": 0.9}
+    assert "compression" not in dict(described(made(tmp_path / "a", [{"step": 1, "train/loss": 2.0}])))
+    assert "no tokenizer" in dict(described(made(tmp_path / "b", [{"step": 1, "val/loss": 2.0}])))["compression"]
+    alone = dict(described(made(tmp_path / "c", [row])))["compression"]
+    assert alone.startswith("0.900 bits per byte, 2.885 bits per token;") and "not compared" in alone  # 2 / ln 2
+    both = row | {"val/gzip_bits_per_byte": 2.25, "val/xz_bits_per_byte": 1.75}
+    assert "gzip 2.250 and xz 1.750" in dict(described(made(tmp_path / "d", [both])))["compression"]
+
+
 def test_a_launch_with_an_infinite_step_is_left_out(tmp_path):
     assert [each.first_step for each in made(tmp_path / "a", [], launch(0, last_step=float("inf")), launch(3)).launches] == [3]
 

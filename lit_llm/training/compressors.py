@@ -1,0 +1,51 @@
+"""Bits per byte of gzip and xz on the held-out text that a model is evaluated on: a scale for the model's."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import Trainer
+
+from lit_llm.data.batches import HeldOutOrder
+
+SAMPLE_TOKENS, SAMPLE_PARTS = 2**20, 16
+"""At most so many tokens are compressed, which takes seconds. Of a longer text, the beginnings of so many equal parts."""
+
+
+def compressors(trainer: Trainer, data: Any, split: str) -> tuple[dict[str, float], str]:
+    """Compress the text that the evaluation of "val" or "test" reads on all ranks: what its counted targets decode to.
+
+    Returns:
+        Bits per byte by names such as val/gzip_bits_per_byte, with a sentence about the text; or none, and why.
+    """
+    loader: Any = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+    batches = (trainer.num_test_batches if trainer.testing else trainer.num_val_batches)[0]
+    none = f"{split}: no comparison with gzip and xz, because"
+    if not isinstance(order := getattr(loader, "sampler", None), HeldOutOrder):
+        return {}, f"{none} the loader is not that of lit_llm.data.TokenDataModule"
+    tokenizer, sizes = data.tokenizer, data.token_bytes_of(split)
+    if tokenizer is None:
+        return {}, f"{none} the data have no tokenizer, so the bytes of their text are not known (--data.tokenizer)"
+    read = int(min(len(loader.dataset), batches * order.batch_size * order.num_replicas))
+    blocks, most = np.arange(read), max(SAMPLE_PARTS, SAMPLE_TOKENS // data.block_size)
+    if read > most:
+        blocks = np.concatenate([part[: most // SAMPLE_PARTS] for part in np.array_split(blocks, SAMPLE_PARTS)])
+    batch = loader.dataset[blocks]
+    targets = batch["targets"].numpy()  # (B, T)
+    if "sources" in batch:  # the text of each source in one piece
+        targets = targets[np.argsort(batch["sources"].numpy(), kind="stable")]
+    ignored = targets < 0
+    if (ignored[:, :-1] & ~ignored[:, 1:]).any():  # padding comes last
+        return {}, f"{none} only a part of the text is predicted, and the model is given the rest"
+    ids = targets[~ignored]
+    ids = ids[sizes.numpy()[ids] > 0]  # without marks of documents
+    text, size = tokenizer.decode(ids).encode(), float(sizes.numpy()[ids].sum())
+    if not text or abs(len(text) - size) > max(8, 0.01 * size):  # it may begin or end inside a character
+        return {}, f"{none} the tokenizer gives {len(text):,} bytes back of {size:,.0f}"
+    packed = {"gzip": gzip.compress(text, 9), "xz": lzma.compress(text)}
+    part = "" if len(blocks) == read else f", a sample in {SAMPLE_PARTS} parts"
+    row = {f"{split}/{name}_bits_per_byte": 8 * len(each) / len(text) for name, each in packed.items()}
+    return row, f"{split}: gzip and xz compressed {len(text):,} bytes of the same text{part}"
