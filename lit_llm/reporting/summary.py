@@ -129,7 +129,7 @@ def _compression(run: RunCurves) -> str:
     said = " and ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)
     others = "gzip and xz are not compared (`validate` says why)"
     if said:
-        others = f"{said} bits per byte of the same text, or of a sample above 2^20 tokens"
+        others = f"{said} bits per byte of the same text, or of a sample above 2^18 tokens"
     return f"{bits:.3f} bits per byte, {loss / math.log(2):.3f} bits per token; {others}"
 
 
