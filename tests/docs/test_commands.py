@@ -423,11 +423,20 @@ def test_every_mention_of_the_command_line_is_collected():
         assert page.read_text().count("-m lit_llm") == collected, f"{page}: a command inside a file's block is not tested"
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if page.suffix == ".md"], ids=lambda page: page.name)
+FOLDERS = ("lit_llm", "callbacks", "recipes", "tests", "benchmarks", "docs")
+PYTHON_FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+MARKDOWN = [*(page for page in pages() if page.suffix == ".md"), ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: page.name)
 def test_files_and_pages_that_a_page_names_exist(page):
+    """Also a Python file without its folder, unless the page shows it as one of the reader's own."""
     text = page.read_text()
-    named = re.findall(r"`((?:lit_llm|callbacks|recipes|tests|benchmarks|docs)/[\w./*-]*\w)[:`]", text)
+    prose = re.sub(r"^ {4}.*$", "", text, flags=re.M)
+    named = re.findall(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/(?:[\w./*-]*\w\.\w+\b|[\w./*-]*\w(?=[:`])))", prose)
     missing = [name for name in named if "NAME" not in name and not list(ROOT.glob(name))]
+    bare = {name for name in re.findall(r"`([\w-]+\.py)[:`]", text) if not re.search(rf"(python|#) {name}", text)}
+    missing += bare - PYTHON_FILES
     linked = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
     missing += [target for target in linked if target and not (page.parent / target).exists()]
     for target, anchor in re.findall(r"\]\(([^):#\s]*)#([^)]+)\)", text):
