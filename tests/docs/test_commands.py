@@ -452,6 +452,15 @@ def test_how_to_pages_are_short():
     assert sum(len(text.split()) for text in texts.values()) <= 21_000
 
 
+WORDS = {"docs/evidence/*.md": 12_000, "docs/reference/*.md": 11_000, "CHANGELOG.md": 700}
+
+
+@pytest.mark.parametrize("pattern", WORDS)
+def test_what_is_looked_up_has_a_budget_of_words(pattern):
+    """Raw rows are CSV files beside the pages."""
+    assert sum(len(page.read_text().split()) for page in ROOT.glob(pattern)) <= WORDS[pattern]
+
+
 def test_the_doctor_names_the_mistake_of_the_module_on_its_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("watched.py").write_text(files(ROOT / "docs/doctor.md")["watched.py"])
