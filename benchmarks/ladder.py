@@ -17,7 +17,6 @@ load on the machine affects both.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import math
 import statistics
@@ -156,9 +155,8 @@ class Run:
         groups = parameter_groups(self.model)
         if technique.groups is not None:
             groups = technique.groups(self.model, groups)
-        self.optimizer = (technique.optimizer or MuonAdamW)(groups, **technique.options)
+        self.optimizer = MuonAdamW(groups, **technique.options)
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
-        self.average = None if technique.average is None else technique.average(self.model)
         self.technique, self.size, self.total = technique, size, total
         self.tokens = 0
 
@@ -191,21 +189,14 @@ class Run:
             technique.before_step(self.optimizer, self.t, self.total)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.average is not None:
-            self.average.update(self.t, self.total)
         return time.process_time() - begin
 
     @torch.no_grad()
     def evaluate(self, text: Text, tokens: int) -> float:
-        with contextlib.ExitStack() as after:
-            if self.average is not None:
-                after.enter_context(self.average.weights())
-            if hasattr(self.optimizer, "eval"):
-                self.optimizer.eval()
-                after.callback(self.optimizer.train)
-            self.model.eval()
-            after.callback(self.model.train)
-            return text.loss(self.model, tokens)
+        self.model.eval()
+        loss = text.loss(self.model, tokens)
+        self.model.train()
+        return loss
 
 
 def train(technique: Technique, size: str, text: Text, *, seed: int, steps: int) -> Row:

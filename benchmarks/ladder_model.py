@@ -22,16 +22,13 @@ from lit_llm.models.attention import attend
 from lit_llm.models.block import Block
 from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPT, View
-from lit_llm.models.loss import LossSums, cross_entropy, logits
+from lit_llm.models.loss import LossSums, cross_entropy
 from lit_llm.models.rotary import rotate
 from lit_llm.models.self_attention import without_own_value
 from lit_llm.models.short_convolution import ShortConvolution
 
-GATE_INPUTS = 12
-"""Leading channels that gates read (modded-nanogpt)."""
 CONVOLUTION = 4
 """Positions of the convolutions."""
-NEXT_TOKENS_STEPS = 200
 BIAS_RATE = 0.01
 
 
@@ -41,10 +38,6 @@ class Variant:
 
     value_embeddings: int = 0
     """Blocks, the last ones, that add a token embedding to their values."""
-    embedding_lambdas: bool = False
-    """Each block reads a x + b x0, with learned a and b and the embedding x0."""
-    smear: bool = False
-    """The embedding of the token before is added, with a gate from this token."""
     earlier_embeddings: int = 0
     """Tokens before this one whose embeddings, from tables of their own, are added to it."""
     bigrams: int = 0
@@ -53,24 +46,10 @@ class Variant:
     """Attention and MLP read a mix of their input and that of the position before, by channel."""
     convolutions: str = ""
     """Where a causal convolution of 4 positions by channel is added: d hidden values of the MLP, e embedding."""
-    head_gates: bool = False
-    """Each head's output is multiplied by 2 sigmoid of a linear function of the input's first channels."""
     forget_gates: bool = False
     """Each head has a gate at each position. The score of an earlier position is lowered by the gates' -log between the two."""
     key_offset: bool = False
     """The slowly rotating half of each key is that of the position before."""
-    skips: bool = False
-    """The outputs of the first half of the blocks are added to the inputs of the second half, by learned scalars."""
-    backout: bool = False
-    """A learned part of the stream after half of the blocks is subtracted before the head."""
-    embedding_norm: bool = False
-    """The embedding is normalised."""
-    bigram_logits: bool = False
-    """A table of logits by the last token is added."""
-    next_tokens: tuple[float, ...] = ()
-    """Weights of the losses of further tokens, from the same logits. They decay to 0 within `NEXT_TOKENS_STEPS`."""
-    branch_gains: bool = False
-    """What attention and MLP add is multiplied by a learned gain of each channel."""
 
 
 def before(x: Tensor, lag: int = 1) -> Tensor:
@@ -96,33 +75,28 @@ class VariantBlock(nn.Module):
         if index >= layers - v.value_embeddings:
             self.value_embedding = nn.Embedding(vocabulary, a.value.out_features)
             nn.init.zeros_(self.value_embedding.weight)
-        self.stream = nn.Parameter(torch.tensor([1.0, 0.0])) if v.embedding_lambdas else None
         self.mix = nn.Parameter(torch.zeros(2 * d)) if v.shift else None
         self.conv_d = new_convolution(block.mlp.up.out_features) if "d" in v.convolutions else None
-        self.gate = nn.Parameter(torch.zeros(GATE_INPUTS * self.heads)) if v.head_gates else None
         # sigmoids of 1 … 5: memories of 4 to 150 positions
         biases = torch.linspace(1, 5, self.heads)
         self.forget = nn.Parameter(torch.cat((torch.zeros(d * self.heads), biases))) if v.forget_gates else None
-        self.gains = nn.Parameter(torch.ones(2 * d)) if v.branch_gains else None
 
-    def forward(self, x: Tensor, x0: Tensor, ids: Tensor, rotation: Any, see: Any) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor, rotation: Any, see: Any) -> Tensor:
         block = self.block
-        if self.stream is not None:
-            x = self.stream[0] * x + self.stream[1] * x0
         y = block.attention_norm(x)
         if self.mix is not None:
             y = y + self.mix.chunk(2)[0] * (before(y) - y)
         if block.attention_convolution is not None:
             y = block.attention_convolution(y)
-        y = self.attention(y, ids, rotation, see)
-        x = x + (y if self.gains is None else y * self.gains.chunk(2)[0])
+        x = x + self.attention(y, ids, rotation, see)
         y = block.mlp_norm(x)
         if self.mix is not None:
             y = y + self.mix.chunk(2)[1] * (before(y) - y)
         if block.mlp_convolution is not None:
             y = block.mlp_convolution(y)
-        y = block.mlp(y) if self.conv_d is None else block.mlp.project(block.mlp.activate(self.conv_d(block.mlp.up(y))))
-        return x + (y if self.gains is None else y * self.gains.chunk(2)[1])
+        if self.conv_d is None:
+            return x + block.mlp(y)
+        return x + block.mlp.project(block.mlp.activate(self.conv_d(block.mlp.up(y))))
 
     def attention(self, x: Tensor, ids: Tensor, rotation: Any, see: Any) -> Tensor:
         a = self.block.attention
@@ -150,11 +124,7 @@ class VariantBlock(nn.Module):
         y = attend(q, k, value, see=see, scale=scale, softcap=a.softcap)  # (B, H, T, h)
         if a.exclusive:
             y = without_own_value(y, value)
-        y = y.transpose(1, 2)  # (B, T, H, h)
-        if self.gate is not None:
-            gates = 2 * torch.sigmoid(x[..., :GATE_INPUTS] @ self.gate.view(GATE_INPUTS, self.heads))
-            y = y * gates[..., None]
-        return a.project(y.flatten(2))
+        return a.project(y.transpose(1, 2).flatten(2))
 
 
 class VariantGPT(nn.Module):
@@ -169,24 +139,15 @@ class VariantGPT(nn.Module):
         self.blocks = nn.ModuleList(
             VariantBlock(block, v, d=d, index=i, layers=n, vocabulary=rows) for i, block in enumerate(model.blocks)
         )
-        self.smear_gate = nn.Parameter(torch.zeros(GATE_INPUTS + 1)) if v.smear else None
         self.earlier = nn.ModuleList(nn.Embedding(rows, d) for _ in range(v.earlier_embeddings))
         self.bigrams = nn.Embedding(v.bigrams, d) if v.bigrams else None
         for table in [*self.earlier, *([] if self.bigrams is None else [self.bigrams])]:
             nn.init.zeros_(table.weight)
         self.conv_e = new_convolution(d) if "e" in v.convolutions else None
-        self.skip = nn.Parameter(torch.zeros(n // 2)) if v.skips else None
-        self.back = nn.Parameter(torch.zeros(1)) if v.backout else None
-        self.bigram_logits = nn.Embedding(rows, c.vocab_size) if v.bigram_logits else None
-        if self.bigram_logits is not None:
-            nn.init.zeros_(self.bigram_logits.weight)
-        self.step = 0
 
     def embed(self, view: View) -> Tensor:
         v, model, ids = self.v, self.model, view.input_ids
         x = model.embed(view)
-        if v.embedding_norm:
-            x = F.rms_norm(x, (x.size(-1),))
         for lag, table in enumerate(self.earlier, 1):
             x = x + before(table(ids), lag)
         if self.bigrams is not None:
@@ -194,50 +155,16 @@ class VariantGPT(nn.Module):
                 (ids * 36313 ^ before(ids) * 27191) % v.bigrams if self.rows**2 > v.bigrams else ids * self.rows + before(ids)
             )
             x = x + self.bigrams(pair)
-        if self.smear_gate is not None:
-            gate = torch.sigmoid(x[..., :GATE_INPUTS] @ self.smear_gate[:GATE_INPUTS])[..., None]
-            x = x + self.smear_gate[GATE_INPUTS] * gate * before(x)
         return x if self.conv_e is None else self.conv_e(x)
 
     def forward(self, input_ids: Tensor, targets: Tensor | None = None, *, loss: Any = None) -> Tensor | LossSums:
-        v, model = self.v, self.model
+        model = self.model
         view = model.view(input_ids)
-        x = x0 = self.embed(view)
-        kept: list[Tensor] = []
-        half = len(self.blocks) // 2
+        x = self.embed(view)
         for i, block in enumerate(self.blocks):
-            if self.skip is not None and i >= half and kept:
-                x = x + self.skip[i - half] * kept.pop()
             table = model.rotary_of[i]
-            x = block(x, x0, input_ids, None if table is None else view.rotations[table], view.sees[model.layers[i].window])
-            if i < half:
-                kept.append(x)
-            if i == half - 1:
-                middle = x
-        if self.back is not None:
-            x = x - self.back * middle
-        if self.bigram_logits is not None or (v.next_tokens and self.training):
-            return self.own_loss(x, view, input_ids, targets)
+            x = block(x, input_ids, None if table is None else view.rotations[table], view.sees[model.layers[i].window])
         return model.finish(x, view, targets, loss)
-
-    def own_loss(self, x: Tensor, view: View, ids: Tensor, targets: Tensor | None) -> Tensor | LossSums:
-        c, v = self.model.config, self.v
-        z = logits(self.model.norm(x), self.model.head_weight, vocab_size=c.vocab_size, softcap=c.logit_softcap)
-        if self.bigram_logits is not None:
-            z = z + self.bigram_logits(ids)
-        if targets is None:
-            return z
-        logp = F.log_softmax(z, dim=-1)
-        counted = targets != -100  # a held-out text ends within a block
-        nll = -(logp.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * counted).sum()
-        total = nll
-        if self.training and v.next_tokens:
-            left = max(0.0, 1 - self.step / NEXT_TOKENS_STEPS)
-            self.step += 1
-            for ahead, weight in enumerate(v.next_tokens, 1):
-                if left:
-                    total = total - left * weight * logp[:, :-ahead].gather(-1, targets[:, ahead:, None]).sum()
-        return LossSums(total, nll.detach(), counted.sum())
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -294,24 +221,13 @@ TECHNIQUES = [
     Technique("hidden-convolution", "Canon-D, Allen-Zhu 2025", model=variant(convolutions="d")),
     Technique("embedding-convolution", "as Canon layers, on the embedding", model=variant(convolutions="e")),
     Technique("token-shift", "RWKV, arXiv 2305.13048", model=variant(shift=True)),
-    Technique("smear", f"{SPEED_RUN} 2025-09-18", model=variant(smear=True)),
     Technique("earlier-embeddings", "embeddings of the two tokens before", model=variant(earlier_embeddings=2)),
     Technique("bigrams", f"{SPEED_RUN} 2026-01", model=variant(bigrams=16_384)),
     Technique("bigrams-1024", "as bigrams, with fewer rows", model=variant(bigrams=1_024)),
-    Technique("bigram-logits", "a bigram model beside the network", model=variant(bigram_logits=True)),
     Technique("value-embeddings", f"{SPEED_RUN} 2024-12-04; arXiv 2410.17897", model=variant(value_embeddings=4)),
-    Technique("embedding-lambdas", f"{SPEED_RUN} 2024-11-03", model=variant(embedding_lambdas=True)),
-    Technique("embedding-norm", f"{SPEED_RUN} 2024-11", model=variant(embedding_norm=True)),
-    Technique("skips", f"U-net, {SPEED_RUN} 2024-11-10", model=variant(skips=True)),
-    Technique("backout", f"{SPEED_RUN} 2025-11", model=variant(backout=True)),
-    Technique("head-gates", f"arXiv 2505.06708; {SPEED_RUN} 2025-08", model=variant(head_gates=True)),
     Technique("exclusive", "exclusive self-attention, Zhai 2026", config={"exclusive_attention": True}),
     Technique("forget", "forgetting transformer, arXiv 2503.02130", model=variant(forget_gates=True)),
     Technique("key-offset", f"{SPEED_RUN} 2025-12", model=variant(key_offset=True)),
     *map(experts, (4, 8, 16)),
     Technique("ahead-1", "multi-token prediction with a block, DeepSeek-V3, arXiv 2412.19437", config={"predict_ahead": 1}),
-    Technique("branch-gains", "LayerScale, arXiv 2103.17239, from 1", model=variant(branch_gains=True)),
-    Technique(
-        "next-tokens", f"multi-token prediction, {SPEED_RUN} 2025-12; arXiv 2404.19737", model=variant(next_tokens=(0.5, 0.25))
-    ),
 ]

@@ -1,17 +1,13 @@
-"""Techniques of the ladder that change the optimizer, its schedules, the batch, or average weights."""
+"""Techniques of the ladder that change the optimizer's options, its schedules or the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
-from ladder_optimizers import CautiousMuonAdamW, QuinticsMuonAdamW, ScheduleFreeAdamW, SoapAdamW
 from ladder_techniques import WARMUP_STEPS, Technique
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lit_llm.callbacks.learning_rate_schedules import DecayShape, wsd
 
@@ -64,29 +60,6 @@ def ratio(name: str, factor: float) -> Callable[[nn.Module, list[dict[str, Any]]
     return groups
 
 
-class LastAverage:
-    """The average of the weights after each update of the last part of the run; before it, the weights themselves."""
-
-    def __init__(self, model: nn.Module, fraction: float, decay: float | None = None) -> None:
-        average = {} if decay is None else {"multi_avg_fn": get_ema_multi_avg_fn(decay)}
-        self.model, self.fraction = model, fraction
-        self.averaged = AveragedModel(model, **average)
-
-    def update(self, t: float, total: int) -> None:
-        if t > (1 - self.fraction) * total:
-            self.averaged.update_parameters(self.model)
-
-    @contextmanager
-    def weights(self) -> Iterator[None]:
-        if int(self.averaged.n_averaged) == 0:
-            yield
-            return
-        own = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.model.load_state_dict(self.averaged.module.state_dict())
-        yield
-        self.model.load_state_dict(own)
-
-
 def half_the_batch_first(t: float, total: int) -> float:
     return 0.5 if t <= total / 3 else 1.0
 
@@ -95,14 +68,6 @@ def short_sequences_first(t: float, total: int) -> int:
     return 4 if t <= total / 6 else 2 if t <= total / 3 else 1
 
 
-JIACHENG = (
-    (4.0848, -6.8946, 2.9270),
-    (3.9505, -6.3029, 2.6377),
-    (3.7418, -5.5913, 2.3037),
-    (2.8769, -3.1427, 1.2046),
-    (2.8366, -3.0525, 1.2012),
-)
-"""x.com/YouJiacheng/status/1905861218138804534, as in Dion and modded-nanogpt."""
 NANOCHAT, SPEEDRUN = "nanochat", "modded-nanogpt"
 
 TECHNIQUES = [
@@ -110,31 +75,12 @@ TECHNIQUES = [
     Technique("polar-express-4", "its first 4 steps", options={"ns_method": "polar_express", "ns_steps": 4}),
     Technique("polar-express-3", "its first 3 steps", options={"ns_method": "polar_express", "ns_steps": 3}),
     Technique("newton-schulz-3", "3 steps of Jordan et al. 2024 instead of 5", options={"ns_steps": 3}),
-    Technique(
-        "quintics-jiacheng",
-        "a quintic for each of the 5 steps, Jiacheng You 2025",
-        optimizer=partial(QuinticsMuonAdamW, quintics=JIACHENG),
-    ),
-    Technique(
-        "quintics-convergent",
-        "5 steps of (15, -10, 3)/8, which converge to 1",
-        optimizer=partial(QuinticsMuonAdamW, quintics=((1.875, -1.25, 0.375),) * 5),
-    ),
     Technique("normuon", "Li et al. 2025, arXiv 2510.05491; β2 0.95", options={"normuon_beta2": 0.95}),
-    Technique("cautious-decay", "Chen et al. 2025, arXiv 2510.12402", optimizer=CautiousMuonAdamW),
     Technique("decay-to-zero", NANOCHAT, before_step=decay_to_zero),
     Technique("decay-as-rate", SPEEDRUN, before_step=decay_as_rate),
     Technique("no-decay", "weight decay 0", options={"weight_decay": 0.0}),
     Technique("momentum-warmup", SPEEDRUN + ": 0.85 to 0.95", before_step=momentum_warmup),
     Technique("momentum-0.9", "Muon's momentum 0.9", options={"momentum": 0.9}),
-    Technique("soap", "Vyas et al. 2024, arXiv 2409.11321; rate 0.003", optimizer=SoapAdamW, options={"lr": 0.003}),
-    Technique(
-        "schedule-free",
-        "Defazio et al. 2024, arXiv 2405.15682; AdamW at 0.005, constant",
-        optimizer=ScheduleFreeAdamW,
-        options={"lr": 0.005},
-        rate=lambda t, total: min(1.0, t / WARMUP_STEPS),
-    ),
     Technique("muon-rate×1.4", "Muon's rate 0.014", options={"lr": 0.014}),
     Technique("rates×1.4", "both rates 0.014", options={"lr": 0.014, "adamw_lr": 0.014}),
     Technique("rates×2", "both rates 0.02", options={"lr": 0.02, "adamw_lr": 0.02}),
@@ -153,6 +99,4 @@ TECHNIQUES = [
     Technique("wsd-cosine", "cosine over the last 40 %", rate=_rate("cosine", tenths=4)),
     Technique("batch-warmup", "half the batch in the first third", rows=half_the_batch_first),
     Technique("length-warmup", "Li et al. 2021, arXiv 2108.06084: a quarter, then half", length=short_sequences_first),
-    Technique("average-last-fifth", "Izmailov et al. 2018, arXiv 1803.05407", average=partial(LastAverage, fraction=0.2)),
-    Technique("ema-0.95", "of the last half", average=partial(LastAverage, fraction=0.5, decay=0.95)),
 ]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -16,16 +15,6 @@ from lit_llm.core.errors import UserError
 from lit_llm.models.loss import LossSums
 
 WARMUP_STEPS, FINAL_RATIO = 20, 0.1
-
-
-class Averaging(Protocol):
-    """Weights that are evaluated instead of those that are trained."""
-
-    def update(self, t: float, total: int) -> None:
-        """Called after update `t` of `total`."""
-
-    def weights(self) -> AbstractContextManager[Any]:
-        """Inside, the model has the averaged weights."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +36,8 @@ class Technique:
     the start of training, or draw its weights from torch's generator."""
     groups: Callable[[nn.Module, list[dict[str, Any]]], list[dict[str, Any]]] | None = None
     """Changes the groups of `parameter_groups`."""
-    optimizer: Callable[..., Optimizer] | None = None
-    """Called with the groups and `options`; None: `MuonAdamW`. If it has `train` and `eval`, they surround evaluations."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the optimizer."""
+    """Options of `MuonAdamW`."""
     loss: Callable[..., LossSums] | None = None
     """The loss function of training; None: `cross_entropy`."""
     rate: Callable[[float, int], float] | None = None
@@ -61,8 +48,6 @@ class Technique:
     """(t, total) → fraction of the batch's sequences in this update."""
     length: Callable[[float, int], int] | None = None
     """(t, total) → the number of equal pieces that each sequence is cut into, a divisor of the block size."""
-    average: Callable[[nn.Module], Averaging] | None = None
-    """Makes the averaged weights of a model."""
 
     def settings(self, width: int) -> dict[str, Any]:
         """`config` of a model of this width."""
@@ -104,14 +89,12 @@ def _both(a: Technique, b: Technique) -> Technique:
         config=settings("config"),
         model=_chain(a.model, b.model),
         groups=_chain_groups(a.groups, b.groups),
-        optimizer=one("optimizer"),
         options=settings("options"),
         loss=one("loss"),
         rate=one("rate"),
         before_step=_in_turn(a.before_step, b.before_step),
         rows=one("rows"),
         length=one("length"),
-        average=one("average"),
     )
 
 

@@ -1,16 +1,19 @@
-"""The tables of docs/evidence/support-matrix.md that certificates fill, from docs/evidence/certificates/*.json.
+"""The tables of docs/evidence/support-matrix.md and .csv that certificates fill, from docs/evidence/certificates/*.json.
 
-    python benchmarks/support_matrix.py          # write them into the page
-    python benchmarks/support_matrix.py --check  # exit code 1 if the page is not what this writes
+    python benchmarks/support_matrix.py          # write both
+    python benchmarks/support_matrix.py --check  # exit code 1 if they are not what this writes
 
-A cell names the numbers of devices on which a check passed. It is stale if the code that the check covers had changed when
-the page was written. The page records the fingerprints of that code, so that a test can write it again at any time: a commit
-that makes a certificate stale does not change what the page must say. `--check` compares with the code of today.
+A cell of the CSV names the numbers of devices on which a check passed; the page counts the layouts. A cell is stale if the
+code that the check covers had changed when the page was written. The page records the fingerprints of that code, so that a
+test can write it again at any time: a commit that makes a certificate stale does not change what the page must say. `--check`
+compares with the code of today.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import sys
 from collections import defaultdict
@@ -22,7 +25,7 @@ from lit_llm.certify.promises import HOW
 from lit_llm.commands.certify import fingerprints
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
-PAGE, CERTIFICATES = EVIDENCE / "support-matrix.md", EVIDENCE / "certificates"
+PAGE, CELLS, CERTIFICATES = EVIDENCE / "support-matrix.md", EVIDENCE / "support-matrix.csv", EVIDENCE / "certificates"
 BEGIN, END = "<!-- from certificates: python benchmarks/support_matrix.py -->\n", "<!-- end -->\n"
 CODE = "<!-- code: {} -->"
 LAYOUTS = tuple(layouts(1) | layouts(4))
@@ -65,24 +68,42 @@ def features() -> list[str]:
     return [*(NAMES.get(value, value) for value in values), *resumed, *moved, *planned]
 
 
+def certificates() -> list[dict[str, Any]]:
+    """All certificates, by kind and number of devices."""
+    found = [json.loads(path.read_text()) for path in CERTIFICATES.glob("*.json")]
+    return sorted(found, key=lambda each: (each["machine"]["device"], each["machine"]["devices"]))
+
+
+def kinds_of(found: list[dict[str, Any]]) -> list[str]:
+    """Kinds of devices that have a certificate, and CPU processes."""
+    return sorted({"CPU process", *(each["machine"]["device"] for each in found)})
+
+
 def tables(now: dict[str, str]) -> str:
-    """The tables, and the fingerprints `now` that decide what is stale."""
-    certificates = [json.loads(path.read_text()) for path in sorted(CERTIFICATES.glob("*.json"))]
-    certificates.sort(key=lambda each: (each["machine"]["device"], each["machine"]["devices"]))
-    lines = ["| machine | result | date | versions | minutes | stale kinds of checks |", "|---|---|---|---|---|---|"]
-    for each in certificates:
+    """The tables of the page, and the fingerprints `now` that decide what is stale."""
+    found = certificates()
+    lines = ["| machine | result | date | versions | stale kinds of checks |", "|---|---|---|---|---|"]
+    for each in found:
         machine = each["machine"]
         kinds = {check["name"].split("/")[0] for check in each["checks"] if check["outcome"] != "skipped"}
-        stale = ", ".join(sorted(kind for kind in kinds if is_stale(each, kind, now))) or "none"
+        stale = {kind for kind in kinds if is_stale(each, kind, now)}
+        shown = "none" if not stale else f"all but {', '.join(sorted(kinds - stale))}" if kinds - stale else "all"
         versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
         named, result = f"{machine['devices']} × {machine['device']}", each["said"].partition(" on ")[0]
-        cells = (named, result, machine["date"], versions, f"{machine['seconds'] / 60:.1f}", stale)
-        lines.append(f"| {' | '.join(cells)} |")
-    for kind in sorted({"CPU process", *(each["machine"]["device"] for each in certificates)}):
-        lines += ["", f"### {kind}", "", *matrix([each for each in certificates if each["machine"]["device"] == kind], now)]
-    if all(each["machine"]["device"] == "CPU process" for each in certificates):
-        lines += ["", "### GPUs", "", "Not run: there is no certificate of a GPU."]
+        lines.append(f"| {' | '.join((named, result, machine['date'], versions, shown))} |")
+    for kind in kinds_of(found):
+        lines += ["", f"### {kind}", "", *summary([each for each in found if each["machine"]["device"] == kind], now)]
     return "\n".join([*lines, "", CODE.format(json.dumps(now))]) + "\n"
+
+
+def cells(now: dict[str, str]) -> str:
+    """The CSV: for each kind of device, a row for each feature and a column for each layout."""
+    found, file = certificates(), io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["device", "feature", *LAYOUTS])
+    for kind in kinds_of(found):
+        rows.writerows([kind, *row] for row in matrix([each for each in found if each["machine"]["device"] == kind], now))
+    return file.getvalue()
 
 
 def is_stale(certificate: dict[str, Any], kind: str, now: dict[str, str]) -> bool:
@@ -90,17 +111,36 @@ def is_stale(certificate: dict[str, Any], kind: str, now: dict[str, str]) -> boo
     return any(certificate["machine"]["code"].get(room) != now[room] for room in COVERS[kind])
 
 
-def matrix(certificates: list[dict[str, Any]], now: dict[str, str]) -> list[str]:
-    """A row for each feature, a column for each layout."""
+def outcomes_of(found: list[dict[str, Any]], now: dict[str, str]) -> dict[tuple[str, str], dict[int, set[str]]]:
+    """(feature, layout) → number of devices → what the checks found there."""
     outcomes: dict[tuple[str, str], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for each in certificates:
+    for each in found:
         for check in each["checks"]:
             for place in rows_of(check):
                 old = check["outcome"] == "passed" and is_stale(each, check["name"].split("/")[0], now)
                 outcomes[place][each["machine"]["devices"]].add("stale" if old else check["outcome"])
-    lines = [f"| feature | {' | '.join(LAYOUTS)} |", "|---" * (len(LAYOUTS) + 1) + "|"]
+    return outcomes
+
+
+def matrix(found: list[dict[str, Any]], now: dict[str, str]) -> list[list[str]]:
+    """A row for each feature: its name, and a cell for each layout."""
+    outcomes = outcomes_of(found, now)
+    return [[feature, *(cell(outcomes[feature, layout]) for layout in LAYOUTS)] for feature in features()]
+
+
+def summary(found: list[dict[str, Any]], now: dict[str, str]) -> list[str]:
+    """A row for each feature, a column for each number of devices: on how many of its layouts the feature passed."""
+    outcomes, devices = outcomes_of(found, now), [each["machine"]["devices"] for each in found]
+    lines = [f"| feature | {' | '.join(f'{n} devices' for n in devices)} |", "|---" * (len(devices) + 1) + "|"]
     for feature in features():
-        lines.append(f"| {feature} | {' | '.join(cell(outcomes[feature, layout]) for layout in LAYOUTS)} |")
+        row = []
+        for n in devices:
+            at = {layout: outcomes[feature, layout][n] for layout in layouts(n)}
+            failed = [layout for layout, words in at.items() if "failed" in words]
+            passed = sum(bool(words & {"passed", "stale"}) and "failed" not in words for words in at.values())
+            named = f", failed: {', '.join(failed)}" if failed else ""
+            row.append(f"{passed} of {len(at)}{named}" if passed or failed else "not run")
+        lines.append(f"| {feature} | {' | '.join(row)} |")
     return lines
 
 
@@ -131,10 +171,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     rooms = {room for covered in COVERS.values() for room in covered}
-    made = page({room: code for room, code in fingerprints().items() if room in rooms})
+    now = {room: code for room, code in fingerprints().items() if room in rooms}
+    made = {PAGE: page(now), CELLS: cells(now)}
     if parser.parse_args().check:
-        return int(made != PAGE.read_text(encoding="utf-8"))
-    PAGE.write_text(made, encoding="utf-8")
+        return int(any(text != path.read_text(encoding="utf-8") for path, text in made.items()))
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -12,9 +12,9 @@ from lit_llm.commands.certify import fingerprints
 
 def test_the_page_is_generated():
     """From the certificates, and the code of the day on which it was written: later changes of the code make no difference."""
-    assert support_matrix.page(support_matrix.written()) == support_matrix.PAGE.read_text(), (
-        "run `python benchmarks/support_matrix.py`"
-    )
+    now = support_matrix.written()
+    assert support_matrix.page(now) == support_matrix.PAGE.read_text(), "run `python benchmarks/support_matrix.py`"
+    assert support_matrix.cells(now) == support_matrix.CELLS.read_text(), "run `python benchmarks/support_matrix.py`"
 
 
 def test_certificates_of_several_processes_are_there_without_failures_hosts_and_paths():
@@ -40,14 +40,18 @@ def test_a_cell_names_devices_and_what_the_code_has_outdated(room, cell, monkeyp
         return {"machine": {"devices": devices, "code": code}, "checks": checks}
 
     now = fingerprints()
-    lines = support_matrix.matrix([certificate(2, now), certificate(4, now | {room: "another"})], now)
-    cells = {line.split(" | ")[0].removeprefix("| "): line.removesuffix(" |").split(" | ")[1:] for line in lines[2:]}
+    found = [certificate(2, now), certificate(4, now | {room: "another"})]
+    cells = {feature: cells for feature, *cells in support_matrix.matrix(found, now)}
     place = support_matrix.LAYOUTS.index("tp")
     for feature in ("32-true", "eager", "recomputation: full", "Muon"):
         assert cells[feature][place] == cell, feature
     assert cells["AdamW"][place] == "not run" and cells["Muon"][place - 1] == "not run"
-    assert len(lines) - 2 == len(support_matrix.features())
+    assert "| Muon | 1 of 9 | 1 of 13 |" in support_matrix.summary(found, now)
+    assert "| AdamW | not run | not run |" in support_matrix.summary(found, now)
 
 
 def test_a_failure_is_named_before_everything_else():
+    checks = [{"name": f"plan/memory/{layout}", "outcome": outcome} for layout, outcome in (("tp", "failed"), ("pp", "passed"))]
+    found = [{"machine": {"devices": 2, "code": fingerprints()}, "checks": checks}]
+    assert "| plan = measured, memory | 1 of 9, failed: tp |" in support_matrix.summary(found, fingerprints())
     assert support_matrix.cell({2: {"passed", "failed"}, 4: {"skipped"}, 8: {"passed", "stale"}}) == "2 failed; 8 stale"

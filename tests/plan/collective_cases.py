@@ -1,4 +1,4 @@
-"""Layouts whose bytes the plan predicts and a dry run of each counts: for a test, and for benchmarks/collective_bytes.py."""
+"""Layouts whose bytes the plan predicts and a dry run of each counts."""
 
 import json
 import os
