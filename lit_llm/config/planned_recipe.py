@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 from lit_llm import callbacks
 from lit_llm.callbacks.learning_rate_schedules import rate_curves
@@ -113,9 +113,8 @@ class PlannedRecipe:
         kind = settings.schedule.kind
         if kind == "Decay":
             self.notes.append("Decay starts at the resumed checkpoint; the plan assumes that it starts at step 1")
-        rate, peaks = self._rate(settings.steps), cache(partial(self._peaks, settings))
-        rates = lambda step: {name: rate(step, peak) for name, peak in peaks().items()}  # noqa: E731
-        return replace(settings, schedule=Schedule(kind, lambda step: rate(step, 1.0), rates))
+        rate = self._rate(settings.steps)
+        return replace(settings, schedule=Schedule(kind, lambda step: rate(step, 1.0), self._rates(settings, rate)))
 
     def model_config(self, vocab_size: int | None) -> PlannedModel:
         """The model with its vocabulary, or else the data's. Adds notes."""
@@ -139,13 +138,17 @@ class PlannedRecipe:
             return steps
         return min(steps, steps_of_epochs(settings, epochs))
 
-    def _peaks(self, settings: RunSettings) -> dict[str, float]:
-        """The peak of each curve of rates that `fit` logs. The optimizer is that of `fit`, of a model without data."""
-        model, own = settings.model, self.built.objects.architecture
-        whole = build_gpt(settings.gpt, settings.lora) if own is None else build_own(own, model.vocab_size)
-        optimizer = optimizer_of(whole, self.built.model.optimizer_factory)
-        peaks = [float(group["lr"]) for group in optimizer.param_groups]
-        return {name: peaks[i] for name, i in rate_curves(optimizer.param_groups, peaks).items()}
+    def _rates(self, settings: RunSettings, rate: Callable[[int, float], float]) -> Callable[[int], dict[str, float]]:
+        """The rates of a step by the curves that `fit` logs. The groups are those of its optimizer, of a model without data."""
+
+        @cache
+        def peaks() -> dict[str, float]:
+            model, own = settings.model, self.built.objects.architecture
+            whole = build_gpt(settings.gpt, settings.lora) if own is None else build_own(own, model.vocab_size)
+            groups = optimizer_of(whole, self.built.model.optimizer_factory).param_groups
+            return {name: groups[i]["lr"] for name, i in rate_curves(groups, [group["lr"] for group in groups]).items()}
+
+        return lambda step: {name: rate(step, float(peak)) for name, peak in peaks().items()}
 
     def _rate(self, steps: int) -> Callable[[int, float], float]:
         """The schedule as a function of the step and the peak."""

@@ -26,6 +26,7 @@ def budget(
         mfu, efficiency = options.mfu or UNFITTED_MFU, options.scaling_efficiency or 1.0
         speed = peak * 1e12 * devices * mfu * efficiency
         said = f"MFU {percent(mfu)}{'' if options.mfu else ' (assumed)'} of {peak:g} TFLOP/s dense"
+        said += "" if options.scaling_efficiency is None else f", scaling efficiency {percent(efficiency)}"
     flops = options.flops if options.days is None or speed is None else options.days * 86400 * speed
     if flops is None:
         return None
@@ -47,6 +48,8 @@ def budget(
         "speed": said,
         "seconds": seconds,
         "device_hours": hours,
+        "price": options.price,
         "usd": usd_hour and cost_usd(seconds, devices, usd_hour),
+        "watts": hardware.watts,
         "mwh": hardware.watts and hours * hardware.watts / 1e6,
     }

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lit_llm.data.mixture_order import PhaseDraws
 
 
-_RATED = "at the rated power of the devices, without hosts, network and cooling"
 _BARS = "▁▂▃▄▅▆▇█"
 _MIXTURE = ("phase", "source", "share", "tokens", "epochs by its end", "max_epochs")
 _MANY_EPOCHS = 4
@@ -44,11 +43,7 @@ class Section:
 
 
 def sections(plan: Plan | dict[str, Any]) -> list[Section]:
-    """The sections of the page, the first without a heading. Text has a no-break space where a line must not end.
-
-    Args:
-        plan: a plan, or the figures of a budget.
-    """
+    """The sections of a plan's page, or a budget's. Text has a no-break space where a line must not end."""
     found = _budget(plan) if isinstance(plan, dict) else _of_plan(plan)
     return [
         Section(each.title, [(row[0], *(_UNIT.sub(_NO_BREAK, text) for text in row[1:])) for row in each.rows], each.header)
@@ -137,7 +132,7 @@ def _short(plan: Plan) -> list[tuple[str, str]]:
     rows.append(("time", f"about {duration(plan.run_seconds)}{band} on {devices(plan)} = {hours} device-hours{speed}"))
     if plan.usd is None:
         return [*rows, ("cost", f"unknown: no price for {plan.hardware.name} (--price)")]
-    source = "at the assumed price range of the hardware table" if plan.options.price_usd_hour is None else "at the given price"
+    source = f"at {plan.options.price}"
     cost = money_range(plan.usd[0] * low, plan.usd[1] * high)
     return [*rows, ("cost", f"{cost if cost.startswith('less') else f'about {cost}'} {source}")]
 
@@ -350,7 +345,7 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
     rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))
     if plan.mwh is not None:
-        rows.append(("energy", f"{two_digits(plan.mwh)} MWh {_RATED}"))
+        rows.append(("energy", _energy(plan.mwh, plan.hardware.watts)))
     if plan.options.served_tokens:
         total = compute.lifetime_flops(plan.active_parameters, settings.tokens, plan.options.served_tokens)
         served = 2 * plan.active_parameters * plan.options.served_tokens
@@ -419,13 +414,17 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
+def _energy(mwh: float, watts: float | None) -> str:
+    return f"{two_digits(mwh)} MWh at {watts:g} W a device, the rated power, without hosts, network and cooling"
+
+
 def _budget(figures: dict[str, Any]) -> list[Section]:
     rows = [("budget", f"{figures['flops']:.4g} FLOPs = 6 x parameters x tokens, of a dense transformer without its attention")]
     if "seconds" in figures:
         where = f"on {figures['hardware']} = {two_digits(figures['device_hours'])} device-hours"
         rows.append(("time", f"{duration(figures['seconds'])} {where}, {figures['speed']}"))
-        rows += [("cost", money_range(*figures["usd"]))] if figures["usd"] else []
-        rows += [("energy", f"{two_digits(figures['mwh'])} MWh {_RATED}")] if figures["mwh"] else []
+        rows += [("cost", f"{money_range(*figures['usd'])} at {figures['price']}")] if figures["usd"] else []
+        rows += [("energy", _energy(figures["mwh"], figures["watts"]))] if figures["mwh"] else []
     rows.append(("optimum", "20 tokens per parameter (Hoffmann et al. 2022, approaches 1 and 2)"))
     rows.append(("loss", "nats, by the fit of their approach 3, which itself prefers smaller models. Compare differences only"))
     models = [

@@ -249,7 +249,7 @@ def test_a_given_scaling_efficiency_replaces_planned_waiting():
 def test_energy_is_device_hours_at_rated_power():
     layout = layout_of_name("fsdp2", 8, 8)
     plan = make_plan(run(layout=layout), find("h100-sxm"))
-    assert plan.mwh == pytest.approx(8 * plan.run_seconds / 3600 * 700 / 1e6) and "rated power" in markdown(plan)
+    assert plan.mwh == pytest.approx(8 * plan.run_seconds / 3600 * 700 / 1e6) and "at 700 W a device" in markdown(plan)
     assert make_plan(run(layout=layout), find("b300")).mwh is None  # its power is unknown
 
 
