@@ -48,7 +48,6 @@ def budget(
         "speed": said,
         "seconds": seconds,
         "device_hours": hours,
-        "price": options.price,
         "usd": usd_hour and cost_usd(seconds, devices, usd_hour),
         "watts": hardware.watts,
         "mwh": hardware.watts and hours * hardware.watts / 1e6,

@@ -243,11 +243,6 @@ class Options:
     days: float | None = None
     at: int | None = None
 
-    @property
-    def price(self) -> str:
-        """Where the price is from."""
-        return "the assumed price range of the hardware table" if self.price_usd_hour is None else "the given price"
-
 
 @dataclass(frozen=True)
 class Times:

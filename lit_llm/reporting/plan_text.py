@@ -132,7 +132,7 @@ def _short(plan: Plan) -> list[tuple[str, str]]:
     rows.append(("time", f"about {duration(plan.run_seconds)}{band} on {devices(plan)} = {hours} device-hours{speed}"))
     if plan.usd is None:
         return [*rows, ("cost", f"unknown: no price for {plan.hardware.name} (--price)")]
-    source = f"at {plan.options.price}"
+    source = "at the assumed price range of the hardware table" if plan.options.price_usd_hour is None else "at the given price"
     cost = money_range(plan.usd[0] * low, plan.usd[1] * high)
     return [*rows, ("cost", f"{cost if cost.startswith('less') else f'about {cost}'} {source}")]
 
@@ -363,10 +363,11 @@ def _communication(plan: Plan) -> list[tuple[str, str]]:
         (f"{name}", f"{size(n)} per rank and step")
         for name, n in communicated_bytes(settings, cuda=plan.hardware.is_gpu).items()
     ]
+    is_known = given or bool(rows and times.communication is not None)
     if rows and times.communication is not None:
         exposed = "" if given else f", {duration(times.exposed)} of it not overlapped"
         rows.append(("time", f"{duration(times.communication)} per step{exposed}"))
-    if plan.efficiency is not None and (rows or given):
+    if plan.efficiency is not None and is_known:
         waited = f" (given): a step waits for {duration(times.exposed)}" if given else ""
         rows.append(("scaling efficiency", percent(plan.efficiency) + waited))
     layout = settings.layout.pipeline
@@ -423,7 +424,7 @@ def _budget(figures: dict[str, Any]) -> list[Section]:
     if "seconds" in figures:
         where = f"on {figures['hardware']} = {two_digits(figures['device_hours'])} device-hours"
         rows.append(("time", f"{duration(figures['seconds'])} {where}, {figures['speed']}"))
-        rows += [("cost", f"{money_range(*figures['usd'])} at {figures['price']}")] if figures["usd"] else []
+        rows += [("cost", f"{money_range(*figures['usd'])} at --price, or the table's assumed range")] if figures["usd"] else []
         rows += [("energy", _energy(figures["mwh"], figures["watts"]))] if figures["mwh"] else []
     rows.append(("optimum", "20 tokens per parameter (Hoffmann et al. 2022, approaches 1 and 2)"))
     rows.append(("loss", "nats, by the fit of their approach 3, which itself prefers smaller models. Compare differences only"))
