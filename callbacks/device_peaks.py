@@ -25,12 +25,16 @@ _PEAKS: tuple[tuple[str, tuple[float | None, ...]], ...] = (
     (r"NVIDIA B200", (2250.0, None, None, 4500.0)),
     # https://www.nvidia.com/en-us/data-center/dgx-b300/ (one of eight)
     (r"NVIDIA B300", (2250.0, None, None, 4500.0)),
+    # https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf (as T4)
+    (r"Tesla V100-SXM2-(16|32)GB", (125.0, None, 15.7, None)),
     # https://www.nvidia.com/en-us/data-center/tesla-t4/ (fp16; this GPU has no bf16)
     (r"Tesla T4", (65.0, None, 8.1, None)),
     # https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf
     (r"NVIDIA A10G", (70.0, 35.0, 31.5, None)),
     # https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet
     (r"NVIDIA L4", (121.0, 60.0, 30.3, 242.0)),
+    # https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413
+    (r"NVIDIA L40S", (362.05, 183.0, 91.6, 733.0)),
     # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, appendix A
     (r"NVIDIA GeForce RTX 4090", (165.2, 82.6, 82.6, 330.3)),
     # https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf, appendix A

@@ -73,6 +73,12 @@ def _refuse_endless(schedule: type, shape: DecayShape, final_ratio: float) -> No
         raise UserError(f"An exponential decay never reaches 0: set {setting(schedule, 'final_ratio')} above 0.")
 
 
+def rate_curves(groups: list[dict[str, Any]], peaks: list[float]) -> dict[str, int]:
+    """The curves of rates that are logged → the parameter group of each."""
+    others = (i for i, peak in enumerate(peaks) if peak != peaks[0])
+    return {"lr": 0} | {f"lr/{groups[i].get('name', i)}": i for i in others}
+
+
 class Schedule(Callback, ABC):
     """Sets the rate of every parameter group at every update. The group's configured rate is its peak.
 
@@ -157,12 +163,8 @@ class Schedule(Callback, ABC):
         step = trainer.global_step + 1
         if not is_logged(trainer, step):
             return
-        row = {}
-        for i, (group, peak) in enumerate(zip(optimizer.param_groups, self._peaks, strict=False)):
-            if i == 0:
-                row["lr"] = float(group["lr"])
-            elif peak != self._peaks[0]:
-                row[f"lr/{group.get('name', i)}"] = float(group["lr"])
+        groups = optimizer.param_groups
+        row = {name: float(groups[i]["lr"]) for name, i in rate_curves(groups, self._peaks).items()}
         write_row(trainer, row, step)
 
     def state_dict(self) -> dict[str, Any]:

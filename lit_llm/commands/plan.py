@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from lit_llm.commands.launch import import_lightning, launch
 from lit_llm.commands.new_output import REPLACE_HELP, write_new
@@ -15,8 +16,9 @@ from lit_llm.config.arguments import Arguments, own_tokenizer
 from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.hardware import Hardware, table
 from lit_llm.core.memory import without_garbage_collection
-from lit_llm.core.number_domain import Domain, above, at_least, whole
-from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
+from lit_llm.core.number_domain import STEPS, Domain, above, at_least, whole
+from lit_llm.plan import Options, Plan, RunSettings, as_dict, find, make_plan, sweep
+from lit_llm.plan.budget import budget
 from lit_llm.plan.measured_run import MeasuredRun, certified_run, differences, measured_run, with_slowness
 from lit_llm.plan.speed import SAVE_GBPS
 from lit_llm.runs.run_folder import CONFIG, expanded
@@ -41,6 +43,12 @@ def own_flags() -> OwnFlags:
         metavar="F",
         help="useful FLOP/s over the dense peak while computing. Default: fitted to published runs.",
     )
+    add(
+        "--scaling_efficiency",
+        range=Domain(0, 1, above_low=True),
+        metavar="F",
+        help="computing time over step time. Default: planned from communication and the pipeline.",
+    )
     add("--price", range=above(0, 10**9), metavar="USD", help="per device-hour. Default: the table's range.")
     add(
         "--mtbf_hours", range=above(0, 10**9), metavar="H", help="between failures of the whole run. Default: 50,000 / devices."
@@ -52,6 +60,10 @@ def own_flags() -> OwnFlags:
         metavar="T",
         help="tokens that the model will generate in use: adds the lifetime cost.",
     )
+    add("--flops", range=above(0, 10**40), metavar="C", help="a budget: its compute-optimal model, and half and twice that. "
+        "Without a recipe, nothing else.")  # fmt: skip
+    add("--days", range=above(0, 10**6), metavar="D", help="as --flops, for all devices in so many days.")
+    add("--at", range=whole(1, STEPS), metavar="STEP", help="also the exact learning rates of this optimizer step.")
     add(
         "--slowest_rank",
         range=at_least(1, 10**6),
@@ -79,6 +91,11 @@ def main(words: list[str]) -> int:
         flags.print_help()
         return 0
     own, recipe = flags.split(words)
+    if own.flops is not None and own.days is not None:
+        flags.problems.append("--days and --flops both are a budget: give one of them (--flops)")
+    if not recipe and (own.flops is not None or own.days is not None):
+        refuse(flags.problems)
+        return _without_recipe(own, flags)
     source = _source(own)
     if own.from_run is not None and source is not None:
         recipe = [*_recipe_of(source.run), *recipe]
@@ -103,13 +120,49 @@ def _recipe_of(run: Path) -> list[str]:
     return ["--config", str(run / CONFIG), *(flag.word for flag in own_tokenizer(run))]
 
 
-def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | None) -> int:
-    import_lightning()
+WITHOUT_RECIPE = ["command", "flops", "days", "devices", "hardware", "mfu", "scaling_efficiency", "price", "json", "markdown"]
+"""The flags that a budget takes without a recipe."""
+
+
+def _without_recipe(own: argparse.Namespace, flags: OwnFlags) -> int:
+    """Print the models of a budget."""
+    others = [name for name, value in vars(own).items() if name not in WITHOUT_RECIPE and value != flags.get_default(name)]
+    refuse([f"--{name} needs a recipe (--config)" for name in others])
+    hardware = None if own.hardware is None else _hardware(own.hardware)
+    options = Options(
+        own.mfu, price_usd_hour=own.price, scaling_efficiency=own.scaling_efficiency, flops=own.flops, days=own.days
+    )
+    figures = budget(options, hardware, own.devices or 1)
+    if figures is None:
+        raise UserError("--days needs hardware whose dense peak is known (--hardware h100-sxm), or give --flops")
+    _show(figures, own)
+    return 0
+
+
+def _hardware(name: str | None) -> Hardware:
+    """The hardware of `--hardware`."""
+    from lit_llm.core.hardware import this_machine
+
+    return this_machine(measure=name == "auto") if name in (None, "auto") else find(name)
+
+
+def _show(shown: Plan | dict[str, Any], own: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from lit_llm.config.planned_recipe import PlannedRecipe
-    from lit_llm.core.hardware import this_machine
     from lit_llm.reporting.plan_text import markdown, render
+
+    if own.json:
+        print(json.dumps(as_dict(shown) if isinstance(shown, Plan) else shown, indent=2))
+    elif own.markdown:
+        print(markdown(shown), end="")
+    else:
+        console = Console(file=sys.stdout)
+        console.print(render(shown, width=console.width))
+
+
+def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | None) -> int:
+    import_lightning()
+    from lit_llm.config.planned_recipe import PlannedRecipe
     from lit_llm.training.auto_precision import choose_for
 
     problems: list[str] = []
@@ -120,17 +173,15 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         if devices is None and arguments.value_of("trainer.devices") in (None, "auto", -1, "-1"):
             devices = source.settings.layout.devices
     with noting(problems):
-        measured = own.hardware == "auto"
-        if source is not None and own.hardware in (None, source.hardware.name):
-            hardware = source.hardware
-        else:
-            hardware = this_machine(measure=measured) if measured or own.hardware is None else find(own.hardware)
+        is_of_run = source is not None and own.hardware in (None, source.hardware.name)
+        hardware = source.hardware if source is not None and is_of_run else _hardware(own.hardware)
     axes: dict[str, list[str]] = {}
     with noting(problems):
         axes = sweep.parse(own.sweep or [])
     limits = [f"--{name}" for name in ("max_memory", "deadline") if getattr(own, name) is not None]
-    if own.header and (own.sweep or limits):
-        problems.append(f"A header is of one plan: leave out --header or {' and '.join(limits) or '--sweep'}.")
+    alone = [f"--{name}" for name in ("header", "flops", "days", "at") if getattr(own, name)]
+    if alone and (own.sweep or limits):
+        problems.append(f"{alone[0]} is for one plan: leave out {alone[0]} or {' and '.join(limits) or '--sweep'}.")
     with noting(problems):
         nodes = 1 if hardware is None else hardware.devices_per_node
         elsewhere = None if hardware is None or own.hardware in (None, "auto") else choose_for(hardware)
@@ -146,6 +197,10 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         slowest_rank=own.slowest_rank,
         served_tokens=own.serve_tokens,
         measured=speed,
+        scaling_efficiency=own.scaling_efficiency,
+        flops=own.flops,
+        days=own.days,
+        at=own.at,
     )
     compared, notes = axes or (sweep.DEFAULT if limits else {}), [*planned.notes]
     if own.devices is not None and "devices" in compared:
@@ -164,17 +219,12 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         from lit_llm.reporting.plan_page import plan_page
 
         write_new(Path(own.html), plan_page(plan, own.command), replace=own.replace, flag="--html")
-    if own.json:
-        print(json.dumps(as_dict(plan), indent=2))
-    elif own.header:
+    if own.header and not own.json:
         from lit_llm.reporting.recipe_header import header
 
         print(header(plan, own.command), end="")
-    elif own.markdown:
-        print(markdown(plan), end="")
     else:
-        console = Console(file=sys.stdout)
-        console.print(render(plan, width=console.width))
+        _show(plan, own)
     return 0
 
 

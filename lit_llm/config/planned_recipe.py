@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from lit_llm import callbacks
+from lit_llm.callbacks.learning_rate_schedules import rate_curves
 from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.parse import Recipe
@@ -15,6 +17,8 @@ from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.optim import optimizer_of
+from lit_llm.plan.built_model import build_gpt, build_own
 from lit_llm.plan.run_settings import RunSettings, Schedule
 from lit_llm.plan.weights import PlannedModel, planned_model
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
@@ -109,7 +113,8 @@ class PlannedRecipe:
         kind = settings.schedule.kind
         if kind == "Decay":
             self.notes.append("Decay starts at the resumed checkpoint; the plan assumes that it starts at step 1")
-        return replace(settings, schedule=Schedule(kind, self._rate(settings.steps)))
+        rate = self._rate(settings.steps)
+        return replace(settings, schedule=Schedule(kind, lambda step: rate(step, 1.0), self._rates(settings, rate)))
 
     def model_config(self, vocab_size: int | None) -> PlannedModel:
         """The model with its vocabulary, or else the data's. Adds notes."""
@@ -133,16 +138,28 @@ class PlannedRecipe:
             return steps
         return min(steps, steps_of_epochs(settings, epochs))
 
-    def _rate(self, steps: int) -> Callable[[int], float]:
-        """The schedule as a function of the step, with a peak of 1."""
+    def _rates(self, settings: RunSettings, rate: Callable[[int, float], float]) -> Callable[[int], dict[str, float]]:
+        """The rates of a step by the curves that `fit` logs. The groups are those of its optimizer, of a model without data."""
+
+        @cache
+        def peaks() -> dict[str, float]:
+            model, own = settings.model, self.built.objects.architecture
+            whole = build_gpt(settings.gpt, settings.lora) if own is None else build_own(own, model.vocab_size)
+            groups = optimizer_of(whole, self.built.model.optimizer_factory).param_groups
+            return {name: groups[i]["lr"] for name, i in rate_curves(groups, [group["lr"] for group in groups]).items()}
+
+        return lambda step: {name: rate(step, float(peak)) for name, peak in peaks().items()}
+
+    def _rate(self, steps: int) -> Callable[[int, float], float]:
+        """The schedule as a function of the step and the peak."""
         schedule: callbacks.Schedule | None = self.built.parts.get("schedule")
         if schedule is None:
-            return lambda step: 1.0
+            return lambda step, peak: peak
         if isinstance(schedule, callbacks.Decay):
             schedule.load_state_dict({"began": 0, "rates": []})
         set_max_steps(self.built.trainer, steps)
         schedule.resolve(self.built.trainer)
-        return lambda step: schedule.rate(step, 1.0)
+        return schedule.rate
 
 
 def steps_of_epochs(settings: RunSettings, epochs: int | None) -> int:

@@ -29,37 +29,50 @@ class Hardware:
         compute_capability: major compute capability of an NVIDIA GPU. None: another device.
         node_gbps: bandwidth to another device of the same node, per device and direction.
         network_gbps: bandwidth to a device of another node, per device and direction.
+        watts: the most power that the vendor rates the device for.
     """
 
     name: str
     device_name: str
     source: str
-    compute_capability: int | None
     peak_tflops: dict[str, float | None]
-    memory_gb: float | None
-    memory_gbps: float | None
-    node_gbps: float | None
-    network_gbps: float | None
-    devices_per_node: int
-    price_usd_hour: tuple[float, float] | None
+    compute_capability: int | None = None
+    memory_gb: float | None = None
+    memory_gbps: float | None = None
+    node_gbps: float | None = None
+    network_gbps: float | None = None
+    devices_per_node: int = 8
+    price_usd_hour: tuple[float, float] | None = None
+    watts: float | None = None
 
     @property
     def is_gpu(self) -> bool:
         return not self.device_name.startswith("cpu")
 
+    @property
+    def is_before_ampere(self) -> bool:
+        """An NVIDIA GPU whose matrix units, if any, lack bf16 and tf32."""
+        return self.compute_capability is not None and self.compute_capability < 8
+
     def multiplies(self, precision: str) -> bool:
-        """Whether its matrix units, if any, multiply in a Trainer precision: those before Ampere lack bf16."""
-        return not precision.startswith("bf16") or self.compute_capability is None or self.compute_capability >= 8
+        """Whether its matrix units, if any, multiply in a Trainer precision."""
+        return not (precision.startswith("bf16") and self.is_before_ampere)
+
+    def usd_hour(self, given: float | None) -> tuple[float, float] | None:
+        """Lowest and highest price of a device-hour: a given one, or the table's. None: unknown."""
+        return self.price_usd_hour if given is None else (given, given)
 
     def peak_for(self, precision: str, matmul_precision: str = "highest") -> float | None:
         """Dense matrix-product peak in TFLOP/s under a Trainer precision, or None if unknown.
 
         Args:
-            matmul_precision: torch's float32_matmul_precision. On a GPU, any value but "highest" runs fp32 products in tf32.
+            matmul_precision: torch's float32_matmul_precision. Any value but "highest" runs fp32 products in tf32 on a GPU
+                that has it.
         """
         if not self.multiplies(precision):
             return None
-        return peak_of(self.peak_tflops, precision, matmul_precision if self.is_gpu else "highest")
+        has_tf32 = self.is_gpu and not self.is_before_ampere
+        return peak_of(self.peak_tflops, precision, matmul_precision if has_tf32 else "highest")
 
 
 @cache
@@ -71,7 +84,7 @@ def table() -> dict[str, Hardware]:
 
 def device_of(name: str, entry: dict[str, Any]) -> Hardware:
     """The device with these attributes, as a file has them."""
-    price = entry["price_usd_hour"]
+    price = entry.get("price_usd_hour")
     return Hardware(**{"name": name, **entry, "price_usd_hour": None if price is None else (price[0], price[1])})
 
 

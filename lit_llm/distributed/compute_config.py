@@ -15,8 +15,9 @@ class ComputeConfig:
     """Compute settings. They change results only by rounding."""
 
     activation_checkpointing: Annotated[Literal["none", "full", "attention", "cheap"] | int, whole(1, 10_000)] = "none"
-    """What the backward pass recomputes instead of storing. full: every block; k: every k-th block; attention: queries,
-    keys, values, rotation and attention of every block; cheap: all but the results of matrix products and attention."""
+    """What the backward pass recomputes instead of storing. full: every block from its input; a number k: as full,
+    but only blocks 1, k + 1, 2k + 1, …, while the others keep everything, so a larger k saves less; attention: queries, keys,
+    values, rotation and attention of every block; cheap: all but the results of matrix products and attention."""
     compile: bool = False
     """torch.compile each block. Turned off with a warning if no compiler is found."""
     attention: AttentionKernel = "auto"

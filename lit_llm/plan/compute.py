@@ -63,14 +63,19 @@ def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length:
     return FlopsPerToken(matmul, attention, attention * seen / sum(spans))
 
 
-def cost_usd(seconds: float, devices: int, usd_per_device_hour: float) -> float:
-    """Cost of `devices` devices for `seconds`."""
-    return seconds / 3600 * devices * usd_per_device_hour
+def cost_usd(seconds: float, devices: int, usd_hour: tuple[float, float]) -> tuple[float, float]:
+    """Cost of `devices` devices for `seconds`, at the lowest and the highest price of a device-hour."""
+    hours = seconds / 3600 * devices
+    return hours * usd_hour[0], hours * usd_hour[1]
+
+
+TOKENS_PER_PARAMETER = 20.0
+"""The compute-optimal number (Hoffmann et al. 2022, approaches 1 and 2, table 3)."""
 
 
 def chinchilla_multiple(parameters: float, tokens: float) -> float:
-    """Tokens relative to the compute-optimal 20 per parameter (Hoffmann et al. 2022): 1 is compute-optimal."""
-    return tokens / (20.0 * parameters)
+    """Tokens relative to the compute-optimal 20 per parameter: 1 is compute-optimal."""
+    return tokens / (TOKENS_PER_PARAMETER * parameters)
 
 
 def chinchilla_loss(parameters: float, tokens: float) -> float:

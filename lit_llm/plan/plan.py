@@ -14,6 +14,7 @@ from lit_llm.distributed.parallel_layout import FSDP2
 from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.models.attention_kernel_choice import unsupported_attention
 from lit_llm.plan import compute
+from lit_llm.plan.budget import budget
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.measured_run import settings_values
 from lit_llm.plan.memory import Memory, most_memory, peak_memory, resolved, usable_bytes
@@ -80,13 +81,28 @@ class Plan:
     @property
     def usd(self) -> tuple[float, float] | None:
         """Lowest and highest price of the run."""
-        price = self.options.price_usd_hour
-        low_high = self.hardware.price_usd_hour if price is None else (price, price)
-        if low_high is None or self.run_seconds is None:
+        prices = self.hardware.usd_hour(self.options.price_usd_hour)
+        if prices is None or self.run_seconds is None:
             return None
-        devices = self.settings.layout.devices
-        low, high = (compute.cost_usd(self.run_seconds, devices, usd) for usd in low_high)
-        return low, high
+        return compute.cost_usd(self.run_seconds, self.settings.layout.devices, prices)
+
+    @property
+    def mwh(self) -> float | None:
+        """Energy of the devices at their rated power. None: unknown."""
+        return self.device_hours and self.hardware.watts and self.device_hours * self.hardware.watts / 1e6
+
+    @property
+    def budget(self) -> dict[str, Any] | None:
+        """The figures of the budget that is asked for, at the speed of this run."""
+        speed = None if self.tokens_per_second is None else self.flops.total * self.tokens_per_second
+        run = self.active_parameters, self.settings.tokens, speed
+        return budget(self.options, self.hardware, self.settings.layout.devices, run)
+
+    @property
+    def rates_at(self) -> dict[str, float] | None:
+        """The learning rates of the step that is asked for, by the names of their curves."""
+        at, rates = self.options.at, self.settings.schedule.rates
+        return None if at is None or rates is None else rates(at)
 
     @property
     def mfu(self) -> float | None:
@@ -224,6 +240,8 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     if not isinstance(settings.model, OwnModel):  # as far as it does not depend on what is installed there
         kernel, device, of = settings.compute.attention, "cuda" if hardware.is_gpu else "cpu", hardware.compute_capability
         problems += filter(None, [unsupported_attention(settings.model, kernel, device, capability=of, name=hardware.name)])
+    if options.at is not None and options.at > settings.steps:
+        problems.append(f"step {options.at:,} is after the run's last step {settings.steps:,} (--at)")
     refuse(problems)
     asked, settings = settings, resolved(settings, hardware)
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
@@ -277,7 +295,8 @@ def next_steps(
     if settings.chunk_size is None and settings.model.padded_vocab_size >= 8192:
         tried[f"--loss.chunk_size {chunk}"] = replace(settings, chunk_size=chunk)
     if settings.precision == "32-true":
-        tried["--trainer.precision bf16-mixed"] = replace(settings, precision="bf16-mixed")
+        narrow = "16-mixed" if hardware.is_before_ampere else "bf16-mixed"
+        tried[f"--trainer.precision {narrow}"] = replace(settings, precision=narrow)
     if layout.bucket_copies:
         view = "trainer.strategy gradient_as_bucket_view (recipes/strategy/ddp.yaml)"
         tried[view] = with_layout(bucket_copies=False)

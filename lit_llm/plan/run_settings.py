@@ -50,10 +50,14 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning-rate schedule: its class name, and the rate of a step with a peak of 1 (None: not known)."""
+    """The learning-rate schedule: its class name, and the rate of a step with a peak of 1 (None: not known).
+
+    `rates`: the rates of a step by the names of their curves, such as `lr`. None: not known.
+    """
 
     kind: str = "Cosine"
     rate: Callable[[int], float] | None = None
+    rates: Callable[[int], dict[str, float]] | None = None
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,9 @@ class Options:
         slowest_rank: step time of the slowest rank over the mean.
         served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
         measured: the measured speed of a run (`plan --from_run`).
+        scaling_efficiency: computing time over step time, instead of planned waiting for communication and a pipeline.
+        flops, days: a budget of training, in FLOPs or in days of all devices.
+        at: an optimizer step whose learning rates are wanted.
     """
 
     mfu: float | None = None
@@ -235,6 +238,10 @@ class Options:
     slowest_rank: float = 1.0
     served_tokens: float | None = None
     measured: MeasuredRun | None = None
+    scaling_efficiency: float | None = None
+    flops: float | None = None
+    days: float | None = None
+    at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -306,6 +313,8 @@ def band(settings: RunSettings, hardware: Hardware, times: Times, options: Optio
         "device": hardware.name not in FITTED_DEVICES,
     }
     faster, slower = (math.prod(factor) for factor in zip(*(UNKNOWN[name] for name in UNKNOWN if is_so[name]), strict=True))
+    if options.scaling_efficiency is not None:
+        return 1 / faster, slower
     planned, most = times.compute + times.exposed, times.compute * slower + (times.communication or 0.0)
     return times.compute / faster / planned, most / planned
 
@@ -330,7 +339,10 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
     if exchange is not None:
         micro_batch_seconds = math.inf if computing is None else computing / micro_batches
         exposed = exchange.exposed(micro_batch_seconds, FITTED.exposed, FITTED.waiting)
+    idle = bubble(settings.layout.pipeline, micro_batches)
     if computing is not None:
-        step = (computing + exposed) / (1 - bubble(settings.layout.pipeline, micro_batches)) * options.slowest_rank
+        if options.scaling_efficiency is not None:
+            exposed, idle = computing * (1 / options.scaling_efficiency - 1), 0.0
+        step = (computing + exposed) / (1 - idle) * options.slowest_rank
     sending, again = None if exchange is None else exchange.total, _recomputation(settings, hardware)
     return Times(computing, sending, exposed, step, again)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 
 from lit_llm.core import html_page as html
 from lit_llm.core.html_page import Bar
@@ -14,6 +15,8 @@ from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.plan import Plan
 from lit_llm.plan.segments import Operation
 from lit_llm.plan.speed import update_bytes
+from lit_llm.reporting.charts import COLORS as LINE_COLORS
+from lit_llm.reporting.charts import Line, chart
 from lit_llm.reporting.pipeline_timetable import DURATION, idle_share, timetable
 from lit_llm.reporting.plan_text import devices, sections
 
@@ -25,10 +28,23 @@ def plan_page(plan: Plan, command: str) -> str:
     body = [html.keys(_keys(plan)), html.pairs(short.rows)]
     body += [html.heading("Memory of a step"), memory_figure(plan)]
     body += [html.heading("Time of a step"), step_figures(plan)]
+    if (rates := plan.settings.schedule.rates) is not None:
+        body += [html.heading("Learning rate"), rate_figure(plan, rates)]
     for section in others:
         table = html.table(section.header, section.rows) if section.header else html.pairs(section.rows)
         body += [html.heading(section.title), table]
     return html.document(title, body, command)
+
+
+def rate_figure(plan: Plan, rates: Callable[[int], dict[str, float]]) -> str:
+    """The learning rates over the run: exact at the ends of phases and at 400 even steps, with straight lines between."""
+    ends = {1, *itertools.accumulate(phase.steps for phase in plan.phases)}
+    drawn = {step: rates(step) for step in sorted(ends | {1 + i * plan.settings.steps // 400 for i in range(400)})}
+    lines = [
+        Line(name, color, [(step, found[name]) for step, found in drawn.items()])
+        for name, color in zip(drawn[1], itertools.cycle(LINE_COLORS), strict=False)
+    ]
+    return chart(lines, label="Learning rate", x_name="optimizer steps", text_of_x=count, from_zero=True)
 
 
 def _keys(plan: Plan) -> list[tuple[str, str, str]]:

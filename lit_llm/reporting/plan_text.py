@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.number_text import count, counted, duration, money_range, percent, size, two_digits
@@ -42,9 +42,18 @@ class Section:
     header: tuple[str, ...] = ()
 
 
-def sections(plan: Plan) -> list[Section]:
-    """The sections of the page, the first without a heading. Text has a no-break space where a line must not end."""
-    found = [
+def sections(plan: Plan | dict[str, Any]) -> list[Section]:
+    """The sections of a plan's page, or a budget's. Text has a no-break space where a line must not end."""
+    found = _budget(plan) if isinstance(plan, dict) else _of_plan(plan)
+    return [
+        Section(each.title, [(row[0], *(_UNIT.sub(_NO_BREAK, text) for text in row[1:])) for row in each.rows], each.header)
+        for each in found
+        if each.rows
+    ]
+
+
+def _of_plan(plan: Plan) -> list[Section]:
+    return [
         Section("", _short(plan)),
         Section("Model", _model(plan)),
         Section("Run", _run(plan)),
@@ -53,15 +62,11 @@ def sections(plan: Plan) -> list[Section]:
         Section("Compute and time", _time(plan)),
         Section("Communication", _communication(plan)),
         Section("Checkpoints and validation", _upkeep(plan)),
-    ]
-    return [
-        Section(each.title, [(row[0], *(_UNIT.sub(_NO_BREAK, text) for text in row[1:])) for row in each.rows], each.header)
-        for each in found
-        if each.rows
+        *([] if plan.budget is None else _budget(plan.budget)),
     ]
 
 
-def render(plan: Plan, *, width: int = 80) -> Text:
+def render(plan: Plan | dict[str, Any], *, width: int = 80) -> Text:
     """The page for rich's console, in lines of at most `width`."""
     from rich.text import Text
 
@@ -94,7 +99,7 @@ def _lines(text: str, width: int) -> list[str]:
     return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
-def markdown(plan: Plan) -> str:
+def markdown(plan: Plan | dict[str, Any]) -> str:
     """One Markdown table per section."""
     parts = []
     for section in sections(plan):
@@ -117,6 +122,8 @@ def _short(plan: Plan) -> list[tuple[str, str]]:
     rows = [("memory", f"{verdict}: {'' if plan.memory.is_known else 'at least '}{needed}{has} per rank")]
     if plan.run_seconds is None:
         why = f"no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)"
+        if not plan.hardware.multiplies(settings.precision):
+            why = f"{plan.hardware.name} has no units for bf16 (--trainer.precision {settings.precision.replace('bf', '')})"
         return [*rows, ("time", f"unknown: {why}"), ("cost", "unknown, as the time is")]
     speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
     low, high = plan.band or (1.0, 1.0)
@@ -171,7 +178,8 @@ def _custom_model(plan: Plan, model: OwnModel) -> list[tuple[str, str]]:
 def _run(plan: Plan) -> list[tuple[str, str]]:
     settings, layout = plan.settings, plan.settings.layout
     weight, operand = settings.sizes
-    optimizer = settings.optimizer
+    optimizer, mode = settings.optimizer, settings.compute.activation_checkpointing
+    every = f"one block in {mode}, from its input; the others keep everything (--compute.activation_checkpointing)"
     known = "" if optimizer.is_known else " (unknown optimizer, counted as AdamW)"
     dimensions = {
         "pipeline": layout.pipeline.ranks,
@@ -201,6 +209,7 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
         *([("packing", settings.data.packing)] if settings.data.packing else []),
         ("precision", f"{settings.precision}: weights, gradients, state {weight} bytes, matrix products {operand} bytes"),
         ("parallelism", f"{layout.strategy}, {devices(plan)}" + (f": {', '.join(mesh)}" if mesh else "")),
+        *([] if mode == "none" else [("recomputed", mode if isinstance(mode, str) else every)]),
         (
             "optimizer",
             f"{optimizer.name}, state {plan.state_bytes / plan.parameters:.2f} bytes per parameter = {size(plan.state_bytes)}"
@@ -211,6 +220,9 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     rate = settings.schedule.rate
     drawn = f": {parts}  {sparkline(rate, settings.steps)}" if rate else ""
     rows.append(("schedule", f"{settings.schedule.kind}{drawn}"))
+    if plan.rates_at and (at := plan.options.at):
+        rates = ", ".join(f"{name} {rate!r}" for name, rate in plan.rates_at.items())
+        rows.append((f"step {at:,}", f"{rates}; {count(settings.tokens_before(at))} tokens by its end"))
     scale = (
         f"{settings.tokens / plan.active_parameters:.3g} tokens per parameter, {plan.chinchilla_multiple:.3g} x Chinchilla's 20"
     )
@@ -332,25 +344,32 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     causes = {"compute": times.compute, "communication": times.communication}
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
     rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))
+    if plan.mwh is not None:
+        rows.append(("energy", _energy(plan.mwh, plan.hardware.watts)))
     if plan.options.served_tokens:
         total = compute.lifetime_flops(plan.active_parameters, settings.tokens, plan.options.served_tokens)
         served = 2 * plan.active_parameters * plan.options.served_tokens
-        rows.append(
-            ("lifetime", f"{total:.4g} FLOPs with {count(plan.options.served_tokens)} tokens served ({served / total:.0%})")
-        )
+        said = f"{total:.4g} FLOPs with {count(plan.options.served_tokens)} tokens served ({served / total:.0%})"
+        if plan.usd is not None:
+            usd = (each * served / plan.flops_per_run for each in plan.usd)
+            said += f", which cost {money_range(*usd)} at the price of a FLOP in training"
+        rows.append(("lifetime", said))
     return rows
 
 
 def _communication(plan: Plan) -> list[tuple[str, str]]:
-    settings, times = plan.settings, plan.times
+    settings, times, given = plan.settings, plan.times, plan.options.scaling_efficiency is not None
     rows = [
         (f"{name}", f"{size(n)} per rank and step")
         for name, n in communicated_bytes(settings, cuda=plan.hardware.is_gpu).items()
     ]
+    is_known = given or bool(rows and times.communication is not None)
     if rows and times.communication is not None:
-        rows.append(("time", f"{duration(times.communication)} per step, {duration(times.exposed)} of it not overlapped"))
-        if plan.efficiency is not None:
-            rows.append(("scaling efficiency", percent(plan.efficiency)))
+        exposed = "" if given else f", {duration(times.exposed)} of it not overlapped"
+        rows.append(("time", f"{duration(times.communication)} per step{exposed}"))
+    if plan.efficiency is not None and is_known:
+        waited = f" (given): a step waits for {duration(times.exposed)}" if given else ""
+        rows.append(("scaling efficiency", percent(plan.efficiency) + waited))
     layout = settings.layout.pipeline
     if layout.ranks > 1:
         how = f"{layout.ranks} ranks, schedule {layout.schedule}, {settings.accumulation} micro-batches"
@@ -394,6 +413,27 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
             text += f", {duration(plan.validation_seconds)} each: {percent(share)} of the training time"
         rows.append(("validation", text))
     return rows
+
+
+def _energy(mwh: float, watts: float | None) -> str:
+    return f"{two_digits(mwh)} MWh at {watts:g} W a device, the rated power, without hosts, network and cooling"
+
+
+def _budget(figures: dict[str, Any]) -> list[Section]:
+    rows = [("budget", f"{figures['flops']:.4g} FLOPs = 6 x parameters x tokens, of a dense transformer without its attention")]
+    if "seconds" in figures:
+        where = f"on {figures['hardware']} = {two_digits(figures['device_hours'])} device-hours"
+        rows.append(("time", f"{duration(figures['seconds'])} {where}, {figures['speed']}"))
+        rows += [("cost", f"{money_range(*figures['usd'])} at --price, or the table's assumed range")] if figures["usd"] else []
+        rows += [("energy", _energy(figures["mwh"], figures["watts"]))] if figures["mwh"] else []
+    rows.append(("optimum", "20 tokens per parameter (Hoffmann et al. 2022, approaches 1 and 2)"))
+    rows.append(("loss", "nats, by the fit of their approach 3, which itself prefers smaller models. Compare differences only"))
+    models = [
+        (each["name"], count(n := each["parameters"]), count(d := each["tokens"]), f"{d / n:.3g}", f"{each['loss']:.3f}")
+        for each in figures["models"]
+    ]
+    header = ("model", "parameters", "tokens", "per parameter", "loss")
+    return [Section("Compute-optimal", rows), Section("Models of this budget", models, header)]
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------

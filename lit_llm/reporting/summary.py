@@ -60,8 +60,8 @@ def _price(launches: Sequence[Launch], name: str) -> tuple[str, str, int]:
             continue
         priced += 1
         seconds += spent
-        low += cost_usd(spent, launch.devices, launch.price[0])
-        high += cost_usd(spent, launch.devices, launch.price[1])
+        cost = cost_usd(spent, launch.devices, launch.price)
+        low, high = low + cost[0], high + cost[1]
     return (money_range(low, high), f"for {duration(seconds)} on {launches[-1].hardware}", priced) if seconds else ("", "", 0)
 
 

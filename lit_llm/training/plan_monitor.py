@@ -56,7 +56,7 @@ class RunCost(NamedTuple):
         Args:
             price: USD per device-hour. None: that of the hardware table.
         """
-        usd_hour = hardware.price_usd_hour if price is None else (price, price)
+        usd_hour = hardware.usd_hour(price)
         if usd_hour is None:
             return None
         origin = "assumed price, --plan.price" if price is None else "--plan.price"
@@ -65,7 +65,7 @@ class RunCost(NamedTuple):
 
     def line(self, words: str, seconds: float) -> str:
         """For example "cost: about $1.2 planned for 37m00s on h100-sxm (--plan.price)"."""
-        said = money_range(*(cost_usd(seconds, self.devices, usd) for usd in self.usd_hour))
+        said = money_range(*cost_usd(seconds, self.devices, self.usd_hour))
         about = "" if said.startswith("less") else "about "
         return f"cost: {about}{said} {words} {format_duration(seconds)} on {self.where}"
 

@@ -1,6 +1,7 @@
 """`plan` as a user meets it: the recipes and flags of `fit`, its messages, and what it prints."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -348,6 +349,82 @@ def test_flags_change_what_they_name(folder, capsys):
     )
 
 
+def at(capsys, step: int, *flags: str) -> dict[str, float]:
+    found = plan(capsys, "--config", "tiny.yaml", "--trainer.max_steps", "1000", "--at", str(step), *flags)
+    return found["rates_at"]
+
+
+WARM = ["--schedule.warmup_steps", "100", "--optimizer.lr", "3e-3"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rate"),
+    [
+        (["--schedule", "Cosine", *WARM], lambda t: 3e-3 * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - 100) / 900)))),
+        (["--schedule", "Linear", *WARM, "--schedule.final_ratio", "0"], lambda t: 3e-3 * (1 - (t - 100) / 900)),
+        (["--schedule", "WSD", *WARM], lambda t: 3e-3 * (1 - 0.9 * math.sqrt(max(0, t - 800) / 200))),
+        (["--schedule", "InverseSquareRoot", *WARM], lambda t: 3e-3 * math.sqrt(100 / t)),
+    ],
+)
+def test_the_rate_of_a_step_is_the_schedules_formula(flags, rate, folder, capsys):
+    assert at(capsys, 40, *flags)["lr"] == pytest.approx(3e-3 * 40 / 100, rel=1e-12)
+    for step in (101, 900, 1000):
+        assert at(capsys, step, *flags)["lr"] == pytest.approx(rate(step), rel=1e-12), step
+
+
+def test_each_group_of_another_peak_has_its_rate(folder, capsys):
+    flags = [
+        "--schedule",
+        "Cosine",
+        *WARM,
+        "--optimizer",
+        "MuonAdamW",
+        "--optimizer.lr",
+        "0.02",
+        "--optimizer.adamw_lr",
+        "1e-3",
+    ]
+    share = 0.1 + 0.45 * (1 + math.cos(math.pi * 450 / 900))
+    found = at(capsys, 550, *flags)
+    assert found == pytest.approx({"lr": 0.02 * share, "lr/embedding": 1e-3 * share, "lr/vector": 1e-3 * share}, rel=1e-12)
+    # muP, with a ratio of widths of 16 / 8: AdamW's rates of matrices are halved (docs/transfer.md)
+    wide = ["--schedule", "Cosine", *WARM, "--optimizer", "AdamW", "--optimizer.lr", "1e-3"]
+    found = at(capsys, 550, *wide, "--model.base_width", "8", "--model.base_depth", "2")
+    assert found["lr"] == pytest.approx(5e-4 * share, rel=1e-12) and found["lr/embedding"] == pytest.approx(
+        1e-3 * share, rel=1e-12
+    )
+
+
+def test_a_budget_needs_no_recipe_and_is_compared_with_one(folder, capsys):
+    code, out, _ = run(capsys, "plan", "--flops", "1.2e21", "--json")
+    assert code == 0 and json.loads(out)["models"][0]["parameters"] == pytest.approx(math.sqrt(1.2e21 / 120))
+    code, out, _ = run(capsys, "plan", "--devices", "64", "--days", "10", "--hardware", "h100-sxm", "--markdown")
+    assert code == 0 and "15,000 device-hours" in out and "(assumed)" in out and "| twice | 27 B | 135 B | 5 |" in out
+    flags = ["--config", "tiny.yaml", "--hardware", "a100-80gb", "--days", "1", "--devices", "2"]
+    found = plan(capsys, *flags)
+    assert found["budget"]["flops"] == pytest.approx(found["flops_per_token"]["total"] * found["tokens_per_second"] * 86400)
+    *_, own = found["budget"]["models"]
+    assert (own["name"], own["parameters"], own["tokens"]) == ("this run", found["parameters"], found["settings"]["tokens"])
+    assert "| this run |" in run(capsys, "plan", *flags, "--markdown")[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--days", "10", "--devices", "64"], "--hardware"),
+        (["--days", "10", "--flops", "1e21"], "(--flops)"),
+        (["--flops", "1e21", "--html", "page.html"], "--html needs a recipe (--config)"),
+        (["--flops", "0"], "--flops"),
+        (["--config", "tiny.yaml", "--at", "9"], "step 9 is after the run's last step 8 (--at)"),
+        (["--config", "tiny.yaml", "--at", "3", "--sweep", "devices=1,2"], "--at"),
+        (["--config", "tiny.yaml", "--scaling_efficiency", "1.2"], "--scaling_efficiency"),
+    ],
+)
+def test_a_budget_or_a_step_that_cannot_be_is_refused(flags, said, folder, capsys):
+    code, out, err = run(capsys, "plan", *flags)
+    assert code == 2 and said in err and not out
+
+
 @pytest.mark.slow
 def test_a_sweep_is_a_table_and_a_limit_picks_from_it(folder, capsys):
     base = ["plan", "--config", "tiny.yaml", "--hardware", "a100-80gb"]
@@ -447,6 +524,8 @@ def test_a_run_is_planned_again_with_the_speed_that_it_measured(folder, capsys):
     same, err = planned()
     assert same["times"]["step"] == pytest.approx(measured["step_seconds"], rel=1e-9)
     assert "other settings" not in err and same["settings"]["steps"] == 14
+    rows = {row["step"]: row for row in map(json.loads, Path("runs/x/metrics.jsonl").read_text().splitlines()) if "lr" in row}
+    assert planned("--at", "11")[0]["rates_at"] == {"lr": rows[11]["lr"]}, "what fit has set, to the last bit"
     deeper, err = planned("--model.n_layer", "3")
     grown = deeper["flops_per_run"] / same["flops_per_run"]
     assert 1 < deeper["times"]["step"] / measured["step_seconds"] < grown

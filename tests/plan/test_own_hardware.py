@@ -17,6 +17,7 @@ OWN = {
     "network_gbps": None,
     "devices_per_node": 4,
     "price_usd_hour": [1.5, 1.5],
+    "watts": 500,
 }
 
 

@@ -141,6 +141,21 @@ def test_the_parts_of_a_step_add_up_to_it(name):
     assert "exposed communication" not in parts_of_step(alone)
 
 
+def test_the_curve_of_the_rate_has_a_line_for_each_peak_and_the_ends_of_phases():
+    def rate(step: int) -> float:  # 30 of 100,000 steps of warmup: between two of 400 even steps
+        return min(step / 30, 1 - step / 200_000)
+
+    settings = run(steps=100_000, schedule=Schedule("Own", rate, lambda step: {"lr": 3 * rate(step), "lr/vector": rate(step)}))
+    page = Page(plan_page(make_plan(settings, find("h100-sxm")), COMMAND))
+    paths = [tag["d"] for name, tag in page.tags if name == "path" and "curve" in tag.get("class", "")]
+    places = [[tuple(map(float, place.split())) for place in path[1:].split("L")] for path in paths]
+    assert len(places) == 2 and {"lr", "lr/vector"} <= set(page.texts)
+    for points, peak in zip(places, (3, 1), strict=True):
+        heights = [round(1 - y / 1000, 3) for _, y in points]  # of the highest row, 3
+        assert max(heights) == pytest.approx(peak / 3, abs=2e-3) and heights.index(max(heights)) < 3  # at step 30
+        assert heights[-1] == pytest.approx(peak / 6, abs=2e-3) and points[-1][0] == 1000  # at the last step
+
+
 def test_the_pareto_front_is_that_of_all_pairs():
     chance = random.Random(0)
     variant = sweep.Variant({}, None)

@@ -105,11 +105,15 @@ def test_every_device_of_the_table_has_its_peaks():
         assert (entry.peak_tflops["bf16"] is not None) == entry.is_gpu, entry.name
     t4, h100 = table()["t4"], table()["h100-sxm"]
     assert (t4.peak_for("bf16-mixed"), t4.peak_for("16-mixed"), t4.peak_for("32-true")) == (None, 65.0, 8.1)
+    v100 = table()["v100-32gb"]  # before Ampere: neither bf16 nor tf32, whatever torch is allowed to do
+    found = [v100.peak_for(*each) for each in (("bf16-mixed",), ("16-mixed",), ("32-true",), ("32-true", "high"))]
+    assert found == [None, 125.0, 15.7, 15.7]
     assert (h100.peak_for("32-true"), h100.peak_for("32-true", "high"), h100.peak_for("64-true")) == (67.0, 494.5, None)
 
 
 def test_the_hardware_table_is_complete():
-    wanted = "a100-40gb a100-80gb h100-sxm h100-pcie h100-96gb h200 b200 b300 t4 a10g l4 rtx-4090 rtx-5090 mi300x mi325x cpu"
+    wanted = "a100-40gb a100-80gb h100-sxm h100-pcie h100-96gb h200 b200 b300 v100-32gb t4 a10g l4 l40s rtx-4090 "
+    wanted += "rtx-5090 mi300x mi325x cpu"
     assert set(wanted.split()) == set(table())
     assert all(
         entry.source.startswith("https://") and entry.memory_gb and entry.price_usd_hour

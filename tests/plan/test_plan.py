@@ -19,6 +19,7 @@ from lit_llm.data.mixture_order import Phase, PhaseDraws, SourceDraws, smallest_
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.parallel_layout import layout_of_name
+from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_dict, find, make_plan, sweep
@@ -234,6 +235,45 @@ def test_devices_share_the_work_and_waiting_shows():
     assert poor.times.limit == "communication" and poor.times.exposed > 0
 
 
+def test_a_given_scaling_efficiency_replaces_planned_waiting():
+    layouts = layout_of_name("fsdp2", 8, 8), Layout("mesh", pipeline=PipelineLayout(4, "1f1b"))
+    for settings in (run(layout=layout, micro_batch=1) for layout in layouts):
+        planned, given = (make_plan(settings, find("h200"), Options(scaling_efficiency=each)) for each in (None, 0.8))
+        assert given.times.compute == planned.times.compute and given.efficiency == pytest.approx(0.8)
+        assert given.times.step == pytest.approx(planned.times.compute / 0.8)
+        low, high = given.band
+        assert low == pytest.approx(1 / 1.3) and high == pytest.approx(1.35)  # of computing alone: speed.UNKNOWN, kernels
+        assert "80% (given)" in markdown(given) and "not overlapped" not in markdown(given)
+
+
+def test_energy_is_device_hours_at_rated_power():
+    layout = layout_of_name("fsdp2", 8, 8)
+    plan = make_plan(run(layout=layout), find("h100-sxm"))
+    assert plan.mwh == pytest.approx(8 * plan.run_seconds / 3600 * 700 / 1e6) and "at 700 W a device" in markdown(plan)
+    assert make_plan(run(layout=layout), find("b300")).mwh is None  # its power is unknown
+
+
+def test_gpus_without_bf16_are_planned_in_fp16():
+    plan = make_plan(run(), find("v100-32gb"))
+    assert plan.run_seconds is None and "--trainer.precision 16-mixed" in markdown(plan)
+    assert make_plan(run(precision="16-mixed"), find("v100-32gb")).peak_tflops == 125
+    flags = [flag for flag, _ in make_plan(run(precision="32-true"), find("v100-32gb")).next_steps]
+    assert "--trainer.precision 16-mixed" in flags and "--trainer.precision bf16-mixed" not in flags
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 12])
+def test_every_kth_block_saves_what_that_many_blocks_save(k):
+    """Of 12 blocks, those numbered 0, k, 2k, … keep their input alone: 4 bytes a value of an fp32 stream."""
+    none, full, some = (
+        make_plan(run(compute=ComputeConfig(mode)), find("h200")).memory.parts["activations"] for mode in ("none", "full", k)
+    )
+    recomputed = len(range(0, 12, k))
+    deeper = replace(run(compute=ComputeConfig("full")), model=replace(MODEL, n_layer=13))
+    assert make_plan(deeper, find("h200")).memory.parts["activations"] - full == 4 * 8 * 1024 * 768
+    assert none - some == pytest.approx((none - full) * recomputed / 12, rel=0.1)  # the one being recomputed is there once
+    assert f"one block in {k}," in markdown(make_plan(run(compute=ComputeConfig(k)), find("h200")))
+
+
 def test_recomputation_costs_time_and_not_mfu():
     plain, full = (make_plan(run(compute=ComputeConfig(mode)), find("h100-sxm"), Options(mfu=0.5)) for mode in ("none", "full"))
     d, f, length = 768, 3072, 1024
@@ -283,6 +323,8 @@ def test_the_page_and_the_json_hold_the_same_figures():
     assert raw["validation_seconds"] == pytest.approx(plan.times.compute / 3 * 100_000 / 65_536)
     assert raw["checkpoint_bytes"] == 12 * plan.parameters
     assert raw["best_interval_seconds"] == pytest.approx((2 * plan.save_seconds * 86400) ** 0.5)
+    served = 2 * plan.parameters * 1e12 / (plan.flops.total * plan.settings.tokens)  # FLOPs over those of training
+    assert f"cost {money_range(*(usd * served for usd in plan.usd))} at the price" in page
     assert "tokens served" in page and "24 h between failures" in page
     assert raw["copy_bytes"] == 0 and "background copy" not in page
     layout = Layout("hsdp", replicate=2, shard=32, shards="parameters")  # a machine of 8 devices has 8 of the 32 parts

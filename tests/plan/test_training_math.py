@@ -26,6 +26,7 @@ from lit_llm.plan import (
     make_plan,
     total_parameters,
 )
+from lit_llm.plan.budget import budget
 from lit_llm.plan.built_model import build_gpt
 from lit_llm.plan.collectives import (
     Collective,
@@ -176,8 +177,7 @@ def test_one_a100_needs_108_9_hours_for_gpt2_xl():
     seconds = plan.run_seconds * flops / (plan.flops.total * plan.settings.tokens)
     assert seconds == pytest.approx(391_988, rel=1e-5)
     assert seconds / 3600 == pytest.approx(108.9, rel=1e-3) and seconds / 86400 == pytest.approx(4.54, rel=1e-3)
-    assert compute.cost_usd(seconds, 1, 2.0) == pytest.approx(218, abs=0.5)
-    assert compute.cost_usd(seconds, 1, 4.0) == pytest.approx(435.5, abs=0.5)
+    assert compute.cost_usd(seconds, 1, (2.0, 4.0)) == pytest.approx((218, 435.5), abs=0.5)
 
 
 def test_flops_are_6n_and_12_l_d_t_and_causal_attention_is_half_of_it():
@@ -206,6 +206,28 @@ def test_chinchilla():
     assert compute.chinchilla_loss(70e9, 1.4e12) == pytest.approx(1.936, abs=1e-3)
     assert compute.chinchilla_loss(280e9, 300e9) == pytest.approx(1.993, abs=1e-3)
     assert compute.lifetime_flops(1e9, 20e9, 60e9) == 2 * 6e9 * 20e9  # three served tokens cost as much as one trained token
+
+
+def test_a_budget_of_chinchillas_flops_gives_chinchilla():
+    found = budget(Options(flops=6 * 70e9 * 1.4e12), None, 1)
+    names, sizes, tokens, losses = zip(*(each.values() for each in found["models"]), strict=True)
+    assert names == ("optimal", "half", "twice")
+    assert sizes == pytest.approx((70e9, 35e9, 140e9)) and tokens == pytest.approx((1.4e12, 2.8e12, 0.7e12))
+    # E + A / N^α + B / D^β by hand: 406.4 / 35e9^0.34 = 0.10567, 410.7 / 2.8e12^0.28 = 0.13438, …
+    assert losses == pytest.approx((1.9366, 1.9301, 1.9541), abs=1e-4)
+    assert "seconds" not in found and budget(Options(), find("h200"), 8) is None and budget(Options(days=1), None, 8) is None
+
+
+def test_days_of_devices_are_flops_hours_money_and_energy():
+    found = budget(Options(mfu=0.5, days=10, scaling_efficiency=0.8), find("h100-sxm"), 64)
+    assert found["flops"] == pytest.approx(64 * 864_000 * 0.4 * 989e12)
+    assert (found["seconds"], found["device_hours"]) == pytest.approx((864_000, 15_360))
+    assert found["usd"] == pytest.approx((15_360 * 2.0, 15_360 * 5.0))  # the table's range
+    assert found["mwh"] == pytest.approx(15_360 * 700 / 1e6)
+    best = found["models"][0]
+    assert best["tokens"] == pytest.approx(20 * best["parameters"])
+    assert 6 * best["parameters"] * best["tokens"] == pytest.approx(found["flops"])
+    assert budget(Options(days=1), find("cpu"), 8) is None  # no dense peak
 
 
 def test_a_ring_sends_twice_the_tensor_but_for_one_part():

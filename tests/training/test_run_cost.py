@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import time
-from types import SimpleNamespace
 
 import pytest
 from recipe_runs import curve, run
@@ -23,7 +22,7 @@ def test_cost_is_devices_times_hours_times_price():
     assumed = RunCost.known(h100, None, 8).line("for", 5 * 3600)
     assert assumed == f"cost: about ${low:.0f} to ${high:.0f} for 5h00m on 8 x h100-sxm (assumed price, --plan.price)"
     assert cost.line("for", 0) == "cost: less than $0.01 for 0s on 8 x h100-sxm (--plan.price)"
-    assert RunCost.known(SimpleNamespace(price_usd_hour=None), None, 1) is None
+    assert RunCost.known(find("cpu"), None, 1) is None
 
 
 def test_a_run_with_a_price_has_a_line_at_its_start_and_one_at_its_end(folder, capsys, monkeypatch):
