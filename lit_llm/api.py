@@ -37,7 +37,7 @@ def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None)
     words = [f"--config={config}" for config in configs]
     words += [f"--{key}={as_flag(value)}" for key, value in (settings or {}).items()]
     with flags(flag_of):  # a dotted key is a flag
-        return build(read_recipe("fit", spelling.check("fit", read(words))))
+        return build(read_recipe("fit", spelling.check("fit", read(words), alone=True)))
 
 
 def fit(recipe: Built) -> int:
@@ -86,10 +86,11 @@ class TrainedModel(nn.Module):
         self._saved.require_tokenizer(folder)
         self.tokenizer = load_tokenizer(folder)
         self.model = load_model(checkpoint, chosen_device(device), average=ema)
+        self.eval()
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Logits (B, T, V) of ids (B, T)."""
-        return self.model(input_ids)
+        """Logits (B, T, V) of ids (B, T) of any integer dtype: the tokenizer's are numpy's uint8 or uint16."""
+        return self.model(input_ids.long())
 
     def generate(self, prompt: str, *, max_new_tokens: int = 200, sampling: Sampling | None = None) -> str:
         """The prompt and its continuation. `sampling`: temperature, top_k, top_p and seed."""
