@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "lit_llm needs Python >= 3.10, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e . tiktoken
+	$(PIP) -e '.[gguf]' safetensors tiktoken
 	@touch $@
 
 $(DEV): $(STAMP)
