@@ -4,27 +4,34 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
 STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
 EVAL   := $(VENV)/.installed-eval
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: quickstart test test-slow test-all soak certify lint clean install
+.PHONY: quickstart test test-slow test-all soak certify lint clean install install-dev
 .DEFAULT_GOAL := help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/'
 
-install: $(STAMP) ## create .venv and install lit_llm with the pinned versions
+install: $(STAMP) ## create .venv and install lit_llm with the pinned versions, as training needs it
+install-dev: $(DEV) ## add what tests, linters and every format of text need
 
 # torch is installed first and alone: a resolver that sees it beside other packages may fetch a CUDA build of several GB.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "lit_llm needs Python >= 3.10, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	$(PIP) torch
+	$(PIP) -e '.[gguf]' safetensors tiktoken
+	@touch $@
+
+$(DEV): $(STAMP)
+	$(PIP) -e '.[dev]'
 	@touch $@
 
 # lm-eval, which only slow tests need: 28 packages more.
-$(EVAL): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,eval]'
+$(EVAL): $(DEV)
+	$(PIP) -e '.[dev,eval]'
 	@touch $@
 
 quickstart: install ## train a small GPT on this machine's own Python sources (minutes on two CPU cores)
@@ -42,7 +49,7 @@ quickstart: install ## train a small GPT on this machine's own Python sources (m
 PYTEST  = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 WORKERS ?= 2
 
-test: install    ## unit tests and one case of each distributed or kill claim, in WORKERS=2 processes (minutes)
+test: install-dev    ## unit tests and one case of each distributed or kill claim, in WORKERS=2 processes (minutes)
 	$(PYTEST) -n $(WORKERS) -m "not slow and not soak"
 
 test-slow: $(EVAL) ## what `make test` leaves out, without the soak tests
@@ -51,13 +58,13 @@ test-slow: $(EVAL) ## what `make test` leaves out, without the soak tests
 test-all: $(EVAL) ## every test except the soak tests
 	$(PYTEST) -n $(WORKERS) -m "not soak"
 
-certify: install ## what the library promises, on two processes of this machine: what is required (a minute or two)
+certify: install-dev ## what the library promises, on two processes of this machine: what is required (a minute or two)
 	folder=$$(mktemp -d) && $(BIN)/python -m lit_llm certify --devices 2 --only required --budget 30 --out $$folder/c.json; code=$$?; rm -r $$folder; exit $$code
 
-soak: install    ## the long tests
+soak: install-dev    ## the long tests
 	$(PYTEST) -m soak
 
-lint: install    ## ruff, mypy and the import rules
+lint: install-dev    ## ruff, mypy and the import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

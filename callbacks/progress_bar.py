@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+from torch import Tensor
 
 from ._lightning import _AfterSteps, is_logged
-from .contracts import offered_step_loss
+from .contracts import SaysStepLoss, offered_step_loss
 
 # Metrics in a line after the loss: name, label, format.
 _SHOWN = (
@@ -46,9 +49,9 @@ def format_count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def format_metrics(metrics: Mapping[str, float], loss: str = "train/loss") -> str:
-    """Like "loss 2.3456  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without metrics that are missing."""
-    shown = ((loss, "loss", "{:.4f}"), *_SHOWN)
+def format_metrics(metrics: Mapping[str, float], loss: str = "train/loss", steps: int = 1) -> str:
+    """Like "loss 2.3456 (mean of 10)  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without metrics that are missing."""
+    shown = ((loss, "loss", "{:.4f}" + (f" (mean of {steps})" if steps > 1 else "")), *_SHOWN)
     parts = [f"{label} {form.format(metrics[name])}" for name, label, form in shown if name in metrics]
     if "throughput/tokens_per_second" in metrics:
         parts.append(f"{format_count(metrics['throughput/tokens_per_second'])} tok/s")
@@ -56,11 +59,16 @@ def format_metrics(metrics: Mapping[str, float], loss: str = "train/loss") -> st
 
 
 def format_line(
-    step: int, max_steps: int, metrics: Mapping[str, float], eta_seconds: float | None, loss: str = "train/loss"
+    step: int,
+    max_steps: int,
+    metrics: Mapping[str, float],
+    eta_seconds: float | None,
+    loss: str = "train/loss",
+    steps: int = 1,
 ) -> str:
     """Like "step 100/2000  loss 2.3456 …  ETA 3m07s"; no total if `max_steps` is -1, no ETA if `eta_seconds` is None."""
     count = f"step {step:>{len(str(max_steps))}}/{max_steps}" if max_steps >= 0 else f"step {step}"
-    parts = [count, format_metrics(metrics, loss)]
+    parts = [count, format_metrics(metrics, loss, steps)]
     if eta_seconds is not None:
         parts.append(f"ETA {format_duration(eta_seconds)}")
     return "  ".join(part for part in parts if part)
@@ -80,6 +88,9 @@ def format_validating(step: int, done: int, batches: float) -> str:
 
 class TrainingProgress(_AfterSteps, ProgressBar):
     """Shows the optimizer step, loss, perplexity, learning rate, gradient norm, tokens/s and remaining time.
+
+    The loss is the mean over the counted targets of all steps since the last line, where the module says the loss of a step
+    (`SaysStepLoss`), and the perplexity is e to that loss: one step's loss is noisy. `train/loss` is that of one step.
 
     On a terminal: one bar, redrawn at logged steps and otherwise at most ten times a second, and a second bar during
     validation. Elsewhere (a log file, CI): one plain line per logged step, and one every 30 seconds of a validation. Both
@@ -112,6 +123,8 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         self._first: tuple[int, float] | None = None  # the first step of this process and the time of its end
         self._val_since = self._val_said = 0.0
         self._val_done = 0
+        self._unsaid: list[Tensor | float] = [0.0, 0.0]  # since the last line: the sum over counted targets, their number
+        self._unsaid_steps = 0
 
     def disable(self) -> None:
         self._enabled = False
@@ -135,6 +148,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._first, self._drawn = None, 0.0
+        self._unsaid, self._unsaid_steps = [0.0, 0.0], 0
         if self._enabled and sys.stdout.isatty():
             sized = trainer.max_steps >= 0
             self._bar = Tqdm(
@@ -149,6 +163,9 @@ class TrainingProgress(_AfterSteps, ProgressBar):
     def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if not self._enabled:
             return
+        says = offered_step_loss(pl_module) if self.loss == "train/loss" else None
+        if says is not None:
+            self._add(says)
         now = time.monotonic()
         if self._first is None:
             self._first = (step, now)
@@ -158,15 +175,37 @@ class TrainingProgress(_AfterSteps, ProgressBar):
                 self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
             return
         metrics = _floats(trainer)
-        says = offered_step_loss(pl_module)
-        if says is not None and not says.step_count:  # without a target, the loss there is that of an earlier step
-            metrics = {name: value for name, value in metrics.items() if name not in (self.loss, "train/perplexity")}
+        steps = 1
+        if says is not None:
+            steps = self._replace_by_mean(metrics)
         eta = self._eta(step, trainer.max_steps, now)
         if self._bar is None:
-            self.print(format_line(step, trainer.max_steps, metrics, eta, self.loss))
+            self.print(format_line(step, trainer.max_steps, metrics, eta, self.loss, steps))
         else:
-            text = format_metrics(metrics, self.loss)
+            text = format_metrics(metrics, self.loss, steps)
             self._draw(step, now, text if eta is None else f"{text}  ETA {format_duration(eta)}")
+
+    def _add(self, says: SaysStepLoss) -> None:
+        """Add a step's loss to the sum, on the device. Without a counted target it is NaN, and adds nothing."""
+        counted = says.step_count > 0
+        self._unsaid[0] = self._unsaid[0] + torch.where(counted, says.step_loss.detach() * says.step_count, 0.0)
+        self._unsaid[1] = self._unsaid[1] + says.step_count
+        self._unsaid_steps += 1
+
+    def _replace_by_mean(self, metrics: dict[str, float]) -> int:
+        """Set loss and perplexity to the means since the last line, or remove them without a target. Returns the number of
+        steps.
+        """
+        total, count = map(float, self._unsaid)
+        steps, self._unsaid, self._unsaid_steps = self._unsaid_steps, [0.0, 0.0], 0
+        if not count:
+            metrics.pop(self.loss, None)
+            metrics.pop("train/perplexity", None)
+        elif self.loss in metrics:
+            metrics[self.loss] = total / count
+            if "train/perplexity" in metrics:
+                metrics["train/perplexity"] = math.exp(min(total / count, 700.0))
+        return steps
 
     def _eta(self, step: int, max_steps: int, now: float) -> float | None:
         assert self._first is not None

@@ -88,7 +88,7 @@ def identifier() -> Any:
     Raises:
         UserError: The package is not installed.
     """
-    langid = need("py3langid.langid", extra="clean", what="languages")
+    langid = need("py3langid.langid", what="languages")
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 

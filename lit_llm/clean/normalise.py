@@ -38,7 +38,7 @@ class FixEncoding:
     """
 
     def __init__(self) -> None:
-        self._fix = need("ftfy", extra="clean", what="fix_encoding").fix_encoding
+        self._fix = need("ftfy", what="fix_encoding").fix_encoding
 
     def __call__(self, text: str) -> str:
         return text if text.isascii() else self._fix(text)

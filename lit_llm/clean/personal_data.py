@@ -144,6 +144,6 @@ def _secret_span(match: re.Match[str]) -> tuple[int, int]:
 def _detectors() -> Iterator[_Pattern]:
     for name, mark in _DETECTORS.items():
         module, _, cls = name.partition(".")
-        detector = getattr(need(f"detect_secrets.plugins.{module}", extra="clean", what="secrets"), cls)()
+        detector = getattr(need(f"detect_secrets.plugins.{module}", what="secrets"), cls)()
         for pattern in detector.denylist:
             yield _Pattern(module, mark, pattern)

@@ -25,7 +25,7 @@ def gopher_quality_detail(limits: Any, reason: str, text: str) -> str:
         limits: datatrove's filter.
         reason: the rule, as the filter names it without "gopher_".
     """
-    marks = need("datatrove.utils.text", extra="clean", what="gopher_quality").PUNCTUATION_SET
+    marks = need("datatrove.utils.text", what="gopher_quality").PUNCTUATION_SET
     words, lines = text.split(), text.splitlines()
     lengths = [len(word) for word in words if not marks.issuperset(word)]
     match reason:
@@ -58,7 +58,7 @@ def gopher_quality_detail(limits: Any, reason: str, text: str) -> str:
 
 def gopher_repetition_detail(limits: Any, reason: str, text: str) -> str:
     """See ``gopher_quality_detail``."""
-    module = need("datatrove.pipeline.filters.gopher_repetition_filter", extra="clean", what="gopher_repetition")
+    module = need("datatrove.pipeline.filters.gopher_repetition_filter", what="gopher_repetition")
     if found := _GRAMS.fullmatch(reason):
         n, words = int(found[2]), text.split()
         if found[1] == "top":
@@ -83,9 +83,9 @@ def c4_detail(limits: Any, reason: str, text: str) -> str:
     """See ``gopher_quality_detail``."""
     if reason == "too_few_sentences":
         # The filter does not tell its number of sentences: count them in the lines that it would keep.
-        kept = need("datatrove.data", extra="clean", what="c4").Document(text=text, id="")
+        kept = need("datatrove.data", what="c4").Document(text=text, id="")
         type(limits)(min_num_sentences=0, language=limits.language).filter(kept)
-        sentences = need("datatrove.utils.text", extra="clean", what="c4").split_into_sentences
+        sentences = need("datatrove.utils.text", what="c4").split_into_sentences
         count = sum(len(sentences(line, limits.language)) for line in kept.text.splitlines())
         return f"{count} sentences in the lines that end like sentences, {limits.min_num_sentences} at least"
     texts = {"lorem_ipsum": "has the words lorem ipsum", "curly_bracket": "has the character {"}
@@ -116,9 +116,9 @@ class Quality:
 
     def __init__(self, name: str) -> None:
         module, cls, self._detail = _FILTERS[name]
-        filters = need(f"datatrove.pipeline.filters.{module}", extra="clean", what=name)
+        filters = need(f"datatrove.pipeline.filters.{module}", what=name)
         self._name, self._filter = name, getattr(filters, cls)(language=_words())
-        self._document = need("datatrove.data", extra="clean", what=name).Document
+        self._document = need("datatrove.data", what=name).Document
 
     def __reduce__(self) -> tuple[type[Quality], tuple[str]]:
         return Quality, (self._name,)  # datatrove's objects need not be sent to a worker
@@ -136,7 +136,7 @@ class Quality:
 
 def _words() -> Any:
     """How datatrove cuts text into words and sentences. Its other ways need models, or packages of 100 MB."""
-    tokenizers = need("datatrove.utils.word_tokenizers", extra="clean", what="quality")
+    tokenizers = need("datatrove.utils.word_tokenizers", what="quality")
 
     class Words(tokenizers.WordTokenizer):  # type: ignore[name-defined]
         def word_tokenize(self, text: str) -> list[str]:

@@ -186,4 +186,4 @@ def _ngrams(found: list[str], ngram: int) -> list[str]:
 
 
 def _rensa() -> ModuleType:
-    return need("rensa", extra="clean", what="near_duplicates")
+    return need("rensa", what="near_duplicates")

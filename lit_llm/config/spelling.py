@@ -20,12 +20,15 @@ from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError, report
 
 
-def check(command: Command, arguments: Arguments, flags: Iterable[str] = (), own: Sequence[str] = ()) -> Arguments:
+def check(
+    command: Command, arguments: Arguments, flags: Iterable[str] = (), own: Sequence[str] = (), *, alone: bool = False
+) -> Arguments:
     """Print mistyped keys now, and return the arguments without them, so that the other mistakes can be found too.
 
     Args:
         flags: names of flags that the command has beside its keys.
         own: problems with the values of these.
+        alone: raise mistyped keys at once, and print nothing.
 
     Raises:
         UserError: There are mistakes, and the rest comes from shipped recipes, which have none; or the command cannot go on,
@@ -43,7 +46,7 @@ def check(command: Command, arguments: Arguments, flags: Iterable[str] = (), own
         return arguments
     rest = arguments.without(unknown)
     others = {real_path(a.origin) for a in rest.assignments}
-    if own or all(origin.is_relative_to(real_path(SHIPPED)) for origin in others):
+    if own or alone or all(origin.is_relative_to(real_path(SHIPPED)) for origin in others):
         raise UserError("\n".join(problems))
     report("\n".join(problems))
     return Arguments(rest.items, rest.config_files, reported=True)

@@ -103,11 +103,10 @@ def failed_outside(error: BaseException) -> str | None:
     return f"a library has failed: {said}" if type(error).__name__ == "PanicException" else None
 
 
-def need(module: str, *, extra: str, what: str) -> ModuleType:
+def need(module: str, *, what: str) -> ModuleType:
     """Import a module of a package that only some formats need.
 
     Args:
-        extra: the extra of lit_llm that installs its package.
         what: what needs it, as the subject of a sentence: "Parquet".
 
     Raises:
@@ -119,4 +118,5 @@ def need(module: str, *, extra: str, what: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != package:  # a package that is installed but incomplete keeps its traceback
             raise
-        raise UserError(f"{what} needs the package {package}: pip install 'lit_llm[{extra}]'.") from error
+        with_more = "datatrove regex" if package == "datatrove" else package  # datatrove imports regex without requiring it
+        raise UserError(f"{what} needs the package {package}: pip install {with_more}.") from error

@@ -30,7 +30,7 @@ _ALWAYS_F32 = ("ffn_gate_inp.weight", "position_embd.weight", ".bias")
 
 
 def package() -> Any:
-    return need("gguf", extra="gguf", what="--format gguf")
+    return need("gguf", what="--format gguf")
 
 
 def architecture_of(config: GPTConfig, family: str) -> Architecture:

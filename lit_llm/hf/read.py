@@ -47,7 +47,7 @@ def safetensors() -> Any:
     Raises:
         UserError: it is not installed.
     """
-    library = need("safetensors", extra="hf", what="A Hugging Face folder")
+    library = need("safetensors", what="A Hugging Face folder")
     importlib.import_module("safetensors.torch")
     return library
 

@@ -35,7 +35,7 @@ def file_system(url: str) -> tuple[Any, str]:
     Raises:
         UserError: The address is not valid, the protocol is unknown, or its package is not installed.
     """
-    fsspec = need("fsspec", extra="data", what=public_name(url))
+    fsspec = need("fsspec", what=public_name(url))
     if "::" in url and not is_http(url):
         raise UserError(f"{public_name(url)} is a chained URL: give the file itself.")
     if not _is_address(url):
@@ -98,7 +98,7 @@ def _options(url: str) -> dict[str, Any]:
     """Waiting times in seconds instead of minutes, and content as it is stored."""
     protocol = urlsplit(url).scheme.lower()
     if is_http(url):
-        aiohttp = need("aiohttp", extra="data", what=public_name(url))
+        aiohttp = need("aiohttp", what=public_name(url))
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_ANSWER_SECONDS)
         return {
             "simple_links": False,

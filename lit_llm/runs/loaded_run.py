@@ -134,7 +134,7 @@ class LoadedRun:
         Raises:
             UserError: pandas is not installed.
         """
-        pandas = need("pandas", extra="notebook", what="a table of curves")
+        pandas = need("pandas", what="a table of curves")
         columns = {tag: pandas.Series(s.values, index=s.steps, dtype="float64") for tag, s in self.scalars.items()}
         return pandas.DataFrame(columns).rename_axis("step").sort_index()
 

@@ -76,7 +76,7 @@ def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str], *, try_tiktoken:
         except NotExpressible as error:
             reason = f"tiktoken cannot express this tokenizer: {error}."
         except ModuleNotFoundError:
-            reason = "tiktoken, which is faster, is not installed: pip install 'lit_llm[data]'."
+            reason = "tiktoken, which is faster, is not installed: pip install tiktoken."
         else:
             different = _difference(tokenizer, fast, texts)
             if different is None:

@@ -1,4 +1,5 @@
 import io
+import math
 import re
 import sys
 
@@ -86,6 +87,33 @@ def test_a_step_without_targets_does_not_show_the_loss_of_an_earlier_one(tmp_pat
     fit([TrainingProgress(), Constant()], tmp_path, module=Masked(), steps=4, enable_progress_bar=True)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
     assert ["loss 1.5000" in line for line in lines] == [True, False] * 2 and all("lr" in line for line in lines)
+
+
+def test_the_loss_is_the_mean_over_the_targets_since_the_last_line(tmp_path, capsys):
+    losses, counts = (9.0, 1.0, 2.0, 4.0, 3.0, 5.0), (10, 1, 2, 5, 0, 3)
+
+    class Says(WithLoss):
+        @property
+        def step_loss(self):
+            step = self.trainer.global_step - 1
+            return torch.tensor(losses[step] if counts[step] else torch.nan)
+
+        @property
+        def step_count(self):
+            return torch.tensor(counts[self.trainer.global_step - 1])
+
+        def on_before_optimizer_step(self, optimizer):
+            super().on_before_optimizer_step(optimizer)
+            self.trainer.callback_metrics["train/perplexity"] = torch.tensor(1.0)
+
+    fit([TrainingProgress(), Constant()], tmp_path, module=Says(), steps=6, every=3, enable_progress_bar=True)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    middle, last = (1 * 1 + 2 * 2) / 3, (5 * 4 + 3 * 5) / 8
+    assert [line.split("  lr")[0] for line in lines] == [
+        f"step 1/6  loss 9.0000  ppl {math.exp(9):.4g}",
+        f"step 3/6  loss {middle:.4f} (mean of 2)  ppl {math.exp(middle):.4g}",
+        f"step 6/6  loss {last:.4f} (mean of 3)  ppl {math.exp(last):.4g}",
+    ]
 
 
 def test_a_validation_line_holds_the_validation_metrics():

@@ -105,7 +105,7 @@ def test_paths_without_documents_and_a_missing_package_are_sentences(project, ca
     assert code == 2 and "error: None of 0 documents is left: use fewer or weaker rules." in err
     monkeypatch.setitem(sys.modules, "rensa", None)
     code, _, err = run(capsys, "--data.paths", "raw", "--near_duplicates", "0.7", "--out", "cleaned")
-    assert (code, err) == (2, "error: near_duplicates needs the package rensa: pip install 'lit_llm[clean]'.\n")
+    assert (code, err) == (2, "error: near_duplicates needs the package rensa: pip install rensa.\n")
 
 
 def test_a_script_for_datatrove_has_the_same_parameters(project, capsys, without_worker):

@@ -141,4 +141,4 @@ def test_a_missing_package_is_named_with_its_command(tmp_path, capsys, monkeypat
     identifier.cache_clear()
     read = write(tmp_path / "a.jsonl", ["hello"])
     assert main(["clean", "--data.paths", str(read), "--out", str(tmp_path / "out"), *words]) == 2
-    assert f"the package {package}: pip install 'lit_llm[clean]'." in capsys.readouterr().err
+    assert f"the package {package}: pip install {package}" in capsys.readouterr().err

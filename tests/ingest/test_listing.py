@@ -133,10 +133,10 @@ for url, module in (("s3://b/a", "fsspec"), ("s3://b/a", "s3fs"), ("gs://b/a", "
 def test_a_missing_package_is_named_with_its_command():
     said = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, check=True).stdout.splitlines()
     assert said == [
-        "s3://b/a needs the package fsspec: pip install 'lit_llm[data]' (--data.paths).",
+        "s3://b/a needs the package fsspec: pip install fsspec (--data.paths).",
         "s3://b/a needs the package s3fs: pip install s3fs (--data.paths).",
         "gs://b/a needs the package gcsfs: pip install gcsfs (--data.paths).",
-        "https://h/a needs the package aiohttp: pip install 'lit_llm[data]' (--data.paths).",
+        "https://h/a needs the package aiohttp: pip install aiohttp (--data.paths).",
         "sftp://h/a needs the package paramiko: pip install paramiko (--data.paths).",
     ]
 

@@ -51,8 +51,8 @@ class Renderer:
 
     def __init__(self, template: ChatTemplate, tokens: re.Pattern[str]) -> None:
         self.template, self._tokens = template, tokens
-        render = need("transformers.utils.chat_template_utils", extra="hf", what="A chat template").render_jinja_template
-        need("jinja2", extra="hf", what="A chat template")
+        render = need("transformers.utils.chat_template_utils", what="A chat template").render_jinja_template
+        need("jinja2", what="A chat template")
         self._render = LimitedProcess(lambda ours, theirs: render(chat_template=template.text, **ours, **theirs))
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ def naming_damage(name: str) -> Iterator[None]:
     Raises:
         UserError: The file is damaged, or pyarrow is too old for it.
     """
-    pyarrow = need("pyarrow", extra="data", what="Parquet and Arrow")
+    pyarrow = need("pyarrow", what="Parquet and Arrow")
     try:
         yield
     except pyarrow.ArrowNotImplementedError as error:
@@ -61,8 +61,8 @@ def read_arrow(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
     Raises:
         UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
     """
-    pyarrow = need("pyarrow", extra="data", what="Arrow")
-    ipc = need("pyarrow.ipc", extra="data", what="Arrow")
+    pyarrow = need("pyarrow", what="Arrow")
+    ipc = need("pyarrow.ipc", what="Arrow")
     of.fraction = 0.0
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with naming_damage(of.name):
@@ -113,7 +113,7 @@ def read_parquet(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
     Raises:
         UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
     """
-    parquet = need("pyarrow.parquet", extra="data", what="Parquet")
+    parquet = need("pyarrow.parquet", what="Parquet")
     of.fraction = 0.0
     with naming_damage(of.name):
         table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)

@@ -38,7 +38,7 @@ class TextColumn:
 
     def __init__(self, schema: Any, of: SourceFile) -> None:
         self._of, self._rows, name, key = of, 0, of.name, of.key
-        self._types = need("pyarrow", extra="data", what="Parquet and Arrow").types
+        self._types = need("pyarrow", what="Parquet and Arrow").types
         found = self._find(schema, key)
         if found is None:
             raise missing_key(name, key, keys_of(self._tree(schema), key), kind="column", what=self.what)

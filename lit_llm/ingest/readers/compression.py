@@ -67,7 +67,7 @@ def _of_python(module: str, name: str) -> ModuleType:
 
 
 def _zst(name: str) -> _Codec:
-    zstandard = need("zstandard", extra="data", what="A zst file")
+    zstandard = need("zstandard", what="A zst file")
     decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_ZST_WINDOW)
 
     def new(start: bytes) -> Any:

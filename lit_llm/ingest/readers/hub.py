@@ -103,7 +103,7 @@ def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
 
 def _commit(name: _Name) -> str:
     """The commit that a dataset is at. One request: the package `datasets` tries six times, which takes half a minute."""
-    hub = need("huggingface_hub", extra="datasets", what=str(name))
+    hub = need("huggingface_hub", what=str(name))
     with one_sentence(str(name)):
         return str(hub.HfApi().dataset_info(name.dataset, revision=name.revision, timeout=_ANSWER_SECONDS).sha)
 
@@ -147,7 +147,7 @@ def _datasets(name: _Name) -> ModuleType:
     before = os.environ.get("USE_TORCH")
     os.environ["USE_TORCH"] = "0"
     try:
-        datasets = need("datasets", extra="datasets", what=str(name))
+        datasets = need("datasets", what=str(name))
     finally:
         if before is None:
             del os.environ["USE_TORCH"]

@@ -1,0 +1,101 @@
+"""The commands' Python side: a recipe as a model, data and a Trainer, its training, and a finished run as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from lit_llm.callbacks.errors import flags
+from lit_llm.checkpoint.load_weights import load_model
+from lit_llm.config import spelling
+from lit_llm.config.arguments import read
+from lit_llm.config.build import Built, build
+from lit_llm.config.groups import flag_of
+from lit_llm.config.resolve import read_recipe
+from lit_llm.core.hardware import chosen_device
+from lit_llm.core.yaml_reading import as_flag
+from lit_llm.models.generation import Sampling, generate, prompt_ids
+from lit_llm.runs.run_folder import expanded
+from lit_llm.runs.saved_run import SavedRun, named_checkpoint
+from lit_llm.tokenizers import load_tokenizer
+from lit_llm.training.fit import fit as _fit
+
+
+def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None) -> Built:
+    """What `fit --config …` builds: `trainer`, `model`, `datamodule` and `config`. Nothing is written, and no data is read.
+
+    Args:
+        configs: names of shipped recipes or paths of YAML files; a later one overrides an earlier one, key by key.
+        settings: values by dotted key, as flags have them: ``{"trainer.max_steps": 100}``.
+
+    Raises:
+        UserError: Everything that is wrong with the recipe, one sentence a line.
+    """
+    words = [f"--config={config}" for config in configs]
+    words += [f"--{key}={as_flag(value)}" for key, value in (settings or {}).items()]
+    with flags(flag_of):  # a dotted key is a flag
+        return build(read_recipe("fit", spelling.check("fit", read(words), alone=True)))
+
+
+def fit(recipe: Built) -> int:
+    """Train as the command does, with its log and its evaluation at the end; returns the command's exit code.
+
+    0: the run is complete. 1: training went wrong, which was printed. 75: a signal stopped it, and everything is saved:
+    load the recipe with ``{"resume": "auto"}`` to continue.
+
+    Raises:
+        UserError: The data do not fit the run or its weights, or the run folder is in use.
+    """
+    from lit_llm.training.lost_peer import record_collectives
+    from lit_llm.training.output_streams import log_to
+
+    trainer, run, log_dir = recipe.trainer, recipe.run, recipe.run.log_dir
+    if log_dir is not None:
+        log_to(log_dir, trainer.global_rank, trainer.world_size)
+    if trainer.world_size > 1 and trainer.strategy.root_device.type == "cuda":
+        record_collectives(log_dir or run.run_dir)
+    changes = run.config.accept_changes
+    return _fit(trainer, recipe.model, recipe.datamodule, run.start, run.run_dir, initial=run.initial, accept_changes=changes)
+
+
+class TrainedModel(nn.Module):
+    """The model of a run with its tokenizer, in fp32 and in eval mode.
+
+    Attributes:
+        model: the module that was trained: a GPT, or a model class of the user.
+        tokenizer: encodes text into ids and decodes ids.
+    """
+
+    def __init__(self, run: str | Path, ckpt_path: str = "last", *, device: str = "auto", ema: bool = False) -> None:
+        """Args:
+            run: the run folder.
+            ckpt_path: last, best, or the path of a checkpoint.
+            device: cpu, cuda, …; auto: a GPU if there is one.
+            ema: take the average of the weights instead of the weights.
+
+        Raises:
+            UserError: There is no such run or checkpoint, or its files are damaged or do not fit together.
+        """
+        super().__init__()
+        folder = expanded(str(run))
+        checkpoint = named_checkpoint(folder, ckpt_path)
+        self._saved = SavedRun.read(checkpoint)
+        self._saved.require_tokenizer(folder)
+        self.tokenizer = load_tokenizer(folder)
+        self.model = load_model(checkpoint, chosen_device(device), average=ema)
+        self.eval()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Logits (B, T, V) of ids (B, T) of any integer dtype: the tokenizer's are numpy's uint8 or uint16."""
+        return self.model(input_ids.long())
+
+    def generate(self, prompt: str, *, max_new_tokens: int = 200, sampling: Sampling | None = None) -> str:
+        """The prompt and its continuation. `sampling`: temperature, top_k, top_p and seed."""
+        ids = prompt_ids(self.tokenizer, prompt, prefix=self._saved.prompt_start)
+        stop = self.tokenizer.eos_id if self.model.config.eos_id is None else self.model.config.eos_id
+        size = self.tokenizer.vocab_size
+        new = generate(self.model, ids, max_new_tokens=max_new_tokens, sampling=sampling, stop_id=stop, vocab_size=size)
+        return prompt + self.tokenizer.decode(list(new))

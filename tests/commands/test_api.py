@@ -1,0 +1,73 @@
+"""`lit_llm` from Python: README's lines run, and they train and write text as the commands do."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recipe_runs import RECIPE, TEXT, run
+
+import lit_llm
+from lit_llm.core.errors import UserError
+from lit_llm.models.generation import Sampling
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def losses(folder):
+    rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+
+
+def test_the_import_takes_no_torch():
+    code = "import sys, lit_llm; assert not {'torch', 'lightning', 'jsonargparse'} & set(sys.modules), sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_readmes_lines_train_and_write_as_the_commands_do(project, capsys):
+    block = README.read_text().partition("## From Python")[2].partition("\n#")[0]
+    lines = "\n".join(line.removeprefix("    ") for line in block.splitlines())
+    changed = lines.replace('"quickstart"', '"recipe.yaml"').replace("runs/python", "runs/mine")
+    assert changed.count("recipe.yaml") == 1
+    names: dict[str, Any] = {}
+    exec(changed, names)
+    printed = capsys.readouterr().out
+    assert run(capsys, "fit", "--config", "recipe.yaml", "--run_dir", "runs/command", "--trainer.max_steps", "20")[0] == 0
+    assert losses("runs/mine") == losses("runs/command") != []
+    model = names["model"]
+    code, out, _ = run(capsys, "generate", "--run", "runs/command", "--prompt", "def ", "--max_new_tokens", "40")
+    assert code == 0 and out.rstrip("\n") in printed
+    ids = torch.tensor(model.tokenizer.encode(TEXT[:15]))[None]  # (1, 15)
+    trained = names["recipe"].model.eval()  # as training left it, not read from the checkpoint
+    with torch.no_grad():
+        assert torch.equal(model(ids), trained(ids.long()))
+    assert not model.training
+
+
+def test_a_mistyped_key_and_a_missing_run_are_sentences(project):
+    with pytest.raises(UserError, match=r"trainer\.max_steps"):
+        lit_llm.load_recipe("recipe.yaml", settings={"trainer.max_step": 4})
+    with pytest.raises(UserError, match="no run folder"):
+        lit_llm.TrainedModel("runs/none")
+
+
+def test_sampling_is_given_as_one_thing(project, capsys):
+    recipe = lit_llm.load_recipe("recipe.yaml", settings={"run_dir": "runs/a"})
+    assert lit_llm.fit(recipe) == 0
+    model = lit_llm.TrainedModel("runs/a", device="cpu")
+    greedy = [model.generate("line", max_new_tokens=10, sampling=Sampling(temperature=0, seed=seed)) for seed in (0, 1)]
+    assert greedy[0] == greedy[1]
+    ids = model.tokenizer.encode("line")
+    assert greedy[0].startswith("line" + model.tokenizer.decode([int(model(torch.tensor(ids)[None])[0, -1].argmax())]))
