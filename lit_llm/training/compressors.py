@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lit_llm.data.batches import HeldOutOrder
 
 SAMPLE_TOKENS, SAMPLE_PARTS = 2**18, 16
-"""At most so many tokens are compressed, which takes a second or two. Of a longer text, the beginnings of so many equal parts."""
+"""At most so many tokens are compressed, which takes seconds. Of a longer text, the beginnings of so many equal parts."""
 
 
 def compressors(trainer: Trainer, data: Any, split: str) -> tuple[dict[str, float], str]:
