@@ -14,6 +14,8 @@ WIDE = 0.2
 """Share of the validation loss by which it and the training loss come apart, in runs that repeat their text."""
 HIGH = 0.05
 """Of `behind_pairs`. A model that has learned a text of pairs comes nearer to 0."""
+FLAT = 0.975
+"""The last third of the training loss over the third before. Healthy runs that are as high: up to 0.958."""
 FLAT_ROWS = 40
 """Rows behind which a loss that falls by 3 % stands out of its scatter, in batches of 512 bytes."""
 MOST_WINDOWS = 500
@@ -188,7 +190,9 @@ def under_fitting(run: Observed) -> str | None:
     if len(large) < FLAT_ROWS or run.behind_pairs is None or run.behind_pairs < HIGH or not run.learns_text:
         return None
     _, middle, last = medians(large, 3)
-    if last < 0.99 * middle:  # healthy runs: at most 0.973
+    validation = run.values("val/loss")  # of one text, where that of training may change
+    falls = len(validation) > 2 and validation[-1] < 0.98 * validation[len(validation) // 2]
+    if last < FLAT * middle or falls:
         return None
     return f"training loss went from {middle:.3f} to {last:.3f} in two thirds of the steps; counted pairs of tokens give less"
 
