@@ -78,7 +78,7 @@ SLOW = ("loss-stuck", "learning-rate-too-low", "under-fitting")
 """What follows from a cause that keeps a model from learning."""
 UNSTABLE = (
     *("diverged", "loss-spikes", "loss-not-finite", "large-logits", "guard-too-strict", "weight-decay-too-high"),
-    "gradient-norm-rises",
+    *("gradient-norm-rises", "clipped-at-every-step"),
 )
 """Findings that follow from updates that are too large."""
 ROUGH = (*UNSTABLE, "learning-rate-too-high")

@@ -12,12 +12,6 @@ from lit_llm.reporting.doctor.observed import Observed, Unjudged, medians
 
 WIDE = 0.2
 """Share of the validation loss by which it and the training loss come apart, in runs that repeat their text."""
-HIGH = 0.05
-"""Of `behind_pairs`. A model that has learned a text of pairs comes nearer to 0."""
-FLAT = 0.975
-"""The last third of the training loss over the third before. Healthy runs that are as high: up to 0.958."""
-FLAT_ROWS = 40
-"""Rows behind which a loss that falls by 3 % stands out of its scatter, in batches of 512 bytes."""
 MOST_WINDOWS = 500
 """Rows of a curve of which medians are taken, about: more are thinned."""
 LARGEST_GAIN = 3.0
@@ -183,16 +177,16 @@ def loss_stuck(run: Observed) -> str | None:
     "train/loss against health/bigram_loss, health/update_ratio",
 )
 def under_fitting(run: Observed) -> str | None:
-    """The loss is not below that of counted pairs, and has come to rest before the rate is small."""
-    rates, losses = dict(run.finite("lr")), run.finite("train/loss", least=FLAT_ROWS)
+    """The loss is above that of counted pairs, and has come to rest before the rate is small."""
+    rates, behind = dict(run.finite("lr")), run.behind_pairs
     least = 0.1 * max(rates.values(), default=0.0)
-    large = [loss for step, loss in losses if step > run.warmup_steps and rates.get(step, 0.0) >= least]
-    if len(large) < FLAT_ROWS or run.behind_pairs is None or run.behind_pairs < HIGH or not run.learns_text:
+    rows = [(step, loss) for step, loss in run.finite("train/loss", least=40) if rates.get(step, 0.0) >= least]
+    losses, validation = [loss for step, loss in rows if step > run.warmup_steps], run.values("val/loss")
+    if len(losses) < 40 or behind is None or behind < 0.05 or not run.learns_text:  # a text of pairs, learned, comes to 0
         return None
-    _, middle, last = medians(large, 3)
-    validation = run.values("val/loss")  # of one text, where that of training may change
-    falls = len(validation) > 2 and validation[-1] < 0.98 * validation[len(validation) // 2]
-    if last < FLAT * middle or falls:
+    _, middle, last = medians(losses, 3)
+    falls = len(validation) > 2 and validation[-1] < 0.98 * validation[len(validation) // 2]  # the text of training may change
+    if last < 0.975 * middle or falls:  # healthy runs that are as high: up to 0.958
         return None
     return f"training loss went from {middle:.3f} to {last:.3f} in two thirds of the steps; counted pairs of tokens give less"
 
