@@ -22,9 +22,9 @@ weights that it does not enlarge does no harm.
 
 Healthy runs had up to 0.113, ten times the rate at least 0.198 (docs/evidence/doctor.md)."""
 GAIN_HIGH = 0.35
-"""`setup/initial_gain` times that growth. Below it the weights are still small: narrow models begin far below 1 / √width.
+"""That growth times `setup/initial_gain`, below which weights are still small: a narrow model begins far below 1 / √width.
 
-Best rates of widths 16 and 32: up to 0.26, with products up to 1.3. Ten times the rate: at least 0.377."""
+The best rates of widths 16 and 32 had up to 0.26, with products up to 1.3; ten times the rate at least 0.377."""
 PATH_LOW = 0.5
 """Sum over all steps of update norm / weight norm, of the same layer. Below it a run has hardly left its random weights.
 
@@ -182,12 +182,9 @@ def learning_rate_too_high(run: Observed) -> str | None:
 
 def _growths(run: Observed) -> list[float]:
     """Norm of each layer until twice the warmup, at most 200 steps, over that at step 1. Without layers that begin at zero."""
-    found = []
-    for points in run.by_layer("weight_norm").values():
-        early = [norm for step, norm in points if step <= min(200, 2 * max(run.warmup_steps, 2))] or [0.0]
-        if points and points[0][0] <= 1 and points[0][1] > 0:
-            found.append(max(early) / points[0][1])
-    return found
+    last, layers = min(200, 2 * max(run.warmup_steps, 2)), run.by_layer("weight_norm").values()
+    known = [points for points in layers if points and points[0][0] <= 1 and points[0][1] > 0]
+    return [max(norm for step, norm in points if step <= last) / points[0][1] for points in known]
 
 
 @warning.likely(
@@ -199,13 +196,7 @@ def _growths(run: Observed) -> list[float]:
 def learning_rate_too_low(run: Observed) -> str | None:
     adapters = run.setting("lora") is not None
     planned, lowest = run.planned_steps, PATH_LOW if run.from_scratch else ADAPTERS_LOW if adapters else TUNING_LOW
-    if (
-        not run.config
-        or run.points("train/margin")
-        or run.step < run.warmup_steps + 100
-        or planned is None
-        or 2 * run.step < planned
-    ):
+    if not run.config or run.points("train/margin") or planned is None or run.step < max(run.warmup_steps + 100, planned / 2):
         return None
     path = _path(run)
     if not 0 < path < lowest or (run.from_scratch and (run.behind_pairs or 1.0) < LEARNS):
