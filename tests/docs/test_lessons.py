@@ -126,7 +126,7 @@ def test_a_sum_by_hand_is_right(name, text, values):
 
 
 def test_a_notebook_has_the_text_the_code_and_the_output_of_its_page(lesson, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["lesson.py", "--notebooks", "books"])
+    monkeypatch.setattr(sys, "argv", ["lesson.py", "--notebooks", "books"])  # the command of loss.md
     lesson.main()
     assert {path.name for path in Path("books").iterdir()} == {
         "lesson.py",
