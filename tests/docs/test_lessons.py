@@ -104,7 +104,7 @@ BY_HAND = [
     ("memory-and-compute", "74.5 GiB", [80e9 / 2**30]),
     ("memory-and-compute", "69.0 B", [(12.75 * 80 * 8192**2 + 2 * 32000 * 8192) / 1e9]),
     ("memory-and-compute", "9 % at 1.5B, 7 % at 70B", [94.37 / 10.274, 32.21 / 4.445]),
-    ("memory-and-compute", "√(80/25) = 1.8", [math.sqrt(80 / 25)]),
+    ("memory-and-compute", "√(80/13) = 2.5", [math.sqrt(80 / 13)]),
     ("memory-and-compute", "13.4 by the rule", [16 * 6.7 / 8]),
     ("schedules", "0.00165 |", [0.0003 + 0.0027 * (1 + math.cos(math.pi / 2)) / 2]),
     ("schedules", "0.00128", [0.003 * math.sqrt(100 / 550)]),
