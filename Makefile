@@ -8,7 +8,7 @@ DEV    := $(VENV)/.installed-dev
 EVAL   := $(VENV)/.installed-eval
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: quickstart test test-slow test-all soak certify lint clean install install-dev
+.PHONY: quickstart test test-slow test-all soak certify lint clean install install-dev pictures
 .DEFAULT_GOAL := help
 
 help:            ## show the targets
@@ -43,6 +43,13 @@ quickstart: install ## train a small GPT on this machine's own Python sources (m
 	  '  let it write more    $(BIN)/python -m lit_llm generate --run runs/quickstart --prompt "class " --max_new_tokens 300' \
 	  '  train on your text   $(BIN)/python -m lit_llm fit --config recipes/quickstart.yaml --run_dir runs/mine \' \
 	  '                         --data TextFiles --data.paths my.txt'
+
+# README's pictures, by Debian's chromium, after `make quickstart`.
+pictures: install
+	folder=$$(mktemp -d) && \
+	$(BIN)/python -m lit_llm plan --config gpt2-1.5b --config strategy/fsdp2 --hardware a100-80gb --devices 8 --html $$folder/plan.html >/dev/null && \
+	$(BIN)/python -m lit_llm report --run runs/quickstart --out $$folder/run.html && \
+	for page in plan run; do chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,900 --screenshot=docs/$$page.png file://$$folder/$$page.html; done && rm -r $$folder
 
 # OMP_NUM_THREADS=1: tests start several processes, which would compete for cores otherwise. PYTHONDONTWRITEBYTECODE would have
 # each of them compile every module anew.
