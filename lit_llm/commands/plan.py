@@ -94,12 +94,12 @@ def main(words: list[str]) -> int:
     own, recipe = flags.split(words)
     if own.flops is not None and own.days is not None:
         flags.problems.append("--days and --flops both are a budget: give one of them (--flops)")
-    if not recipe and (own.flops is not None or own.days is not None):
-        refuse(flags.problems)
-        return _without_recipe(own, flags)
     source = _source(own)
     if own.from_run is not None and source is not None:
         recipe = [*_recipe_of(source.run), *recipe]
+    if not recipe and (own.flops is not None or own.days is not None):
+        refuse(flags.problems)
+        return _without_recipe(own, flags)
     with without_garbage_collection():  # imported modules stay: to search them again and again takes a fifth of the start
         return launch("fit", recipe, lambda arguments: _run(own, arguments, source), own=flags)
 
@@ -125,17 +125,23 @@ WITHOUT_RECIPE = ["command", "flops", "days", "devices", "hardware", "mfu", "sca
 """The flags that a budget takes without a recipe."""
 
 
+NO_SPEED = "--days needs hardware whose dense peak is known (--hardware h100-sxm), or give --flops"
+
+
 def _without_recipe(own: argparse.Namespace, flags: OwnFlags) -> int:
     """Print the models of a budget."""
     others = [name for name, value in vars(own).items() if name not in WITHOUT_RECIPE and value != flags.get_default(name)]
     refuse([f"--{name} needs a recipe (--config)" for name in others])
     hardware = None if own.hardware is None else _hardware(own.hardware)
+    of_hardware = [name for name in ("devices", "mfu", "scaling_efficiency", "price") if getattr(own, name) is not None]
+    if own.flops is not None and hardware is None:
+        refuse(f"--{name} needs --hardware, or leave it out" for name in of_hardware)
     options = Options(
         own.mfu, price_usd_hour=own.price, scaling_efficiency=own.scaling_efficiency, flops=own.flops, days=own.days
     )
     figures = budget(options, hardware, own.devices or 1)
     if figures is None:
-        raise UserError("--days needs hardware whose dense peak is known (--hardware h100-sxm), or give --flops")
+        raise UserError(NO_SPEED)
     _show(figures, own)
     return 0
 
@@ -210,8 +216,9 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         notes.append(f"--devices {own.devices} is overridden by {by}: comparing {', '.join(compared['devices'])} devices")
     if speed is not None and (changed := differences(speed.settings, settings)):
         notes.append(f"the speed of {speed.run} was measured with other settings: {', '.join(changed)}")
-    if "float8" in axes.get("precision", []):
-        notes.append("float8 is planned without saving memory or communication; it saves time if its peak is known")
+    if "float8" in axes.get("precision", []) or planned.config.compute.float8:
+        saves = "only the time of products" if hardware.peak_tflops["fp8"] else f"nothing: {hardware.name} has no peak for it"
+        notes.append(f"float8 is planned without saving memory or communication. It saves {saves}.")
     swept = [table()[name] for name in axes.get("hardware", []) if name in table()]
     notes += [speed.sentence(each) for each in swept if speed is not None and not speed.holds_for(each)]
     for note in notes:
@@ -219,6 +226,8 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     if compared:
         return _compare(compared, settings, planned.layout, hardware, options, own)
     plan = make_plan(settings, hardware, options)
+    if own.days is not None and plan.budget is None:
+        raise UserError(NO_SPEED)
     if own.html is not None:
         from lit_llm.reporting.plan_page import plan_page
 

@@ -130,6 +130,9 @@ def _others(group: str, cls: type) -> str:
     return f"Others: {', '.join(names)}." if names else ""
 
 
+_WARMUPS = {"fraction": "Instead of steps: a share of the schedule's.", "tokens": "Instead of steps: in tokens."}
+
+
 def _keys(group: str, cls: type) -> list[Key]:
     described = _descriptions(cls)
     modules = [vars(sys.modules[each.__module__]) for each in inspect.getmro(cls)]
@@ -148,7 +151,7 @@ def _keys(group: str, cls: type) -> list[Key]:
                 kind += f", {replace(domain, null=False).rule(domain.low - 1)}"  # null is in the type
             found.append(Key(name, kind, _value(default), described.get(name, "")))
         if name == "warmup_steps":
-            found += [Key(f"warmup_{unit}", "float", "null", f"Instead: in {unit}.") for unit in ("fraction", "tokens")]
+            found += [Key(f"warmup_{unit}", "float", "null", text) for unit, text in _WARMUPS.items()]
     return found
 
 

@@ -49,6 +49,7 @@ def budget(
         "seconds": seconds,
         "device_hours": hours,
         "usd": usd_hour and cost_usd(seconds, devices, usd_hour),
+        "price": "the table's assumed range" if options.price_usd_hour is None else "the given price",
         "watts": hardware.watts,
         "mwh": hardware.watts and hours * hardware.watts / 1e6,
     }

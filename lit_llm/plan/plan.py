@@ -225,11 +225,14 @@ class Plan:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds for which training waits for a save: in the background, for the copies of each writer at the same time."""
+        """Seconds for which training waits for a save: in the background, for the copies of each writer at the same time.
+
+        If their speed is unknown, at most the time to write.
+        """
         if not self.copy_bytes:
             return self.save_seconds
         gbps = self.hardware.host["copy_gbps"]
-        return 0.0 if gbps is None else self.checkpoint_bytes / self.writers[0] / (gbps * 1e9)
+        return self.save_seconds if gbps is None else self.checkpoint_bytes / self.writers[0] / (gbps * 1e9)
 
     @property
     def host_bytes(self) -> int:

@@ -364,5 +364,7 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
         if options.scaling_efficiency is not None:
             exposed, idle = computing * (1 / options.scaling_efficiency - 1), 0.0
         step = ((computing + exposed) / (1 - idle) + host) * options.slowest_rank
+    if settings.layout.cpu_offload and hardware.is_gpu and None in (hardware.host["copy_gbps"], hardware.host["memory_gbps"]):
+        step = None  # neither copies nor the optimizer have a price
     sending, again = None if exchange is None else exchange.total, _recomputation(settings, hardware)
     return Times(computing, sending, exposed, step, again, host)

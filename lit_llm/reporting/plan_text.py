@@ -124,7 +124,9 @@ def _short(plan: Plan) -> list[tuple[str, str]]:
     rows = [("memory", f"{verdict}: {'' if plan.memory.is_known else 'at least '}{needed}")]
     if plan.run_seconds is None:
         why = f"no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)"
-        if not plan.hardware.multiplies(settings.precision):
+        if plan.times.compute is not None:
+            why = f"the host of {plan.hardware.name} has no copy_gbps or memory_gbps for cpu_offload"
+        elif not plan.hardware.multiplies(settings.precision):
             why = f"{plan.hardware.name} has no units for bf16 (--trainer.precision {settings.precision.replace('bf', '')})"
         return [*rows, ("time", f"unknown: {why}"), ("cost", "unknown, as the time is")]
     speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
@@ -407,7 +409,8 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     writing += f", {options.storage_gbps:g} GB/s in all" if options.storage_gbps else ""
     how = f"{'in parts' if ranks > 1 else 'whole'} (--sharded_checkpoints), "
     how += f"in the {'background' if plan.copy_bytes else 'foreground'} (--async_checkpoints): training waits "
-    how += duration(plan.wait_seconds) if plan.wait_seconds else "an unknown time"
+    known = not plan.copy_bytes or plan.hardware.host["copy_gbps"] is not None
+    how += f"{'' if known else 'at most '}{duration(plan.wait_seconds)}"
     if plan.copy_bytes:
         how += f" for a copy, {size(plan.copy_bytes)} of host memory on {'each' if machines > 1 else 'the'} machine"
     rule = "the time to write" if plan.copy_bytes and interval == plan.save_seconds else "Young's rule for this wait"
@@ -416,14 +419,14 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
         ("saved", how),
         (
             "best interval",
-            f"{duration(interval)}{steps} by {rule}, {between} h between failures{given}: {percent(plan.lost_fraction)} lost",
+            f"{duration(interval)}{steps} by {rule}, {between} h between failures{given}: {_lost(plan.lost_fraction)}",
         ),
     ]
     if settings.save_every:
         every = f"every {counted(settings.save_every, 'step')}"
         if plan.times.step:
             seconds = settings.save_every * plan.times.step
-            every += f" = {duration(seconds)}: {percent(plan.lost(seconds))} lost"
+            every += f" = {duration(seconds)}: {_lost(plan.lost(seconds))}"
         kept = min(settings.keep_last + 1, -(-settings.steps // settings.save_every))
         rows.append(("configured", f"{every}; keeps up to {kept} = {size(kept * plan.checkpoint_bytes)}"))
     if settings.validate_every:
@@ -439,6 +442,10 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
+def _lost(fraction: float) -> str:
+    return f"{percent(fraction)} lost" if fraction < 1 else "no progress between failures"
+
+
 def _energy(mwh: float, watts: float | None) -> str:
     return f"{two_digits(mwh)} MWh at {watts:g} W a device, the rated power, without hosts, network and cooling"
 
@@ -448,7 +455,7 @@ def _budget(figures: dict[str, Any]) -> list[Section]:
     if "seconds" in figures:
         where = f"on {figures['hardware']} = {two_digits(figures['device_hours'])} device-hours"
         rows.append(("time", f"{duration(figures['seconds'])} {where}, {figures['speed']}"))
-        rows += [("cost", f"{money_range(*figures['usd'])} at --price, or the table's assumed range")] if figures["usd"] else []
+        rows += [("cost", f"{money_range(*figures['usd'])} at {figures['price']}")] if figures["usd"] else []
         rows += [("energy", _energy(figures["mwh"], figures["watts"]))] if figures["mwh"] else []
     rows.append(("optimum", "20 tokens per parameter (Hoffmann et al. 2022, approaches 1 and 2)"))
     rows.append(("loss", "nats, by the fit of their approach 3, which itself prefers smaller models. Compare differences only"))

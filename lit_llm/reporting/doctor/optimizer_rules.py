@@ -191,7 +191,7 @@ def _growths(run: Observed) -> list[float]:
     "the learning rate is too low",
     "ten times the learning rate (`find-lr` measures it)",
     "health/update_ratio, train/loss",
-    explains=("loss-stuck", "under-fitting", "clipped-at-every-step"),
+    explains=("loss-stuck", "under-fitting"),
 )
 def learning_rate_too_low(run: Observed) -> str | None:
     adapters = run.setting("lora") is not None
@@ -237,7 +237,7 @@ def clipped_at_every_step(run: Observed) -> str | None:
     if learning_rate_too_high.applies(run):
         return f"{said}, and updates are large"
     first, last = medians(run.values("train/loss", run.warmup_steps, least=20), 2)
-    if not run.learns_text or last < 0.99 * first:
+    if not run.learns_text or last < 0.99 * first or learning_rate_too_low.applies(run):
         return None
     return f"{said}, and the loss does not fall: {first:.3f}, then {last:.3f} (medians of halves)"
 
