@@ -124,7 +124,11 @@ def _in_full(name: str) -> Iterator[str]:
 def _nested(cls: type) -> dict[str, type]:
     """The fields of a dataclass that are groups of keys themselves, as `model.moe`, with their classes."""
     kinds = {name: get_args(hint) for name, hint in get_type_hints(cls).items()} if dataclasses.is_dataclass(cls) else {}
-    return {name: kind[0] for name, kind in kinds.items() if kind and dataclasses.is_dataclass(kind[0])}
+    return {
+        name: kind[0]
+        for name, kind in kinds.items()
+        if kind and isinstance(kind[0], type) and dataclasses.is_dataclass(kind[0])
+    }
 
 
 def _default_class(group: str) -> type:
@@ -157,6 +161,8 @@ def _keys(group: str, cls: type) -> list[Key]:
             if domain is not None and domain.low > -LARGEST:
                 kind += f", {replace(domain, null=False).rule(domain.low - 1)}"  # null is in the type
             found.append(Key(name, kind, _value(default), described.get(name, "")))
+        if name == "warmup_steps":
+            found += [Key(f"warmup_{unit}", "float", "null", f"Instead: in {unit}.") for unit in ("fraction", "tokens")]
     return found
 
 

@@ -342,7 +342,8 @@ def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
     with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else _chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setenv("LIT_LLM_CACHE", str(folder / "cache"))
-        for name in "my.txt books/one.txt books/more/two.txt my/three.txt old/five.txt text/four.txt docs/six.md".split():
+        texts = ("my.txt", "books/one.txt", "books/more/two.txt", "my/three.txt", "old/five.txt", "text/four.txt", "docs/a.md")
+        for name in texts:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(TEXT)
         write_corpus(Path("corpus"))
