@@ -13,7 +13,7 @@ import inspect
 import io
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,8 +85,8 @@ def callbacks_page() -> str:
     """Name, purpose, curves and three lines of code of every public class of `callbacks/`."""
     lines = ["# Callbacks", "", WRITTEN_BY, ""]
     lines += [
-        "Each works with any LightningModule that uses automatic optimization ([your project](../your-project.md)). In a recipe,",
-        "the named group sets one: `--ema.decay 0.9999`. Docstrings list every argument, hook and refusal. To copy some:",
+        "Each works with any LightningModule that uses automatic optimization ([your project](../your-project.md)). In a",
+        "recipe, the named group sets one: `--ema.decay 0.9999`. Docstrings list arguments, hooks and refusals. To copy some:",
         "",
         "    python -m lit_llm recipes copy quickstart my-project --callbacks callbacks --only WSD,GradientNorm",
     ]
@@ -131,8 +131,8 @@ FEATURES = [
     Feature("layout", "DDP", "--config strategy/ddp"),
     Feature("layout", "FSDP2", "--config strategy/fsdp2"),
     Feature("layout", "tensor parallelism", "--config strategy/tp"),
-    Feature("layout", "context, gathered keys", "--config strategy/cp"),
-    Feature("layout", "context, heads", "--config strategy/cp --trainer.strategy.context_attention heads"),
+    Feature("layout", "context with gathered keys", "--config strategy/cp"),
+    Feature("layout", "context by heads", "--config strategy/cp --trainer.strategy.context_attention heads"),
     Feature("layout", "pipeline 1F1B", f"{PIPELINE} --trainer.strategy.schedule 1f1b"),
     Feature("layout", "pipeline ZBV", f"{PIPELINE} --trainer.strategy.schedule zbv"),
     Feature("layout", "expert parallelism", "--config strategy/ep --model.moe.experts 8"),
@@ -155,8 +155,8 @@ FEATURES = [
     Feature("packing", "packing `best_fit`", "--data.packing best_fit"),
     Feature("model", "your own model", f"--architecture {__name__}.Own"),
     Feature("experts", "experts", "--model.moe.experts 8"),
-    Feature("experts", "experts, ExpertBalance", "--model.moe.experts 8 --expert_balance ExpertBalance"),
-    Feature("latent", "latent attention", "--model.latent.kv_rank 64"),
+    Feature("experts", "experts with ExpertBalance", "--model.moe.experts 8 --expert_balance ExpertBalance"),
+    Feature("latent", "latent attention", "--model.latent.kv_rank 64 --model.qk_norm false"),
     Feature("tied", "tied embeddings", "--model.tie_embeddings true"),
     Feature("ahead", "tokens ahead", "--model.predict_ahead 1"),
     Feature("masks", "document masks", "--model.mask_documents true"),
@@ -181,7 +181,7 @@ def refusals(*features: Feature) -> list[str]:
     return []
 
 
-def refused_pairs(features: list[Feature] = FEATURES) -> Iterator[tuple[Feature, Feature, str]]:
+def refused_pairs(features: Sequence[Feature] = FEATURES) -> Iterator[tuple[Feature, Feature, str]]:
     """Pairs of features that are refused together, but not alone, with the first sentence."""
     alone = {feature: set(refusals(feature)) for feature in features}
     for one, other in itertools.combinations(features, 2):
@@ -191,26 +191,42 @@ def refused_pairs(features: list[Feature] = FEATURES) -> Iterator[tuple[Feature,
                 yield one, other, found[0]
 
 
-def combinations_page() -> str:
-    """A table of the refused pairs."""
+def combinations_page(pairs: Iterable[tuple[Feature, Feature, str]]) -> str:
+    """A table of refused pairs. Pairs with one sentence share a row if they share a feature."""
+    names = "; ".join(feature.name for feature in FEATURES)
     lines = ["# What does not combine", "", WRITTEN_BY, ""]
-    names = ", ".join(feature.name for feature in FEATURES)
     lines += [
-        f"All pairs of these were put into one recipe for two devices: {names}. The table has the pairs that `fit` and `plan`",
-        "refuse before the start, with their first sentence. Every other pair is accepted.",
+        f"Every pair of these was put into one recipe for two devices: {names}.",
+        "",
+        "The table has the pairs that `fit` and `plan` refuse before the start, with their first sentence. All others are",
+        "accepted.",
+        "Some callbacks refuse more when training starts: see `Raises` in the docstrings of [callbacks](callbacks.md).",
         "",
         "| | with | refused, because |",
         "|---|---|---|",
     ]
     rows: dict[tuple[str, str], list[str]] = {}
-    for one, other, sentence in refused_pairs():
-        rows.setdefault((one.name, sentence.replace(__name__, "mine")), []).append(other.name)
-    lines += [f"| {name} | {', '.join(others)} | {sentence} |" for (name, sentence), others in rows.items()]
+    for sentence, group in by_sentence(pairs).items():
+        shared = [name for name in group[0] if all(name in pair for pair in group)]
+        for pair in group:
+            one, other = pair if not shared or pair[0] == shared[0] else pair[::-1]
+            rows.setdefault((one, sentence), []).append(other)
+    lines += [f"| {name} | {', '.join(others)} | {sentence} |" for (name, sentence), others in sorted(rows.items())]
     return "\n".join(lines) + "\n"
+
+
+def by_sentence(pairs: Iterable[tuple[Feature, Feature, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Sentence → names of the pairs. What a user's model does not read is one sentence."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for one, other, text in pairs:
+        text = text.replace(__name__, "mine")
+        text = re.sub(r"^model\.\w+ is .*, but (mine\.Own does not read it).*$", r"\1: use architecture.init_args", text)
+        found.setdefault(text, []).append((one.name, other.name))
+    return found
 
 
 if __name__ == "__main__":
     import generated_pages  # under the name that the planner imports
 
     (REFERENCE / "callbacks.md").write_text(generated_pages.callbacks_page())
-    (REFERENCE / "combinations.md").write_text(generated_pages.combinations_page())
+    (REFERENCE / "combinations.md").write_text(generated_pages.combinations_page(generated_pages.refused_pairs()))
