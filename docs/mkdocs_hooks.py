@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-BESIDE = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "AGENTS.md": "AGENTS.md", "CHANGELOG.md": "CHANGELOG.md"}
+BESIDE = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")}}
 """Page beside docs/ → its name in the site."""
 OTHERS = r"\[([^]]*)\]\((pyproject\.toml|LICENSE|SECURITY\.md)\)"
 """Links to files that are not part of the site: only their text is shown."""
