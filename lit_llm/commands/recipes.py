@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     if own.command != "show":
         commands.get(own.command, parser).refuse_unknown(rest)
     if own.command == "list":
-        print(json.dumps(_table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
+        print(json.dumps(table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
     elif own.command == "show":
         shown = spelling.check("fit", read(["--config", str(_known(own.recipe)), *rest]))
         from lit_llm.config.resolve import resolved  # imports torch
@@ -75,7 +75,7 @@ def _known(name: str) -> Path:
     return path
 
 
-def _table() -> list[dict[str, str]]:
+def table() -> list[dict[str, str]]:
     """The facts in the header of each recipe. Overlays are not included."""
     return [
         {
@@ -90,7 +90,7 @@ def _table() -> list[dict[str, str]]:
 
 def _list() -> str:
     columns = ("name", *FACTS)
-    rows = [dict(zip(columns, columns, strict=True)), *_table()]
+    rows = [dict(zip(columns, columns, strict=True)), *table()]
     widths = [max(len(row[column]) for row in rows) for column in columns]
     text = ""
     for row in rows:

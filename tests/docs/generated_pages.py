@@ -1,9 +1,9 @@
-"""Pages that are written from code: docs/reference/callbacks.md from docstrings, docs/reference/combinations.md from refusals.
+"""Pages of docs/reference that are written from code: recipes.md, callbacks.md and combinations.md.
 
-    python tests/docs/generated_pages.py          # write both; the second takes minutes
+    python tests/docs/generated_pages.py recipes callbacks combinations    # the last one takes minutes
 
-`callbacks_page` reads the docstrings and signatures of `callbacks/`. `combinations_page` asks the planner about every pair of
-`FEATURES` and lists the pairs that it refuses, with its own sentence.
+`recipes_page` reads the headers of the recipes, `callbacks_page` the docstrings of `callbacks/`. `combinations_page` asks the
+planner about every pair of `FEATURES` and lists the pairs that it refuses, with its own sentence.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import inspect
 import io
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,12 +21,14 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from lit_llm import callbacks
+from lit_llm.commands.recipes import FACTS, table
 from lit_llm.config.groups import CALLBACKS, ClassGroup
 from lit_llm.config.planned_recipe import PlannedRecipe
+from lit_llm.config.recipe_files import shipped
 from lit_llm.core.errors import UserError
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
-WRITTEN_BY = "<!-- written by python tests/docs/generated_pages.py -->"
+WRITTEN_BY = "<!-- written by tests/docs/generated_pages.py -->"
 
 EXAMPLES = {
     "BatchRamp": "tokens_per_batch=[(0, 65_536), (10_000_000, 131_072)]",
@@ -48,6 +51,14 @@ EXAMPLES = {
 }
 """Arguments of the code that the page shows; without an entry, a class has its defaults."""
 LINKS = {"`DESCRIPTIONS`, in five parts": "[these curves](health.md)"}
+
+
+def recipes_page() -> str:
+    """Every recipe with its title, and the overlays, as `python -m lit_llm recipes` lists them."""
+    lines = ["# All recipes", "", WRITTEN_BY, "", "| name | parameters | tokens | fits on | |", "|---|---|---|---|---|"]
+    lines += [f"| `{row['name']}` | {' | '.join(row[key] for key in (*FACTS, 'title'))} |" for row in table()]
+    lines += ["", f"Overlays: {', '.join(f'`{name}`' for name, header in shipped().items() if header.is_overlay)}."]
+    return "\n".join(lines) + "\n"
 
 
 def public_classes() -> dict[str, type]:
@@ -191,7 +202,7 @@ def refused_pairs(features: Sequence[Feature] = FEATURES) -> Iterator[tuple[Feat
                 yield one, other, found[0]
 
 
-def combinations_page(pairs: Iterable[tuple[Feature, Feature, str]]) -> str:
+def combinations_page(pairs: Iterable[tuple[Feature, Feature, str]] | None = None) -> str:
     """A table of refused pairs. Pairs with one sentence share a row if they share a feature."""
     names = "; ".join(feature.name for feature in FEATURES)
     lines = ["# What does not combine", "", WRITTEN_BY, ""]
@@ -206,7 +217,7 @@ def combinations_page(pairs: Iterable[tuple[Feature, Feature, str]]) -> str:
         "|---|---|---|",
     ]
     rows: dict[tuple[str, str], list[str]] = {}
-    for sentence, group in by_sentence(pairs).items():
+    for sentence, group in by_sentence(refused_pairs() if pairs is None else pairs).items():
         shared = [name for name in group[0] if all(name in pair for pair in group)]
         for pair in group:
             one, other = pair if not shared or pair[0] == shared[0] else pair[::-1]
@@ -228,5 +239,5 @@ def by_sentence(pairs: Iterable[tuple[Feature, Feature, str]]) -> dict[str, list
 if __name__ == "__main__":
     import generated_pages  # under the name that the planner imports
 
-    (REFERENCE / "callbacks.md").write_text(generated_pages.callbacks_page())
-    (REFERENCE / "combinations.md").write_text(generated_pages.combinations_page(generated_pages.refused_pairs()))
+    for page in sys.argv[1:]:
+        (REFERENCE / f"{page}.md").write_text(getattr(generated_pages, f"{page}_page")())
