@@ -17,13 +17,13 @@ OTHERS = r"\[([^]]*)\]\((pyproject\.toml|LICENSE|SECURITY\.md)\)"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages beside docs/, with links as they are seen from docs/. README begins with its tasks."""
+    """Add the pages beside docs/, with links as they are seen from docs/. README begins with its purpose and its tasks."""
     for name, target in BESIDE.items():
         text = (ROOT / name).read_text()
         if name == "README.md":
-            title, _, rest = text.partition("\n")
+            title, purpose, rest = text.split("\n\n", 2)
             before, tasks, after = re.split(r"^(?=## Tasks|## More)", rest, flags=re.M)
-            text = f"{title}\n\n{tasks}{before}{after}"
+            text = "\n\n".join([title, purpose, tasks, before, after])
         text = re.sub(OTHERS, r"\1", text).replace("](docs/", "](").replace('src="docs/', 'src="')
         files.append(File.generated(config, target, content=text))
     return files
