@@ -110,7 +110,7 @@ def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[st
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
     exact = [k for k in known if k.rpartition(".")[2] == name]  # the right name in another group
     longer = [k for k in known if f"_{name}_" in f"_{k.rpartition('.')[2]}_"]  # `batch_size` for `global_batch_size`
-    near = near or (longer if len(longer) <= 3 else exact[:1]) or difflib.get_close_matches(key, list(flags), n=1, cutoff=0.85)
+    near = near or (longer if len(longer) <= 4 else exact[:1]) or difflib.get_close_matches(key, list(flags), n=1, cutoff=0.85)
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.65)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     if key == "data.paths":  # the commonest setting that the other classes lack
