@@ -170,7 +170,7 @@ def _callback_files(only: str | None) -> dict[str, bytes]:
     if only is not None:
         lines = {line.split()[-1]: line for line in texts["exports.py"].splitlines() if line.startswith("from")}
         names = list(filter(None, re.split(r"[,\s]+", only)))
-        if unknown := [name for name in names if name not in lines] or ([only] if not names else []):
+        if unknown := [name for name in names or [only] if name not in lines]:
             raise UserError(f"there is no callback {unknown[0]}: known are {', '.join(lines)} (--only)")
         texts["exports.py"] = "\n".join(['"""The public names of the folder."""', "", *(lines[name] for name in names), ""])
         needed = ["__init__.py", "exports.py"]

@@ -123,12 +123,9 @@ def _in_full(name: str) -> Iterator[str]:
 
 def _nested(cls: type) -> dict[str, type]:
     """The fields of a dataclass that are groups of keys themselves, as `model.moe`, with their classes."""
-    kinds = {name: get_args(hint) for name, hint in get_type_hints(cls).items()} if dataclasses.is_dataclass(cls) else {}
-    return {
-        name: kind[0]
-        for name, kind in kinds.items()
-        if kind and isinstance(kind[0], type) and dataclasses.is_dataclass(kind[0])
-    }
+    hints = get_type_hints(cls).items() if dataclasses.is_dataclass(cls) else ()
+    kinds = {name: (*get_args(hint), None)[0] for name, hint in hints}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 def _default_class(group: str) -> type:
