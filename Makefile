@@ -6,9 +6,10 @@ CONSTRAINTS ?= constraints.txt
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 EVAL   := $(VENV)/.installed-eval
+DOCS   := $(VENV)/.installed-docs
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: quickstart test test-slow test-all soak certify lint clean install install-dev pictures
+.PHONY: quickstart docs pictures test test-slow test-all soak certify lint clean install install-dev
 .DEFAULT_GOAL := help
 
 help:            ## show the targets
@@ -29,9 +30,13 @@ $(DEV): $(STAMP)
 	$(PIP) -e '.[dev]'
 	@touch $@
 
-# lm-eval, which only slow tests need: 28 packages more.
+# lm-eval and mkdocs, which only slow tests need: about 45 packages more.
 $(EVAL): $(DEV)
-	$(PIP) -e '.[dev,eval]'
+	$(PIP) -e '.[dev,eval,docs]'
+	@touch $@
+
+$(DOCS): $(STAMP)
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 quickstart: install ## train a small GPT on this machine's own Python sources (minutes on two CPU cores)
@@ -70,6 +75,9 @@ certify: install-dev ## what the library promises, on two processes of this mach
 
 soak: install-dev    ## the long tests
 	$(PYTEST) -m soak
+
+docs: $(DOCS)          ## build a searchable site from docs/ into build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: install-dev    ## ruff, mypy and the import rules
 	$(BIN)/ruff check .

@@ -37,6 +37,8 @@ class EMA(_AfterSteps):
     are kept aside. Buffers and frozen parameters are those of the model. The average of a parameter that is unfrozen while
     training begins with its weights after the next step.
 
+    Logs: nothing.
+
     Contract:
         on_train_start: the average is that of the checkpoint, or begins with the weights.
         on_train_batch_end: updates it after optimizer steps.

@@ -23,9 +23,9 @@ SETUP_DESCRIPTIONS = {
     "setup/weight_decay": "largest weight decay of a parameter group",
     "setup/epsilon": "largest epsilon of a parameter group",
     "setup/initial_gain": "before step 1: largest root mean square of a Linear's weights, times the root of its inputs",
-    "setup/alike_units": "before step 1: share of the Linears whose units all have the same weights, other than 0",
-    "setup/fresh_matrices": "before step 1: share of the kinds of Linears, one in each of three or more blocks, whose sizes "
-    "differ as those of random draws do, or that are 0",
+    "setup/alike_units": "before step 1: share of the Linears in which every row has the same weights, other than 0",
+    "setup/fresh_matrices": "before step 1: of the Linears that three or more blocks have, such as `query`, the share whose "
+    "weights are 0, or look like random draws by their sizes",
     "setup/vocab_size": "rows of the embedding, or the data module's `vocab_size`",
     "setup/train_tokens": "the data module's `train_tokens`",
 }

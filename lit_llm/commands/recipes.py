@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import filecmp
 import json
 import os
+import re
 import shlex
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from lit_llm.runs.run_folder import expanded, set_aside
 
 FACTS = ("parameters", "tokens", "fits on")
 CALLBACKS = SHIPPED.parent / "callbacks"
+_SIBLING = re.compile(r"^\s*from \.(\w+) import", re.M)
 
 
 def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
@@ -39,6 +39,7 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
     add.add_argument("recipe", help="a name from the list")
     add.add_argument("dir", type=Path, metavar="DIR", help="folder of your project")
     add.add_argument("--callbacks", metavar="NAME", help="also copy the callbacks to DIR/NAME, to import them in your code")
+    add.add_argument("--only", metavar="NAMES", help="of the callbacks only these and what they import: WSD,GradientNorm")
     add.add_argument("--replace", type=bool, help="rename recipes that differ to <name>.1")
     return parser, commands.choices
 
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
     if own.command != "show":
         commands.get(own.command, parser).refuse_unknown(rest)
     if own.command == "list":
-        print(json.dumps(_table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
+        print(json.dumps(table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
     elif own.command == "show":
         shown = spelling.check("fit", read(["--config", str(_known(own.recipe)), *rest]))
         from lit_llm.config.resolve import resolved  # imports torch
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
     elif own.command == "diff":
         _diff(*own.recipes)
     else:
-        _copy(own.recipe, own.dir, callbacks=own.callbacks, replace=own.replace)
+        _copy(own.recipe, own.dir, callbacks=own.callbacks, only=own.only, replace=own.replace)
     return 0
 
 
@@ -74,7 +75,7 @@ def _known(name: str) -> Path:
     return path
 
 
-def _table() -> list[dict[str, str]]:
+def table() -> list[dict[str, str]]:
     """The facts in the header of each recipe. Overlays are not included."""
     return [
         {
@@ -89,7 +90,7 @@ def _table() -> list[dict[str, str]]:
 
 def _list() -> str:
     columns = ("name", *FACTS)
-    rows = [dict(zip(columns, columns, strict=True)), *_table()]
+    rows = [dict(zip(columns, columns, strict=True)), *table()]
     widths = [max(len(row[column]) for row in rows) for column in columns]
     text = ""
     for row in rows:
@@ -115,7 +116,9 @@ def _diff(one: str, other: str) -> None:
     print(table_rows(("", one, other), rows, as_markdown=False), end="")
 
 
-def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> None:
+def _copy(name: str, project: Path, *, callbacks: str | None, only: str | None, replace: bool) -> None:
+    if only is not None and callbacks is None:
+        raise UserError("--only names callbacks, but none are copied: name the folder for them (--callbacks NAME)")
     recipe = in_folder(SHIPPED, name)
     if recipe is None:
         yours = _known(name)
@@ -124,19 +127,20 @@ def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> 
         raise UserError(f"{name} is an overlay: copy a recipe instead, which includes all overlays (python -m lit_llm recipes)")
     base = base_of(recipe)
     overlays = [SHIPPED / f"{overlay}.yaml" for overlay, header in shipped().items() if header.is_overlay]
-    pairs = {path: project / "recipes" / path.relative_to(SHIPPED) for path in (recipe, base, *overlays) if path is not None}
+    sources = [path for path in (recipe, base, *overlays) if path is not None]
+    files = {project / "recipes" / path.relative_to(SHIPPED): path.read_bytes() for path in sources}
     if project.exists() and not project.is_dir():
         raise UserError(f"{project} is a file: give a folder to copy into (DIR)")
-    changed = [to for path, to in pairs.items() if os.path.lexists(to) and not _same(path, to)]
+    changed = [to for to, content in files.items() if os.path.lexists(to) and not _holds(to, content)]
     if callbacks is not None:
         folder = project / callbacks
-        ours = {folder / path.name: path for path in sorted(CALLBACKS.glob("*.py"))}
+        ours = {folder / name: content for name, content in _callback_files(only).items()}
         there = sorted(folder.iterdir()) if folder.is_dir() else []
-        if others := [path for path in there if path.name != "__pycache__" and not (path in ours and _same(ours[path], path))]:
+        if others := [path for path in there if path.name != "__pycache__" and not (path in ours and _holds(path, ours[path]))]:
             raise UserError(
                 f"{others[0]} is not a copy of lit_llm's, so nothing was copied: name another folder (--callbacks NAME)"
             )
-        pairs |= {path: to for to, path in ours.items()}
+        files |= ours
     if changed and not replace:
         raise UserError(
             f"{', '.join(map(str, changed))} {'exists' if len(changed) == 1 else 'exist'} already, so nothing was copied: give "
@@ -145,12 +149,36 @@ def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> 
     for to in changed:
         if aside := set_aside(to):
             print(f"Renamed {to} to {aside.name}.")
-    for path, to in pairs.items():
+    for to, content in files.items():
         with new_file(to, replace=True, flag="DIR") as new:
-            shutil.copyfile(path, new)
-    print(f"Copied {len(pairs)} files to {project}. Run the recipe there:\n\n  cd {shlex.quote(str(project))}")
+            new.write_bytes(content)
+    print(f"Copied {len(files)} files to {project}. Run the recipe there:\n\n  cd {shlex.quote(str(project))}")
     print(f"  python -m lit_llm fit --config recipes/{recipe.relative_to(SHIPPED)}")
 
 
-def _same(ours: Path, path: Path) -> bool:
-    return path.is_file() and filecmp.cmp(ours, path, shallow=False)
+def _callback_files(only: str | None) -> dict[str, bytes]:
+    """Name → content of the files of the callbacks' folder.
+
+    Args:
+        only: public names, separated by commas: the files that define them, what those import, and an `exports.py` with
+            these names alone. None: every file.
+
+    Raises:
+        UserError: There is no such name.
+    """
+    texts = {path.name: path.read_text() for path in sorted(CALLBACKS.glob("*.py"))}
+    if only is not None:
+        lines = {line.split()[-1]: line for line in texts["exports.py"].splitlines() if line.startswith("from")}
+        names = list(filter(None, re.split(r"[,\s]+", only)))
+        if unknown := [name for name in names or [only] if name not in lines]:
+            raise UserError(f"there is no callback {unknown[0]}: known are {', '.join(lines)} (--only)")
+        texts["exports.py"] = "\n".join(['"""The public names of the folder."""', "", *(lines[name] for name in names), ""])
+        needed = ["__init__.py", "exports.py"]
+        for name in needed:  # grows
+            needed += {f"{module}.py" for module in _SIBLING.findall(texts[name])} - {*needed}
+        texts = {name: texts[name] for name in needed}
+    return {name: text.encode() for name, text in texts.items()}
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse, parse_from_object
 
@@ -44,7 +44,7 @@ def print_help(command: Command, group: str | None, program: str, own: Flags) ->
     """Print the help of a command, or of one group in full.
 
     Args:
-        group: a group, or a group and one of its classes, like `schedule.WSD`.
+        group: a group, a group and one of its classes, like `schedule.WSD`, or keys within a group, like `model.moe`.
         program: how the command is called.
         own: flags of the command that are no keys of a recipe.
 
@@ -95,26 +95,37 @@ def _summary(group: str) -> Iterator[str]:
 
 
 def _in_full(name: str) -> Iterator[str]:
-    group, _, class_name = name.partition(".")
+    group, _, inner = name.partition(".")
     if group not in GROUPS or group == ARCHITECTURE:
         raise UserError(f"there is no group {group}; groups are {', '.join(g for g in GROUPS if g != ARCHITECTURE)} (--help)")
-    cls = _default_class(group)
-    if class_name:
-        known = known_classes(group)
-        if class_name not in known:
-            raise UserError(f"{group} cannot be {class_name}; known are {', '.join(known)} (--help)")
-        cls = known[class_name]
-    yield f"{group}: {cls.__module__}.{cls.__name__}"
+    cls, prefix = _default_class(group), group
+    if inner:
+        nested = _nested(cls)
+        known = nested or known_classes(group)
+        if inner not in known:
+            some = f"{group} cannot be {inner}; known are {', '.join(known)}" if known else f"{group} has no {inner} to explain"
+            raise UserError(f"{some} (--help {group} lists its keys)")
+        cls, prefix = known[inner], name if nested else group
+    yield f"{prefix}: {cls.__module__}.{cls.__name__}"
     yield ""
     yield from _docstring(cls).partition("\nArgs:\n")[0].strip().splitlines()
     yield ""
-    for key in _keys(group, cls):
-        yield f"  --{group}.{key.name} {key.type} (default: {key.default})"
+    for key in _keys(prefix, cls):
+        yield f"  --{prefix}.{key.name} {key.type} (default: {key.default})"
         yield from textwrap.wrap(key.help, WIDTH, initial_indent="      ", subsequent_indent="      ")
+    if nested := _nested(cls):
+        yield f"Keys within a key: {', '.join(f'--help {group}.{name}' for name in nested)}."
     if group in CLASSES:
         yield ""
         yield from textwrap.wrap(f"Classes that --{group} can name: {', '.join(known_classes(group))}.", WIDTH)
         yield f"Their keys: --help {group}.CLASS. Your own class: its path, like my_project.MyClass."
+
+
+def _nested(cls: type) -> dict[str, type]:
+    """The fields of a dataclass that are groups of keys themselves, as `model.moe`, with their classes."""
+    hints = get_type_hints(cls).items() if dataclasses.is_dataclass(cls) else ()
+    kinds = {name: (*get_args(hint), None)[0] for name, hint in hints}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 def _default_class(group: str) -> type:

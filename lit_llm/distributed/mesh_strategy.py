@@ -92,7 +92,7 @@ class MeshStrategy(ModelParallelStrategy):
         prefetch: number of blocks to gather ahead.
         timeout_seconds: of a collective of all processes. Groups of mesh dimensions have torch's default.
         cpu_offload: keep shards, gradients and optimizer state in host memory.
-        schedule: the order in which the ranks of a pipeline process micro-batches (docs/pipelines.md).
+        schedule: the order in which the ranks of a pipeline process micro-batches (docs/parallel.md).
         stages_per_rank: groups of layers that a rank of a pipeline has. None: 1, or 2 if the schedule needs several.
         layers_first: layers of the first stage. None: balanced, with embedding and head counted as one layer each.
         layers_last: layers of the last stage. None: balanced.

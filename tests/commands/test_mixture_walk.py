@@ -1,4 +1,4 @@
-"""From raw files to curves by source: clean, prepare, a mixture with an annealing phase, fit (docs/clean-and-mix.md)."""
+"""From raw files to curves by source: clean, prepare, a mixture with an annealing phase, fit (docs/mixtures.md)."""
 
 from __future__ import annotations
 

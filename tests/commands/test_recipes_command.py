@@ -1,6 +1,8 @@
 """`python -m lit_llm recipes`: list, show, diff, copy."""
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -169,9 +171,22 @@ def test_callbacks_are_not_mixed_with_files_of_the_project(tmp_path, capsys):
     assert main(copy) == 2 and "--callbacks" in capsys.readouterr().err
 
 
+def test_only_the_named_callbacks_are_copied_and_what_they_import(tmp_path, monkeypatch):
+    for _ in range(2):  # the same again
+        assert main(["recipes", "copy", "quickstart", str(tmp_path), "--callbacks", "few", "--only", "WSD,GradientNorm"]) == 0
+    names = {path.name for path in (tmp_path / "few").iterdir()}
+    assert {"learning_rate_schedules.py", "gradient_norm_and_clipping.py", "_torch.py"} <= names
+    assert not {"health.py", "checkpoint.py", "ema.py"} & names
+    monkeypatch.syspath_prepend(str(tmp_path))
+    few = importlib.import_module("few")
+    assert few.WSD(3).warmup_steps == 3 and few.GradientNorm(0.5).clip == 0.5 and few.__all__ == ["WSD", "GradientNorm"]
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
+        (["copy", "quickstart", "x", "--callbacks", "y", "--only", "WDS"], "there is no callback WDS: known are BatchRamp"),
+        (["copy", "quickstart", "x", "--only", "WSD"], "(--callbacks NAME)"),
         (["show", "quikstart"], "recipe not found: quikstart; did you mean quickstart"),
         (["copy", "strategy/ddp", "x"], "strategy/ddp is an overlay: copy a recipe instead, which includes all overlays"),
         (
@@ -199,9 +214,9 @@ def test_a_folder_of_the_name_callbacks_in_the_project_changes_nothing(tmp_path)
     assert shown.returncode == 0 and "class_path: lit_llm.callbacks.Cosine" in shown.stdout, shown.stderr
 
 
-def test_the_readme_shows_the_list_as_it_is_printed(capsys):
+def test_the_page_shows_the_first_lines_of_the_list_as_they_are_printed(capsys):
     main(["recipes"])
-    printed = capsys.readouterr().out.partition("\noverlays:")[0]
+    printed = capsys.readouterr().out.splitlines()
     page = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
-    shown = page.partition("<!-- recipes: ")[2].partition("-->\n")[2].partition("<!-- /recipes -->")[0]
-    assert [line.removeprefix("    ") for line in shown.strip("\n").splitlines()] == printed.splitlines()
+    shown = [line.removeprefix("    ") for line in page.splitlines() if re.match(r" {4}[\w.-]+ +(parameters|[\d,]{7,}) ", line)]
+    assert len(shown) > 3 and shown == printed[: len(shown)]

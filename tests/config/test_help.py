@@ -63,6 +63,8 @@ def test_the_help_of_a_group_describes_its_keys_and_names_its_classes(capsys):
     assert f"--schedule.shape Literal{list(get_args(DecayShape))} (default" in printed(capsys, "fit", "--help", "schedule.WSD")
     assert f"--compute.attention Literal{list(get_args(AttentionKernel))} (default" in printed(capsys, "fit", "-h", "compute")
     assert "--trainer.max_steps" in printed(capsys, "fit", "-h", "trainer")
+    assert "--model.moe.top_k int, at least 1 (default: 2)" in printed(capsys, "fit", "--help", "model.moe")
+    assert "--help model.latent, --help model.moe." in printed(capsys, "fit", "--help", "model")
 
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group != "architecture"])
@@ -75,6 +77,9 @@ def test_help_for_what_does_not_exist_is_refused(capsys):
     assert "there is no group shedule; groups are model," in capsys.readouterr().err
     assert main(["fit", "--help", "schedule.WDS"]) == 2
     assert "schedule cannot be WDS; known are Constant," in capsys.readouterr().err
+    for wrong, said in (("model.meo", "latent, moe"), ("trainer.devices", "--help trainer")):
+        assert main(["fit", "--help", wrong]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_print_config_prints_every_setting(capsys):

@@ -263,7 +263,7 @@ class Rule:
 
 
 RULES = [  # the first that matches
-    Rule("`fit --help`", "run as written", r"python -m lit_llm fit --help( \w+)?$", lit_llm(show_help)),
+    Rule("`fit --help`", "run as written", r"python -m lit_llm fit --help( [\w.]+)?$", lit_llm(show_help)),
     Rule(
         "`fit` of quickstart, bytes, chars, finetune, cpt, sft, dpo, with `debug`, or with `--run`",
         "run with a small model on a short text",
@@ -446,19 +446,25 @@ def test_files_and_pages_that_a_page_names_exist(page):
 
 def test_how_to_pages_are_short():
     """Measurements belong to docs/evidence, and what is looked up to docs/reference."""
-    how_to = [page for page in (ROOT / "docs").glob("*.md") if page.name not in ("design.md", "testing.md")]
-    texts = {page.name: page.read_text() for page in [ROOT / "README.md", *how_to]}
-    assert {name for name, text in texts.items() if len(text.splitlines()) > 150} == set()
-    assert sum(len(text.split()) for text in texts.values()) <= 21_000
+    how_to = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert {page.name for page in how_to if len(page.read_text().splitlines()) > 150} <= {"design.md"}
 
 
-WORDS = {"docs/evidence/*.md": 12_000, "docs/reference/*.md": 11_000, "CHANGELOG.md": 700}
+WORDS = {
+    "README.md": 1_500,
+    "docs/*.md": 21_000,
+    "docs/evidence/*.md": 12_000,
+    "docs/reference/*.md": 11_000,
+    "CHANGELOG.md": 700,
+}
+GENERATED = {ROOT / f"docs/reference/{name}.md" for name in ("callbacks", "combinations", "recipes")}  # by generated_pages.py
 
 
 @pytest.mark.parametrize("pattern", WORDS)
-def test_what_is_looked_up_has_a_budget_of_words(pattern):
+def test_pages_have_a_budget_of_words(pattern):
     """Raw rows are CSV files beside the pages."""
-    assert sum(len(page.read_text().split()) for page in ROOT.glob(pattern)) <= WORDS[pattern]
+    written = [page for page in ROOT.glob(pattern) if page not in GENERATED]
+    assert sum(len(page.read_text().split()) for page in written) <= WORDS[pattern]
 
 
 def test_the_doctor_names_the_mistake_of_the_module_on_its_page(tmp_path, monkeypatch, capsys):

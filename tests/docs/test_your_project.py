@@ -55,6 +55,7 @@ ALONE = ("copy",)
 MODEL = ("--config own.yaml --architecture", "check --config own.yaml", "plan --config own.yaml", "--run runs/own")
 DATA = ("questions", "stories")
 PARTS = ("runs/lower", "runs/sign", "runs/herald")
+CHANGED = ("reglu.yaml",)
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ def held_out_loss(run: Path, data) -> float:
 def test_every_command_of_the_pages_is_run_below():
     ours = [c for c in COMMANDS if c.words[1:3] == ("-m", "lit_llm")]
     for command in ours:
-        assert sum(any(word in str(command) for word in group) for group in (ALONE, MODEL, DATA, PARTS)) == 1, command
+        assert sum(any(word in str(command) for word in group) for group in (ALONE, MODEL, DATA, PARTS, CHANGED)) == 1, command
     assert [str(c) for c in COMMANDS if c not in ours] == ["python train.py", "python cli.py fit --config theirs.yaml"]
 
 
@@ -141,6 +142,22 @@ def test_callbacks_alone_under_a_trainer_and_under_another_command_line(project,
         path = Path(folder, "stable.ckpt")
         saved = torch.load(path, weights_only=True)["state_dict"]["table.weight"]
         assert torch.allclose(saved, table.weight, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_another_mlp_in_our_gpt(project):
+    """The MLP of the page is computed in every block, and its matrices are trained."""
+    assert run_those_about(*CHANGED) == 2
+    before, model = (load_model(Path("runs/reglu/checkpoints/last.ckpt")) for _ in range(2))
+    gates = [parameter for name, parameter in model.named_parameters() if name.endswith("mlp.gate.weight")]
+    assert [gate.shape for gate in gates] == [(96, 48)] * 2
+    ids = torch.arange(32)[None]
+    with torch.no_grad():
+        for gate in gates:
+            gate.neg_()  # relu(-gate) opens where relu(gate) is 0
+        assert not torch.allclose(model(ids), before(ids), atol=1e-3)
+    rate = yaml.safe_load(Path("reglu-rate.yaml").read_text())["optimizer"]["init_args"]["lr"]
+    assert yaml.safe_load(Path("runs/reglu/config.yaml").read_text())["optimizer"]["init_args"]["lr"] == rate
 
 
 @pytest.mark.slow
