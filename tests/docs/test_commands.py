@@ -50,6 +50,7 @@ ELSEWHERE = {  # pages whose commands have a test file of their own
     "docs/own-data.md": "tests/docs/test_your_project.py",
     "docs/hugging-face.md": "tests/hf/test_hf_docs.py",
     "docs/serve.md": "tests/hf/test_gguf.py",
+    "docs/lessons/loss.md": "tests/docs/test_lessons.py",
 }
 MODEL = ["--model.n_layer=1", "--model.n_head=2", "--model.n_embd=32", "--model.block_size=32", "--model.mlp=swiglu"]
 SHORT = [
@@ -342,7 +343,7 @@ def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
     with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else _chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setenv("LIT_LLM_CACHE", str(folder / "cache"))
-        texts = ("my.txt", "books/one.txt", "books/more/two.txt", "my/three.txt", "old/five.txt", "text/four.txt", "docs/six.md")
+        texts = ("my.txt", "books/one.txt", "books/more/two.txt", "my/three.txt", "old/five.txt", "text/four.txt", "docs/a.md")
         for name in texts:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(TEXT)
