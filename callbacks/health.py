@@ -158,7 +158,7 @@ class HealthSignals(Callback):
 
     Args:
         every_n_steps: optimizer steps between two rows, from the first multiple on.
-        layers: TensorBoard, too, gets single layers: about 50 tags for each block.
+        layers: TensorBoard, too, gets single layers: about 30 tags for each block.
 
     Raises:
         UserError: every_n_steps < 1.
