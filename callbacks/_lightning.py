@@ -17,6 +17,7 @@ import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -46,13 +47,22 @@ def is_logged(trainer: Trainer, step: int) -> bool:
     return every > 0 and (step == 1 or step % every == 0)
 
 
-def write_row(trainer: Trainer, row: Mapping[str, float], step: int) -> None:
+SHOWN_FIRST = {"train/loss": "Loss/train", "val/loss": "Loss/validation"}
+"""Metric → a second tag for the same value in TensorBoard, which sorts tags by name, capitals first, and opens two groups."""
+
+
+def write_row(trainer: Trainer, row: Mapping[str, float], step: int, tensorboard: Mapping[str, float] | None = None) -> None:
     """Write `row` to every logger at optimizer step `step`, and to `trainer.callback_metrics`.
 
     Not `self.log`: it costs 0.5 ms a value, and its x-axis is one step behind.
+
+    Args:
+        tensorboard: what TensorBoardLoggers get instead. None: the row, with the second tags of `SHOWN_FIRST`.
     """
+    if tensorboard is None:
+        tensorboard = {**row, **{tag: row[name] for name, tag in SHOWN_FIRST.items() if name in row}}
     for logger in trainer.loggers:
-        logger.log_metrics(dict(row), step=step)
+        logger.log_metrics(dict(tensorboard if isinstance(logger, TensorBoardLogger) else row), step=step)
     set_metrics(trainer, row, step)
 
 

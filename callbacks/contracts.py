@@ -173,13 +173,6 @@ class CountsTokens(Protocol):
     """Length of the training text."""
 
 
-class HasSources(Protocol):
-    """For the charts of `TensorBoardPage`."""
-
-    source_names: Sequence[str]
-    """Sources of a mixture, which have losses of their own."""
-
-
 # -- of a strategy or its plugins -----------------------------------------------------------------------------------------
 
 

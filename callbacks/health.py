@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Annotated, Any
 
@@ -87,6 +88,8 @@ DESCRIPTIONS = {
     **SETUP_DESCRIPTIONS,
 }
 """Every tag and its meaning. LAYER is like `embedding`, `blocks.0.attention`, `head`; BLOCK like `blocks.0`."""
+OF_LAYERS = tuple(tag.rpartition("/")[0] for tag in DESCRIPTIONS if tag.endswith(("/LAYER", "/BLOCK")))
+"""Groups with a tag for each layer, such as `health/update_ratio`."""
 EARLY = 20
 """Rows up to step `every_n_steps`, about: a run of a few hundred steps is judged by them."""
 
@@ -137,6 +140,9 @@ class HealthSignals(Callback):
 
     List this callback before `GradientNorm`: it then sees gradients before clipping.
 
+    TensorBoard gets three tags in place of those of single layers, such as `health/update_ratio/lowest`, `…/median` and
+    `…/highest`. Every other logger gets the layers.
+
     Contract:
         on_fit_start: finds blocks and layers.
         on_validation_batch_start, on_validation_batch_end: remember spans of the first validation, and the first batch.
@@ -152,14 +158,15 @@ class HealthSignals(Callback):
 
     Args:
         every_n_steps: optimizer steps between two rows, from the first multiple on.
+        layers: TensorBoard, too, gets single layers: about 30 tags for each block.
 
     Raises:
         UserError: every_n_steps < 1.
     """
 
-    def __init__(self, every_n_steps: Annotated[int, whole(1, STEPS)] = 100) -> None:
+    def __init__(self, every_n_steps: Annotated[int, whole(1, STEPS)] = 100, layers: bool = False) -> None:
         check_ranges(HealthSignals, locals())
-        self.every_n_steps = every_n_steps
+        self.every_n_steps, self.layers = every_n_steps, layers
         self._layers: dict[str, list[Tensor]] = {}  # of this rank
         self._names: list[str] = []  # of the layers of all ranks
         self._ranks = 1  # that hold a parameter or parts of it
@@ -319,7 +326,8 @@ class HealthSignals(Callback):
         logged = trainer.callback_metrics.get("train/loss") if is_logged(trainer, self._step) else None
         if logged is not None and "backward_loss" in values and float(logged) > 0:  # a tensor on the CPU
             row["health/backward_loss_ratio"] = values["backward_loss"] / float(logged)
-        write_row(trainer, (self._facts or {}) | row, self._step)
+        row = (self._facts or {}) | row
+        write_row(trainer, row, self._step, row if self.layers else _layers_summed_up(row))
         self._facts = {}
 
 
@@ -347,6 +355,16 @@ def _row(values: dict[str, float]) -> dict[str, float]:
         spread = ((value + values[f"lowest/{layer}"]) / value for layer, value in highest.items() if value)
         row["health/rank_difference"] = max(spread, default=0.0) / 2  # of squares: twice the difference of norms
     return row
+
+
+def _layers_summed_up(row: dict[str, float]) -> dict[str, float]:
+    """The row with the lowest, median and highest value in place of a value for each layer. NaN is the highest."""
+    shown = {tag: value for tag, value in row.items() if tag.rpartition("/")[0] not in OF_LAYERS}
+    for group in OF_LAYERS:
+        if values := sorted(_by_layer(row, f"{group}/").values(), key=lambda value: (math.isnan(value), value)):
+            middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+            shown |= {f"{group}/lowest": values[0], f"{group}/median": middle, f"{group}/highest": values[-1]}
+    return shown
 
 
 def _by_layer(values: dict[str, float], prefix: str) -> dict[str, float]:

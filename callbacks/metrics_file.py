@@ -22,8 +22,8 @@ _MOST_OF_A_ROW = 2**24  # bytes
 class MetricsFile(Logger):
     """Writes every logged number into one file, a JSON object on each line, beside the Trainer's other loggers.
 
-    A line is like `{"step": 20, "time": 1732400000.1, "train/loss": 3.2}`: the names are those of TensorBoard's scalars, and
-    `time` is when the first value of the line was logged, in seconds since 1970. JSON has no NaN: values that are not finite
+    A line is like `{"step": 20, "time": 1732400000.1, "train/loss": 3.2}`: the names are those of the metrics, and `time`
+    is when the first value of the line was logged, in seconds since 1970. JSON has no NaN: values that are not finite
     are the strings "NaN", "Infinity" and "-Infinity". Values that are no numbers are left out, and metrics named step or time.
 
     The values of one step are one line, which is written with one call when a value of another step is logged, and when the

@@ -36,7 +36,7 @@ def health_charts(run: RunCurves) -> Iterator[str]:
                 label=title,
                 x_name="steps",
                 text_of_x=count,
-                unit=f"{len(layers)} {parts}, logarithmic",
+                unit=f"{parts}, logarithmic",
                 logarithmic=True,
             )
 

@@ -119,7 +119,7 @@ def test_three_sources_become_a_mixture_with_curves_of_their_own(raw, capsys):
     events = EventAccumulator(str(folder)).Reload()
     layout = layout_pb2.Layout()
     layout.ParseFromString(events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0])
-    charts = {chart.title: chart.multiline.tag for chart in layout.category[0].chart}
+    charts = {chart.title: chart.multiline.tag for category in layout.category for chart in category.chart}
     for title, prefix in (("training loss by source", "train"), ("validation loss by source", "val")):
         shown = [tag for tag in events.Tags()["scalars"] if any(re.match(pattern, tag) for pattern in charts[title])]
         assert sorted(shown) == sorted(f"{prefix}/{name}/loss" for name in WORDS)

@@ -20,9 +20,9 @@ def printed(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_fit_help_has_every_key_in_at_most_294_lines(capsys):
+def test_fit_help_has_every_key_in_at_most_295_lines(capsys):
     text = printed(capsys, "fit", "--help")
-    assert len(text.splitlines()) <= 294 and max(map(len, text.splitlines())) <= 128
+    assert len(text.splitlines()) <= 295 and max(map(len, text.splitlines())) <= 128
     values = yaml.safe_load(resolved([]))
     keys = {key for key, _ in leaves(values) if not key.startswith("architecture")}
     keys |= {

@@ -9,7 +9,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lit_llm import callbacks
 from lit_llm.callbacks import contracts
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
-from lit_llm.data import Mixture, TokenDataModule
+from lit_llm.data import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.training.language_model import LanguageModel
@@ -18,7 +18,6 @@ MODULE = {"SaysStepLoss", "SaysWhetherTargetsCount", "ScalesFirstGradient", "Hol
 MODULE |= {"ScoresText", "ContinuesText", "CountsExperts"}
 DATA = {"HasMicroBatches", "NumbersSamples", "HasVocabulary", "CountsTokens", "HasUnknownToken", "HasOpeningToken"}
 OTHERS = {
-    "HasSources": lambda: Mixture,
     "SplitsLayers": lambda: MeshStrategy(),
     "ScalesLoss": lambda: MixedPrecision("16-mixed", "cpu", scaler=SimpleNamespace()),
     "SavesInBackground": lambda: AsyncFolderCheckpointIO,

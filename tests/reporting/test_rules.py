@@ -320,6 +320,17 @@ def test_a_healthy_run_has_no_finding():
     assert diagnose(observed()) == []
 
 
+def test_what_tensorboard_has_in_place_of_layers_is_judged_as_no_layer():
+    """One layer of many that grows is no fault, and the highest of three would be a quarter of them."""
+    rows = (1, *range(5, 410, 5))
+    curves = {tag: values for tag, values in healthy().items() if tag.split("/")[-1] not in (*LAYERS, "blocks.0")}
+    for group, values in {"update_ratio": (0.01, 0.01, 0.5), "weight_norm": (10.0, 10.0, 90.0)}.items():
+        for name, value in zip(("lowest", "median", "highest"), values, strict=True):
+            curves[f"health/{group}/{name}"] = {step: value if step > 1 else values[0] for step in rows}
+    findings, unjudged = examine(Observed({tag: series(values) for tag, values in curves.items()}, CONFIG))
+    assert findings == [] and "learning-rate-too-high" in unjudged["health/update_ratio/LAYER"]
+
+
 def test_preferences_that_are_learned_have_no_finding():
     curves = {
         "train/margin": {1: 0.0} | {step: step / 400 for step in STEPS},

@@ -105,13 +105,14 @@ class Observed:
         return statistics.median(found) if found or default is None else default
 
     def by_layer(self, group: str, least: int = 0) -> dict[str, Points]:
-        """The finite values of `health/GROUP/LAYER`, by layer.
+        """The finite values of `health/GROUP/LAYER`, by layer, without the summaries that TensorBoard has in their place.
 
         Raises:
             Unjudged: No layer has `least` of them.
         """
         prefix = f"health/{group}/"
-        found = {tag.removeprefix(prefix): self.finite(tag) for tag in self.scalars if tag.startswith(prefix)}
+        layers = [tag.removeprefix(prefix) for tag in self.scalars if tag.startswith(prefix)]
+        found = {layer: self.finite(prefix + layer) for layer in layers if layer not in ("lowest", "median", "highest")}
         _enough(max(found.values(), key=len, default=[]), prefix + "LAYER", least)
         return found
 
