@@ -52,10 +52,11 @@ def comparable(one: RunCurves, other: RunCurves) -> bool:
 def conditions(parts: Sequence[Sequence[RunCurves]]) -> list[str]:
     """For each part, in what it differs from others: task, files, tokenizer, what gzip reaches; else every such setting."""
     facts = []
-    for run, *_ in parts:
-        gzip = run.last(_GZIP)
+    for part in parts:
+        gzip, tokenizers = part[0].last(_GZIP), {_tokenizer(run) for run in part}
         named = {} if gzip is None else {"gzip": f"{gzip:.3f} bits per byte"}
-        facts.append({"task": _task(run), **_text(run), "tokenizer": _tokenizer(run), **named})
+        named |= {"tokenizer": tokenizers.pop()} if len(tokenizers) == 1 else {}
+        facts.append({"task": _task(part[0]), **_text(part[0]), **named})
     keys = list(dict.fromkeys(key for each in facts for key in each))
     differ = [key for key in keys if len({each.get(key, ABSENT) for each in facts}) > 1]
     for shown in ([key for key in differ if not key.startswith("data.") or key.endswith(_FILES)], differ):

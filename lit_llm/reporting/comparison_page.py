@@ -120,8 +120,9 @@ def notes(found: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[str]:
     """
     said = []
     if len(found) > 1:
-        differ = "; ".join(f"{ranking.places[0].runs[0].name}: {ranking.condition}" for ranking in found)
-        said.append(f"Not all runs can be ranked together, because their task, held-out text or tokenizer differs ({differ}).")
+        said.append(
+            f"These are {len(found)} rankings, because runs differ in their task, held-out text or tokenizer (headings)."
+        )
     said += [sentence for ranking in found for sentence in _cautions(ranking.places)]
     runs = [(run, ranking.tag) for ranking in found for run in ranking.runs]
     wrong = [(diverged(run), sentence) for run, tag in runs for sentence in _problems(run, tag)]
@@ -159,7 +160,8 @@ def _cautions(places: Sequence[Setting]) -> Iterator[str]:
         if len(tried) > 1 and settings[0].get(key) in (tried[0], tried[-1]) and key not in _LENGTHS:
             ends.append(f"{key} {text(settings[0][key])}")
     if ends:
-        yield f"Of the best, {', '.join(ends)} ended what was tried: a better value may lie beyond."
+        more = f" and {counted(len(ends) - 3, 'more setting')}" if len(ends) > 3 else ""
+        yield f"Of the best, {', '.join(ends[:3])}{more} ended what was tried: a better value may lie beyond."
 
 
 def _problems(run: RunCurves, tag: str | None) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
@@ -178,4 +179,6 @@ def test_the_picture_of_a_sweep_has_each_variant_with_its_settings():
     front = pareto_front(points_of(found))
     titles = [text for text in page.texts if " at " in text and "devices" in text]
     assert sum(text[0].isdigit() for text in titles) == len(front) and len(titles) == 3
-    assert "chosen" in page.texts
+    assert {"1 device", "2 devices", "8 devices"} <= set(page.texts), "a colour for each number of devices"
+    labels = [text for text in page.texts if re.fullmatch(r"\d( chosen)?|chosen", text)]
+    assert len(labels) >= len(front) and any("chosen" in text for text in labels)
