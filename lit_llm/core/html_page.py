@@ -157,6 +157,7 @@ def figure(caption: str, picture: str, below: str = "") -> str:
 
 def tabs(name: str, parts: Sequence[tuple[str, str]]) -> str:
     """One of at most three parts at a time, chosen by the reader: (label, content). `name` is unique in the page."""
+    name = escape(name)
     buttons = (
         f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}><label for="{name}-{i}">'
         f"{escape(label)}</label>"

@@ -138,11 +138,11 @@ def _strips(
 ) -> Iterator[str]:
     """Strips with the last value of each line in them, for the pointer."""
     many = min(_STRIPS, max((len(line.points) for line in lines), default=0))
-    said: dict[int, dict[str, str]] = {}
-    for line in lines if many > 1 else ():
+    said: dict[int, dict[int, str]] = {}
+    for i, line in enumerate(lines if many > 1 else ()):
         for x, y in thinned(line.points):
             at = min(int(across(x) * many / 100), many - 1)
-            said.setdefault(at, {})[line.name] = said_at(line, x, y)
+            said.setdefault(at, {})[i] = said_at(line, x, y)
     for at, values in said.items():
         where = f'x="{100 * at / many:.2f}%" y="0" width="{100 / many:.2f}%" height="100%"'
         yield f'<rect class="strip" {where}><title>{"&#10;".join(values.values())}</title></rect>'

@@ -132,7 +132,7 @@ def notes(found: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[str]:
 
 def _cautions(places: Sequence[Setting]) -> Iterator[str]:
     """How far ahead the first place is, beside what seeds do; settings without effect; values that end what was tried."""
-    finite = [place for place in places if place.value is not None and not place.stopped]
+    finite = [place for place in places if place.value is not None and not stopped(place.runs[0])]
     settings = [settings_of(place.runs[0]) for place in finite]
     chosen = [key for key in varying_settings(settings) if key not in SEEDS]
     values = [[exact(each.get(key, ABSENT)) for key in chosen] for each in settings]
@@ -210,7 +210,7 @@ def _effects(
 ) -> Iterator[str]:
     """A chart of the final losses over each setting that is a number."""
     finite = [place for place in places if place.value is not None]
-    complete = [place for place in finite if not place.stopped]
+    complete = [place for place in finite if not stopped(place.runs[0])]
     compared = complete if len(complete) > 1 else finite
     drawn: dict[tuple[tuple[float, Setting], ...], list[str]] = {}
     for key in varying:

@@ -39,11 +39,6 @@ class Setting(NamedTuple):
         more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
         return ", ".join(self.names[:3]) + more
 
-    @property
-    def stopped(self) -> str:
-        """What kept a run from its end; runs that are joined came to theirs."""
-        return stopped(self.runs[0])
-
     def said(self) -> str:
         """The value with its spread, like "1.2345 ± 0.0012"."""
         spread = "" if self.spread is None else f" ± {self.spread:.2g}"
@@ -74,7 +69,7 @@ def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Setting]]:
         but_seeds = (value for key, value in zip(varying, values[i], strict=True) if key not in SEEDS)
         joined.setdefault((*but_seeds, alone, str(again)), []).append(run)
     found = [_setting(each, tag) for each in joined.values()]
-    return tag, sorted(found, key=lambda s: (s.value is None, bool(s.stopped), s.value or 0.0))
+    return tag, sorted(found, key=lambda s: (s.value is None, bool(stopped(s.runs[0])), s.value or 0.0))
 
 
 def _setting(runs: Sequence[RunCurves], tag: str | None) -> Setting:
@@ -136,13 +131,13 @@ def figures(run: RunCurves) -> dict[str, str]:
 
     steps = last_step(run)
     peak = max(run.series("memory/peak_gb").values, default=None)  # each launch counts from zero
-    full = steps is None or (run.step < steps and not stopped(run))  # it came to another end before
+    ended_before = steps is not None and run.step < steps and not stopped(run)
     return {
         "validation loss": shown(VALIDATION, lambda v: f"{v:.4f}"),
         "bits per byte": shown(BITS, lambda v: f"{v:.4f}"),
         "training loss": shown(TRAINING, lambda v: f"{v:.4f}"),
         **{name: shown(f"val/{name.lower()}", number) for name in ("margin", "accuracy", "KL")},
-        "steps": f"{run.step:,}" if full else f"{run.step:,} of {steps:,}",
+        "steps": f"{run.step:,}" if steps is None or ended_before else f"{run.step:,} of {steps:,}",
         "tokens": shown(TOKENS, count),
         "time": duration(run.seconds) if run.seconds else "–",
         "tokens per second": shown("throughput/tokens_per_second", count),

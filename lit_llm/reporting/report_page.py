@@ -231,7 +231,7 @@ def _lines(settings: Sequence[Setting], tags: dict[str, str], over: Callable[[Ru
             color = COLORS[(i if many else j) % len(COLORS)]
             mean = _mean([points for _, points in curves]) if thin and len(curves) > 1 else []
             lines = [(name, points, "thin" if thin else kind) for name, points in curves]
-            for name, points, drawn in [*lines, *([(f"mean of {len(curves)}", mean, kind)] if mean else [])]:
+            for name, points, drawn in [*lines, *([(f"mean of {setting.name}", mean, kind)] if mean else [])]:
                 shown = (f"{name}: {said}" if said else name) if many else said or "logged"
                 group = setting.name if many and (thin or len(tags) > 1) else ""
                 yield Line(shown, color, points, drawn, group)

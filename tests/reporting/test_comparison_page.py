@@ -159,25 +159,26 @@ def test_runs_that_differ_by_seed_are_one_setting_with_mean_and_spread(tmp_path,
     for seed, loss in losses.items():
         made(f"s/a{seed}", 0.1, {1: 8.0 + seed, 40: loss}, seed=seed)
     made("s/copy", 0.1, {1: 9.0, 40: 3.0}, seed=1)  # equal curves count once
-    made("s/b", 0.2, {1: 9.0, 40: 3.1})
+    for seed in (1, 2):
+        made(f"s/b{seed}", 0.2, {1: 9.0, 40: 3.0 + seed / 10}, seed=seed)
     _, out, _, page = compare(capsys, "--compare", "s")
     bits = np.array(list(losses.values())) / 2
+    spread = f"{bits.mean():.4f} ± {bits.std(ddof=1):.2g}"
     assert out.splitlines()[:2] == [
-        "1. b: val/bits_per_byte 1.5500 after step 40",
-        f"2. a1, a2, a3 and 2 more: val/bits_per_byte {bits.mean():.4f} ± {bits.std(ddof=1):.2g} after step 40",
+        f"1. b1, b2: val/bits_per_byte 1.5750 ± {np.std([1.55, 1.6], ddof=1):.2g} after step 40",
+        f"2. a1, a2, a3 and 2 more: val/bits_per_byte {spread} after step 40",
     ]
     head, *rows = cells(section(page, "Ranking"))
-    assert [row[1] for row in rows] == ["b", "a1, a2, a3 and 2 more × 4 seeds"]
-    assert (
-        rows[1][head.index("seed_everything")] == "1, 2, 3, 4" and rows[1][2] == f"{bits.mean():.4f} ± {bits.std(ddof=1):.2g}"
-    )
+    assert [row[1] for row in rows] == ["b1, b2 × 2 seeds", "a1, a2, a3 and 2 more × 4 seeds"]
+    assert rows[1][head.index("seed_everything")] == "1, 2, 3, 4" and rows[1][2] == spread
     drawn = section(page, "Loss").split("<section>")[1]
-    paths = re.findall(r'class="curve ([a-z]*)" d="M([^"]*)" stroke="var\(--c(\d)\)"', drawn)
-    thin = [color for kind, _, color in paths if kind == "thin"]
-    assert len(thin) == 2 * 4 and len(set(thin)) == 1 and len(paths) == 8 + 2 + 2, "training and validation, 2 of them means"
-    assert len({color for _, _, color in paths}) == 2, "a colour for each setting"
-    means = [re.findall(r"mean of 4: training: ([\d.]+) at (\d+)", drawn)][0]
-    assert [(float(y), int(x)) for y, x in means] == [(10.5, 1), (pytest.approx(2 * bits.mean(), abs=1e-3), 40)]
+    paths = re.findall(r'class="curve ([a-z]*)" d="M[^"]*" stroke="var\(--c(\d)\)"', drawn)
+    colors = [color for kind, color in paths if kind == "thin"]  # training and validation of each curve, and their means
+    assert sorted(map(colors.count, set(colors))) == [2 * 2, 2 * 4] and len(paths) == 12 + 4
+    assert {color for _, color in paths} == set(colors), "a colour for each setting"
+    means = re.findall(r"mean of (\S+),[^:]*: training: ([\d.]+) at (\d+)", drawn)  # of both settings, where the pointer is
+    expected = {("b1", 1): 9, ("b1", 40): 3.15, ("a1", 1): 10.5, ("a1", 40): 2 * bits.mean()}
+    assert {(name, int(x)): float(y) for name, y, x in means} == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_seed_that_was_run_twice_with_other_curves_is_no_second_seed(tmp_path, capsys, monkeypatch):
