@@ -16,10 +16,7 @@ from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.shared_verification import verify_shards_together
 from lit_llm.checkpoint.snapshot import Snapshots, bytes_to_copy
 from lit_llm.core.errors import UserError
-from lit_llm.core.memory import free_host_bytes
-
-_COPY_FRACTION = 0.5
-"""Of the free host memory, what copies may take: data loaders and the page cache need some, too."""
+from lit_llm.core.memory import COPY_FRACTION, free_host_bytes
 
 
 class FolderCheckpointIO(CheckpointIO):
@@ -175,7 +172,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
 
     def _copy_fits(self, checkpoint: dict[str, Any]) -> bool:
         needed, free = (self._processes_to_fit or 1) * bytes_to_copy(checkpoint), free_host_bytes()
-        if needed <= _COPY_FRACTION * free:
+        if needed <= COPY_FRACTION * free:
             return True
         rank_zero_warn(
             f"Checkpoints are saved in the foreground: copies for the background would take {needed / 1e9:,.1f} GB of host "

@@ -53,7 +53,8 @@ def own_flags() -> OwnFlags:
     add(
         "--mtbf_hours", range=above(0, 10**9), metavar="H", help="between failures of the whole run. Default: 50,000 / devices."
     )
-    add("--save_gbps", range=above(0, 10**9), metavar="GB/s", help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.")
+    add("--save_gbps", range=above(0, 10**9), metavar="GB/s", help=f"checkpoints, by each machine. Default: {SAVE_GBPS}.")
+    add("--storage_gbps", range=above(0, 10**9), metavar="GB/s", help="checkpoints, by all machines. Default: no limit.")
     add(
         "--serve_tokens",
         range=above(0, 10**24),
@@ -194,6 +195,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         price_usd_hour=own.price,
         mtbf_hours=own.mtbf_hours,
         save_gbps=own.save_gbps or SAVE_GBPS,
+        storage_gbps=own.storage_gbps,
         slowest_rank=own.slowest_rank,
         served_tokens=own.serve_tokens,
         measured=speed,
@@ -208,6 +210,8 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         notes.append(f"--devices {own.devices} is overridden by {by}: comparing {', '.join(compared['devices'])} devices")
     if speed is not None and (changed := differences(speed.settings, settings)):
         notes.append(f"the speed of {speed.run} was measured with other settings: {', '.join(changed)}")
+    if "float8" in axes.get("precision", []):
+        notes.append("float8 is planned without saving memory or communication; it saves time if its peak is known")
     swept = [table()[name] for name in axes.get("hardware", []) if name in table()]
     notes += [speed.sentence(each) for each in swept if speed is not None and not speed.holds_for(each)]
     for note in notes:

@@ -4,7 +4,8 @@ The rule:
 
 1. Recipe files apply in order, each base before its recipe. All flags together are the last source, wherever they stand. A
    later value of an argument replaces an earlier one.
-2. A class starts with its own defaults. Of several flags that name a class for the same key, the last one counts.
+2. A class starts with its own defaults; the short name `AdamW` with those of `fill_adamw`. Of several flags that name a class
+   for the same key, the last one counts.
 3. If a source names another class than the sources before it, their arguments for the group are dropped. An argument is
    kept if a public class that both classes extend declares it: `Schedule` declares `warmup_steps`, `TokenDataModule` the batch
    sizes, `block_size`, `seed` and `num_workers`, `TextDataModule` also `tokenizer` and `cache_dir`. One line announces the new
@@ -24,13 +25,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 from jsonargparse import Namespace
 
 from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, RecipeFile, plain_key
-from lit_llm.config.groups import CLASSES, default_class
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, WARMUPS, default_class
 from lit_llm.config.parser import find_class
 from lit_llm.core.errors import UserError
 
@@ -101,6 +103,8 @@ def _shared(old: type | None, new: type | None, argument: str) -> bool:
     """Whether a public class that both classes extend declares the argument."""
     if old is None or new is None:
         return False
+    if argument in WARMUPS:
+        return "warmup_steps" in all_arguments(new)
     common = [cls for cls in old.__mro__ if cls in new.__mro__ and not cls.__name__.startswith("_")]
     return any(argument in own_arguments(cls) for cls in common)
 
@@ -125,6 +129,24 @@ def all_arguments(cls: type) -> dict[str, inspect.Parameter]:
         if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
             break
     return found
+
+
+def fill_adamw(config: Namespace, given: set[str]) -> list[str]:
+    """Give the optimizer of the short name `AdamW` the values of language models that no source sets; in place. Returns a note.
+
+    β and decay are GPT-3's (Brown et al. 2020, appendix B). The rate is 0.003239 − 0.0001395 ln N for N = 12 · layers · width²,
+    at most 10^10 (Kaplan et al. 2020, D.1), where nothing else decides it: trained weights, adapters, rates by width.
+    """
+    model, values = config.model, dict[str, Any](betas=(0.9, 0.95), weight_decay=0.1)
+    if all(each is None for each in (config.init_from, config.lora, config.get(ARCHITECTURE), model.base_width)):
+        size = min(max(12 * model.n_layer * model.n_embd**2, 1), 1e10)
+        values["lr"] = float(f"{0.003239 - 0.0001395 * math.log(size):.3g}")
+    arguments, changes = config.optimizer.init_args, []
+    for name, value in values.items():
+        if f"optimizer.{name}" not in given:
+            changes.append(f"{name} {value}{' by the size' if name == 'lr' else ''} (torch: {arguments[name]})")
+            arguments[name] = value
+    return [f"optimizer AdamW has {', '.join(changes)} (--optimizer torch.optim.AdamW)"] if changes else []
 
 
 def restore_defaults(config: Namespace, before: Namespace, given: set[str]) -> None:

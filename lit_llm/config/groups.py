@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lit_llm.core.number_domain import STEPS, Domain, above, whole
+from lit_llm.core.number_domain import STEPS, Domain, above, at_least, whole
 from lit_llm.runs.curve import TOLERANCE
 
 Command = Literal["fit", "validate", "test", "prepare"]
@@ -90,6 +90,10 @@ CLASSES: dict[str, ClassGroup] = {
     **CALLBACKS,
 }
 """Every group that names a class of a known kind."""
+
+
+WARMUPS: dict[str, Domain] = {"warmup_fraction": at_least(0, 1), "warmup_tokens": at_least(0)}
+"""Keys of `schedule` beside `warmup_steps` of its class: a share of the schedule's steps, and tokens (`config.warmup`)."""
 
 
 def default_class(key: str) -> str | None:

@@ -147,6 +147,8 @@ def _keys(group: str, cls: type) -> list[Key]:
             if domain is not None and domain.low > -LARGEST:
                 kind += f", {replace(domain, null=False).rule(domain.low - 1)}"  # null is in the type
             found.append(Key(name, kind, _value(default), described.get(name, "")))
+        if name == "warmup_steps":
+            found += [Key(f"warmup_{unit}", "float", "null", f"Instead: in {unit}.") for unit in ("fraction", "tokens")]
     return found
 
 

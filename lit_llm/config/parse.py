@@ -13,14 +13,15 @@ from lightning.pytorch.loggers import Logger
 from torch.nn import Module
 
 from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, leaves, needs_value, plain_key, read
-from lit_llm.config.class_defaults import all_arguments, drop_arguments_of_other_classes, restore_defaults
+from lit_llm.config.class_defaults import all_arguments, drop_arguments_of_other_classes, fill_adamw, restore_defaults
 from lit_llm.config.groups import ARCHITECTURE, CLASSES, OF_ARCHITECTURES, Command, default_class
 from lit_llm.config.mixture_keys import refuse_wrong_shapes, with_empty_sources
 from lit_llm.config.parse_errors import explain, reason
 from lit_llm.config.parser import RecipeParser, class_path, find_class, known_classes, make_parser
-from lit_llm.config.ranges import restore_whole_numbers
+from lit_llm.config.ranges import null_problems, number_problems, restore_whole_numbers
 from lit_llm.config.spelling import refuse_groups_without_keys
-from lit_llm.core.errors import UserError, report
+from lit_llm.config.warmup import settle_warmup, take_warmup
+from lit_llm.core.errors import UserError, noting, report
 from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml, read_yaml, refusal
 from lit_llm.runs.init_from import InitialWeights
 
@@ -41,7 +42,8 @@ class Recipe:
         config: every setting, with the defaults of the chosen classes.
         given: dotted keys that a recipe file or a flag sets, without `init_args`.
         problems: one sentence per mistake. `config` is then made of the other settings.
-        notes: one sentence per class that dropped arguments of another.
+        notes: what to tell if nothing is wrong, such as the arguments that another class drops.
+        warmup: the share or the tokens from which `schedule.warmup_steps` follows. None: it is given, or the default.
         initial: the weights that `init_from` names. `resolve.read_recipe` finds them.
         initial_problems: why they cannot be used. They do not matter if a run is resumed.
     """
@@ -53,6 +55,7 @@ class Recipe:
     given: set[str]
     problems: list[str]
     notes: list[str]
+    warmup: Assignment | None = None
     initial: InitialWeights | None = None
     initial_problems: list[str] = field(default_factory=list)
 
@@ -135,9 +138,11 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     arguments, shapes = refuse_wrong_shapes(arguments)
     parser = make_parser(command, defaults)
     arguments, dropped = drop_arguments_of_other_classes(arguments)
+    arguments, warmup, of_warmup = take_warmup(arguments)
+    optimizers = [a.value for a in arguments.assignments if a.key == "optimizer" and a.value not in ({}, "{}")]
     arguments, other_ends = _without_earlier_ends(arguments)
     arguments, missing = _without_incomplete_classes(_with_class_paths(arguments))
-    problems += [*shapes, *arguments.problems, *map(needs_value, arguments.bare), *missing]
+    problems += [*shapes, *of_warmup, *arguments.problems, *map(needs_value, arguments.bare), *missing]
 
     tried: dict[tuple[str, ...], Namespace | Exception] = {}
 
@@ -169,7 +174,12 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     given = {assignment.key for assignment in arguments.assignments}
     restore_whole_numbers(config, arguments)
     restore_defaults(config, parser.get_defaults(), given)
-    return Recipe(command, arguments, parser, config, given, problems, [*dropped, *other_ends])
+    notes = [*dropped, *other_ends]
+    if command == "fit" and not (problems or null_problems(command, config, arguments) or number_problems(config, given)):
+        notes += fill_adamw(config, given) if optimizers[-1:] == ["AdamW"] else []
+        with noting(problems):
+            notes += settle_warmup(warmup, config) if warmup is not None else []
+    return Recipe(command, arguments, parser, config, given, problems, notes, warmup)
 
 
 _ENDS = ("trainer.max_steps", "trainer.max_epochs")

@@ -88,16 +88,16 @@ class PlannedRecipe:
             raise UserError(f"{type(data).__name__} has no global_batch_size, so it cannot be planned (--data)")
         model, optimizer, ramp = self.model_config(vocab_size), built.objects.optimizer, getattr(data, "ramp", None)
         assert optimizer is not None
-        layout, saves = self.layout(self.devices, self.devices_per_node), self.config.async_checkpoints
         settings = run_settings(
             built.parts,
             model,
             optimizer,
-            layout,
+            self.layout(self.devices, self.devices_per_node),
             self.config.trainer.precision,
             steps=self.config.trainer.max_steps,
             data=facts,
-            background_saves=layout.splits_model if saves == "auto" else bool(saves),
+            background_saves=self.config.async_checkpoints,
+            sharded_saves=self.config.sharded_checkpoints,
         )
         settings = replace(settings, steps=self._steps(settings))
         length = settings.sequence_length

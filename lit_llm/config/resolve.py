@@ -15,6 +15,7 @@ from lit_llm.config.groups import LAUNCH_ONLY, Command
 from lit_llm.config.parse import Recipe, parse
 from lit_llm.config.parser import find_class
 from lit_llm.config.ranges import null_problems, number_problems
+from lit_llm.config.warmup import keep_warmup
 from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import launched_ranks
 from lit_llm.core.yaml_reading import dump_yaml, read_yaml
@@ -180,6 +181,8 @@ def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachin
                 config.resume = start.resume
             if start.max_steps is not None:
                 config.trainer.max_steps, config.trainer.max_epochs = start.max_steps, -1
+    if recipe.warmup is not None and recipe.command == "fit":
+        notes += keep_warmup(recipe.warmup, config, (start if machine is None else machine.start).saved)
     if recipe.initial_problems and start.checkpoint is None:
         if machine is None or not recipe.describes_model:  # the model depends on these weights
             raise UserError("\n".join([*problems, *recipe.initial_problems]))

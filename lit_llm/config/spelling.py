@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from lit_llm.config.arguments import COMMAND_LINE, Arguments, Assignment, needs_value, plain_key
-from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, Command, options_of
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, WARMUPS, Command, options_of
 from lit_llm.config.recipe_files import SHIPPED
 from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError, report
@@ -82,6 +82,8 @@ def known_keys(command: Command, arguments: Arguments) -> dict[str, set[str] | N
         paths = [*named, settings.default or settings.base]
         names = [arguments_of(path if "." in path else f"{settings.package}.{path}") for path in paths]
         known[group] = None if None in names else set().union(*(each for each in names if each is not None))
+    if known["schedule"] is not None:
+        known["schedule"] |= WARMUPS.keys()
     return known
 
 
@@ -108,7 +110,7 @@ def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[st
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
     exact = [k for k in known if k.rpartition(".")[2] == name]  # the right name in another group
     longer = [k for k in known if f"_{name}_" in f"_{k.rpartition('.')[2]}_"]  # `batch_size` for `global_batch_size`
-    near = near or (longer if len(longer) <= 3 else exact[:1]) or difflib.get_close_matches(key, list(flags), n=1, cutoff=0.85)
+    near = near or (longer if len(longer) <= 4 else exact[:1]) or difflib.get_close_matches(key, list(flags), n=1, cutoff=0.85)
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.65)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     if key == "data.paths":  # the commonest setting that the other classes lack

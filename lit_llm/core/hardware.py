@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lit_llm.core.memory import memory_bytes
 from lit_llm.core.yaml_reading import read_yaml_file
 
 TABLE = Path(__file__).with_name("hardware.yaml")
+HOST = ("copy_gbps", "memory_gbps", "memory_gb")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Hardware:
         node_gbps: bandwidth to another device of the same node, per device and direction.
         network_gbps: bandwidth to a device of another node, per device and direction.
         watts: the most power that the vendor rates the device for.
+        host: of HOST: GB/s of copies between a device and host memory, per device and direction; GB/s that an optimizer in host
+            memory reaches, and GB of it, both per node.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Hardware:
     devices_per_node: int = 8
     price_usd_hour: tuple[float, float] | None = None
     watts: float | None = None
+    host: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(HOST))
 
     @property
     def is_gpu(self) -> bool:
@@ -93,6 +97,15 @@ def _is_number(x: Any) -> bool:
 
 
 _NUMBER: tuple[str, Callable[[Any], bool]] = ("a number above 0, or null", lambda x: x is None or _is_number(x))
+
+
+def _numbers_for(keys: Sequence[str]) -> tuple[str, Callable[[Any], bool]]:
+    def are_numbers(x: Any) -> bool:
+        return isinstance(x, dict) and set(x) == set(keys) and all(map(_NUMBER[1], x.values()))
+
+    return f"numbers above 0, or null, for {', '.join(keys)}", are_numbers
+
+
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = dict.fromkeys(
     [field.name for field in fields(Hardware)][1:], _NUMBER
 ) | {
@@ -100,10 +113,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = dict.fromkeys(
     "device_name": ("a text, cpu for processors", lambda x: isinstance(x, str) and bool(x)),
     "compute_capability": ("a whole number above 0, or null", lambda x: x is None or (isinstance(x, int) and _is_number(x))),
     "devices_per_node": ("a whole number above 0", lambda x: isinstance(x, int) and _is_number(x)),
-    "peak_tflops": (
-        f"numbers above 0, or null, for {', '.join(KINDS)}",
-        lambda x: isinstance(x, dict) and set(x) == set(KINDS) and all(n is None or _is_number(n) for n in x.values()),
-    ),
+    "peak_tflops": _numbers_for(KINDS),
+    "host": _numbers_for(HOST),
     "price_usd_hour": (
         "two numbers above 0, the lower one first, or null",
         lambda x: x is None or (isinstance(x, list) and len(x) == 2 and all(map(_is_number, x)) and x[0] <= x[1]),
@@ -192,7 +203,8 @@ def this_machine(*, measure: bool, device: Any = None) -> Hardware:
     if known is None:
         known = replace(table()["cpu"], name=name, device_name=name, source="not in the table")
     capability = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else None
-    hardware = replace(known, memory_gb=memory_bytes(device) / 1e9, compute_capability=capability)
+    host = {**known.host, "memory_gb": memory_bytes(torch.device("cpu")) / 1e9}
+    hardware = replace(known, memory_gb=memory_bytes(device) / 1e9, compute_capability=capability, host=host)
     if not measure:
         return hardware
     return replace(

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+COPY_FRACTION = 0.5
+"""Share of the free host memory that copies of checkpoints may take: data loaders and the page cache need some, too."""
 MUON_BATCH_NUMEL = 2**24
 """Elements of the matrices that a rank orthogonalises in one turn of Muon (and that Lion updates together)."""
 

@@ -28,8 +28,8 @@ _MESHES: dict[str, Callable[[int, int], dict[str, int]]] = {  # of so many devic
     "ep-tp": lambda n, node: {"tensor_parallel": 2, "expert": 2},
     "ep-pp": lambda n, node: {"pipeline": 2, "expert": 2},
 }
-_WITHOUT_MESH = ("single", "ddp", "zero1", "zero2")
-STRATEGIES = (*_WITHOUT_MESH, *_MESHES)
+_WITHOUT_MESH = ("single", "ddp", "zero1", "zero2")  # the last two: of other programs, for comparisons with these
+STRATEGIES = ("single", "ddp", *_MESHES)
 FSDP2 = "recipes/strategy/fsdp2.yaml"
 NO_PIPELINE = PipelineLayout(1)
 NOTHING_KEPT = KeptWhole(weights=False, gradients=False)
@@ -87,7 +87,7 @@ class Layout:
     @property
     def fsdp2(self) -> bool:
         """Whether FSDP2 gathers the weights, or only adds the gradients of replicas."""
-        return self.shards == "parameters" or (self.is_mesh and self.data_parallel * self.context > 1)
+        return self.shards == "parameters" or (self.is_mesh and (self.data_parallel * self.context > 1 or self.cpu_offload))
 
     @property
     def splits_model(self) -> bool:
@@ -142,8 +142,6 @@ def layout_of_name(name: str, devices: int, devices_per_node: int) -> Layout:
         return Layout(name if name != "ddp" else "single")
     if name == "ddp":
         return Layout("ddp", replicate=devices, bucket_copies=True)
-    if name in ("zero1", "zero2"):
-        return Layout(name, shard=devices, shards="optimizer" if name == "zero1" else "gradients")
     mesh = _MESHES[name](devices, min(devices, devices_per_node))
     expert = mesh.pop("expert", 1)
     sizes = mesh_sizes(devices, **{"replicate": 1, "shard": "auto"} | mesh)  # type: ignore[arg-type]

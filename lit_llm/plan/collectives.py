@@ -50,9 +50,9 @@ class Collective(NamedTuple):
     """Collectives of a group of ranks.
 
     Attributes:
-        kind: all_gather (or reduce_scatter, which sends as much), all_reduce, all_to_all, broadcast, or pass_on: messages to
-            another node.
-        size: bytes of the whole tensors; in an all_to_all, of what a rank has; of other messages, what a rank sends.
+        kind: all_gather (or reduce_scatter, which sends as much), all_reduce, all_to_all, broadcast, pass_on: messages to
+            another node, or copy: to or from host memory.
+        size: bytes of the whole tensors; in an all_to_all, of what a rank has; of other messages and copies, what a rank sends.
         stride: distance between neighbouring ranks of the group.
         each: in each micro-batch, not once in a step.
         overlap: the share of a micro-batch's computation behind which it runs: 0 after it. None: computation waits for it.
@@ -75,7 +75,10 @@ class Collective(NamedTuple):
         return size * (micro_batches if self.each else 1)
 
     def seconds(self, hardware: Hardware) -> float:
-        """Of one time."""
+        """Seconds for one call."""
+        if self.kind == "copy":
+            assert hardware.host["copy_gbps"] is not None
+            return self.size / (hardware.host["copy_gbps"] * 1e9)
         if self.kind == "all_to_all":
             return exchange_seconds(self.size, self.ranks, hardware, stride=self.stride)
         if self.kind in ("all_gather", "all_reduce"):
@@ -133,6 +136,8 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         whole += average_bytes(apart)
         stride = layout.data_parallel * layout.context // ranks * tp
         found.append(Collective(purpose, "all_reduce", whole / sharing, ranks, stride, overlap=2 / 3))
+    if layout.cpu_offload and cuda:
+        found += _host_copies(settings, weights)
     if optimizer.is_muon:
         muon = MuonWork.of(settings.weights_of_rank(rank, whole=True), layout, normuon=optimizer.normuon)
         found += muon_collectives(muon, settings.weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda))
@@ -162,6 +167,20 @@ def fsdp_collectives(
     sizes = [*((size, not kept.weights) for size in gathers), (gradients, not kept.gradients)]
     purpose = "weights gathered, gradients scattered"
     return [Collective(purpose, "all_gather", size, ranks, stride, each, overlap=1.0) for size, each in sizes]
+
+
+def _host_copies(settings: RunSettings, weights: Weights) -> list[Collective]:
+    """Copies of a rank's part of the weights before each gather, and of its gradients after each reduction, both unrounded.
+
+    Gradients that are added to earlier ones keep the processor waiting (torch 2.13's `foreach_reduce`).
+    """
+    layout, wide = settings.layout, settings.weight_bytes
+    sizes = (*gathered_bytes(weights, wide, wide), stored_bytes(weights, wide, trainable=True))
+    calls = fsdp_collectives(*sizes, 1, stride=1, kept=layout.kept, forwards=1 + settings.reference_pass)
+    purpose, shards = "weights from and gradients to host memory", layout.divisor("parameters")
+    *gathers, reduction = (call._replace(purpose=purpose, kind="copy", size=call.size / shards) for call in calls)
+    waits = reduction.each and settings.accumulation > 1
+    return [*gathers, reduction._replace(overlap=0.0 if waits else 1.0)]
 
 
 def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -> list[Collective]:
@@ -272,9 +291,9 @@ class Exchange(NamedTuple):
 
 def exchange_of(settings: RunSettings, hardware: Hardware) -> Exchange | None:
     """The communication of a step; with a pipeline, of the rank that sends most. None: the bandwidth is unknown."""
-    if settings.layout.devices == 1:
-        return Exchange()
-    if hardware.node_gbps is None or hardware.network_gbps is None:
+    offloads = settings.layout.cpu_offload and hardware.is_gpu
+    needed = (hardware.node_gbps, hardware.network_gbps) if settings.layout.devices > 1 else ()
+    if None in (*needed, hardware.host["copy_gbps"] if offloads else 0.0):
         return None
     waiting, behind = 0.0, defaultdict[tuple[bool, float], float](float)
     times = {True: settings.accumulation, False: 1}

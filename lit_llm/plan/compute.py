@@ -92,10 +92,15 @@ def lifetime_flops(parameters: float, train_tokens: float, served_tokens: float)
 
 
 def young_interval_seconds(save_seconds: float, mtbf_seconds: float) -> float:
-    """Best interval between two checkpoints: √(2 · T_save · MTBF) (Young 1974)."""
+    """Best interval between two checkpoints for which training waits so long: √(2 · T_save · MTBF) (Young 1974)."""
     return math.sqrt(2 * save_seconds * mtbf_seconds)
 
 
-def overhead_fraction(save_seconds: float, interval_seconds: float, mtbf_seconds: float) -> float:
-    """Fraction of time lost: T_save/interval to saving, plus interval/(2 · MTBF) to redoing work after failures."""
-    return save_seconds / interval_seconds + interval_seconds / (2 * mtbf_seconds)
+def overhead_fraction(wait_seconds: float, interval_seconds: float, mtbf_seconds: float, write_seconds: float = 0.0) -> float:
+    """Fraction of time lost to waiting for saves, wait/interval, and to redoing work after failures, interval/(2 · MTBF).
+
+    A save in the background takes `write_seconds`, in which a failure finds the checkpoint before it: write/MTBF more. The next
+    save waits for it.
+    """
+    wait_seconds += max(0.0, write_seconds - interval_seconds)
+    return wait_seconds / interval_seconds + (max(interval_seconds, write_seconds) / 2 + write_seconds) / mtbf_seconds

@@ -96,6 +96,24 @@ def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
     return max(peaks_of_ranks(settings, cuda=cuda), key=lambda memory: memory.needed)
 
 
+def host_bytes(settings: RunSettings, hardware: Hardware) -> int:
+    """Bytes of a machine's memory for what `cpu_offload` keeps there: weights, gradients, state, and work of the update."""
+    layout, most = settings.layout, 0
+    for rank in range(layout.pipeline.ranks if layout.cpu_offload and hardware.is_gpu else 0):
+        step = Step(settings, settings.sequences, rank=rank)  # the update is that of a CPU
+        weights = settings.weights_of_rank(rank)
+        resident, work = _resident(step, weights)
+        gradients = step.own_part(stored_bytes(weights, settings.weight_bytes, trainable=True))
+        most = max(most, sum(resident.values()) + gradients + work)
+    return most * min(layout.devices, hardware.devices_per_node)
+
+
+def fits_host(settings: RunSettings, hardware: Hardware) -> bool:
+    """Whether a machine's memory, if it is known, has room for what `cpu_offload` keeps there."""
+    has = hardware.host["memory_gb"]
+    return has is None or host_bytes(settings, hardware) <= has * 1e9
+
+
 def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
     """Peak memory of each rank of the pipeline, without one of a rank, in the stage of a batch ramp that needs most."""
     ranks, sizes = range(settings.layout.pipeline.ranks), settings.micro_batches.items()
@@ -108,6 +126,8 @@ def _memory_of_rank(step: Step) -> Memory:
     settings, layout, weights = step.settings, step.settings.layout, step.settings.weights_of_rank(step.rank)
     gradients = stored_bytes(weights, settings.weight_bytes, trainable=True)
     resident, work = _resident(step, weights)
+    if step.offloads:
+        resident, work = {name: size for name, size in resident.items() if name == "buffers"}, 0
     moments: list[tuple[str, dict[str, int], int]] = []  # what a phase adds, and what else the computing stream holds
     # DDP copies all gradients into its buckets, or makes them views of these in the last micro-batch of a step.
     is_views = layout.strategy == "ddp" and not layout.bucket_copies
@@ -126,7 +146,7 @@ def _memory_of_rank(step: Step) -> Memory:
             # The loss cannot use what blocks freed in the forward pass: its buffers are larger than theirs.
             freed = made.peaks["forward"]["activations"] - peak["activations"] if moment == "loss head" else 0
             moments.append((moment, peak | buckets, max(0, freed) - made.on_other_streams.get(moment, 0)))
-    left = {"gradients": 0 if layout.cpu_offload else gradients // layout.divisor("gradients"), "optimizer work": work}
+    left = {"gradients": step.own_part(gradients), "optimizer work": work}
     moments.append(("optimizer step", left | (bucketed if copied else {}), 0))
     every = tuple((moment, {name: size for name, size in (resident | adds).items() if size}) for moment, adds, _ in moments)
     moment, parts = max(every, key=lambda m: sum(m[1].values()))
@@ -140,19 +160,17 @@ def _memory_of_rank(step: Step) -> Memory:
 def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
     """Bytes that stay on a rank, by part, and temporary ones of an optimizer step."""
     settings, layout, cuda = step.settings, step.settings.layout, step.cuda
-    weight_bytes, optimizer, work = settings.weight_bytes, settings.optimizer, 0
-    found = {}
-    if not layout.cpu_offload:
-        whole = settings.weights_of_rank(step.rank, whole=True)  # not split by tensor parallelism
-        found["weights"] = stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
-        found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
-        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout)
-        if settings.ema:
-            found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
-        work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
-        if optimizer.is_muon:
-            muon = MuonWork.of(whole, layout, normuon=optimizer.normuon)
-            work = muon.work_bytes(weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda), cuda=cuda)
+    weight_bytes, optimizer = settings.weight_bytes, settings.optimizer
+    whole = settings.weights_of_rank(step.rank, whole=True)  # not split by tensor parallelism
+    found = {"weights": stored_bytes(weights, weight_bytes) // layout.divisor("parameters")}
+    found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
+    found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout)
+    if settings.ema:
+        found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
+    work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
+    if optimizer.is_muon:
+        muon = MuonWork.of(whole, layout, normuon=optimizer.normuon)
+        work = muon.work_bytes(weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda), cuda=cuda)
     if isinstance(settings.model, OwnModel):
         found["buffers"] = buffer_bytes(settings.model, weight_bytes)
     return found, work
@@ -203,7 +221,7 @@ def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
     If nothing fits, nothing is kept.
     """
     layout = settings.layout
-    if not layout.auto or layout.divisor("parameters") == 1:
+    if not layout.auto or (layout.divisor("parameters") == 1 and not layout.cpu_offload):
         return settings
     memory = (hardware.memory_gb or 0) * 1e9  # unknown: nothing is kept
     weights = settings.weights

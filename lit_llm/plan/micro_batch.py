@@ -189,7 +189,7 @@ class Passes:
         share_in_experts = average_bytes(largest) / reduced_bytes(largest) if reduced_bytes(largest) else 1.0
 
         def split_gradient(share: float, gradient: int) -> tuple[int, int]:
-            kept = 0 if step.gradients_exist else int(gradient * share) // step.shard_gradients
+            kept = 0 if step.gradients_exist else step.own_part(int(gradient * share))
             return kept, gradient - kept if step.fsdp and not step.keeps_gradients else 0
 
         ahead = (part for i in range(model.n_layer, model.n_blocks) for part in (i, None))
@@ -238,7 +238,7 @@ class Passes:
                 run.play("loss head", change, gathered.backward(gathered.blocks))
             run.play("backward", block, gathered.backward(i))
             if gathered.sent:
-                left = gathered.shared_gradients // step.shard_gradients
+                left = step.own_part(gathered.shared_gradients)
                 run.compare("backward", run.live, gathered.reduction(i))
                 run.live[GRADIENTS] += left if step.keeps_gradients else 0
                 freed = gathered.gradients - (0 if step.gradients_exist else left)

@@ -121,7 +121,7 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
     for i, (phase, segment) in enumerate(zip(PHASES, segments, strict=True)):
         if i == len(PHASES) // 2 and not exist:  # zero_grad, between forward and backward
             made.live[GRADIENTS] -= held
-        change = Change.of(segment, lambda gradient: (0 if exist else gradient // step.shard_gradients, 0))
+        change = Change.of(segment, lambda gradient: (0 if exist else step.own_part(gradient), 0))
         made.play(phase, change, beside[phase])
     return made
 

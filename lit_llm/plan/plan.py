@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_llm.core.errors import refuse
 from lit_llm.core.hardware import Hardware
+from lit_llm.core.memory import COPY_FRACTION
 from lit_llm.core.schedule_phases import Phase, phases
 from lit_llm.distributed.parallel_layout import FSDP2
 from lit_llm.distributed.pipeline_order import bubble
@@ -17,7 +19,7 @@ from lit_llm.plan import compute
 from lit_llm.plan.budget import budget
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.measured_run import settings_values
-from lit_llm.plan.memory import Memory, most_memory, peak_memory, resolved, usable_bytes
+from lit_llm.plan.memory import Memory, fits_host, host_bytes, most_memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
 from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings
 from lit_llm.plan.speed import Options, Times, band, dense_peak, fitted_seconds, step_times
@@ -25,6 +27,15 @@ from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, s
 
 DEVICE_MTBF_HOURS = 50_000.0
 """Device-hours between failures: 419 unexpected ones in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783, section 3.3.4)."""
+
+
+class NextStep(NamedTuple):
+    """A flag that saves memory. Offload takes bytes of a machine's memory instead, and changes the time of a step."""
+
+    flag: str
+    saves_bytes: int
+    host_bytes: int = 0
+    step_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Plan:
     memory: Memory
     fits: bool | None
     largest_micro_batch: int | None
-    next_steps: list[tuple[str, int]]
+    next_steps: list[NextStep]
     times: Times
     flops: compute.FlopsPerToken
     peak_tflops: float | None
@@ -185,17 +196,45 @@ class Plan:
         return int(stored_bytes(self._weights, self.settings.weight_bytes, trainable=True) + average + self.state_bytes)
 
     @property
+    def writers(self) -> tuple[int, int, int]:
+        """(ranks that write parts of a checkpoint, the most of them on a machine, machines): the first replica, or rank 0."""
+        layout, sharded = self.settings.layout, self.settings.sharded_saves
+        if not (layout.splits_model if sharded == "auto" else sharded and layout.is_mesh):
+            return 1, 1, 1
+        stage = layout.devices // layout.pipeline.ranks
+        firsts = (range(first, first + stage // layout.replicate) for first in range(0, layout.devices, stage))
+        machines = Counter(rank // self.hardware.devices_per_node for ranks in firsts for rank in ranks)
+        return machines.total(), max(machines.values()), len(machines)
+
+    @property
     def copy_bytes(self) -> int:
         """Host memory on one machine for the copies of a checkpoint that is saved in the background; 0 if it is not."""
-        layout = self.settings.layout
-        if not self.settings.background_saves:
-            return 0
-        writers = layout.devices // layout.replicate if layout.splits_model else 1
-        return self.checkpoint_bytes * min(writers, self.hardware.devices_per_node) // writers
+        (ranks, on_machine, _), saves, has = self.writers, self.settings.background_saves, self.hardware.host["memory_gb"]
+        needed = self.checkpoint_bytes * on_machine // ranks
+        if saves == "auto":  # as `AsyncFolderCheckpointIO` decides
+            fits = has is None or needed <= COPY_FRACTION * (has * 1e9 - self.host_bytes)
+            saves = self.settings.layout.splits_model and fits
+        return needed if saves else 0
 
     @property
     def save_seconds(self) -> float:
-        return self.checkpoint_bytes / (self.options.save_gbps * 1e9)
+        """Seconds that the machine with most of the writers, or the storage of all machines, takes to write a checkpoint."""
+        ranks, on_machine, _ = self.writers
+        gbps = min(self.options.save_gbps * ranks / on_machine, self.options.storage_gbps or math.inf)
+        return self.checkpoint_bytes / (gbps * 1e9)
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds for which training waits for a save: in the background, for the copies of each writer at the same time."""
+        if not self.copy_bytes:
+            return self.save_seconds
+        gbps = self.hardware.host["copy_gbps"]
+        return 0.0 if gbps is None else self.checkpoint_bytes / self.writers[0] / (gbps * 1e9)
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of a machine that `cpu_offload` takes."""
+        return host_bytes(self.settings, self.hardware)
 
     @property
     def mtbf_seconds(self) -> float:
@@ -204,12 +243,14 @@ class Plan:
 
     @property
     def best_interval_seconds(self) -> float:
-        """Between two checkpoints."""
-        return compute.young_interval_seconds(self.save_seconds, self.mtbf_seconds)
+        """Between two checkpoints: by Young's rule, but no shorter than a save in the background takes."""
+        best = compute.young_interval_seconds(self.wait_seconds, self.mtbf_seconds)
+        return max(best, self.save_seconds) if self.copy_bytes else best
 
     def lost(self, interval_seconds: float) -> float:
         """Fraction of time lost to saving and failures, with so many seconds between two checkpoints."""
-        return compute.overhead_fraction(self.save_seconds, interval_seconds, self.mtbf_seconds)
+        writing = self.save_seconds if self.copy_bytes else 0.0
+        return compute.overhead_fraction(self.wait_seconds, interval_seconds, self.mtbf_seconds, writing)
 
     @property
     def lost_fraction(self) -> float:
@@ -246,7 +287,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     asked, settings = settings, resolved(settings, hardware)
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
     memory = peak_memory(settings, cuda=hardware.is_gpu)
-    fits = None if capacity is None else memory.needed <= capacity
+    fits = None if capacity is None else memory.needed <= capacity and fits_host(settings, hardware)
     if fits and not memory.is_known:
         fits = None
     schedule = settings.schedule
@@ -257,7 +298,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         memory,
         fits,
         largest_micro_batch(settings, hardware, capacity) if capacity is not None and memory.is_known else None,
-        next_steps(asked, hardware, memory, capacity) if memory.is_known else [],
+        next_steps(asked, hardware, memory, capacity, options) if memory.is_known else [],
         step_times(settings, hardware, options),
         compute.flops_per_token(settings.model, settings.lora, settings.length),
         dense_peak(settings, hardware),
@@ -280,9 +321,9 @@ def largest_micro_batch(settings: RunSettings, hardware: Hardware, capacity_byte
 
 
 def next_steps(
-    settings: RunSettings, hardware: Hardware, memory: Memory, capacity_bytes: float | None
-) -> list[tuple[str, int]]:
-    """Flags that save memory and the bytes each saves, cheapest in time first.
+    settings: RunSettings, hardware: Hardware, memory: Memory, capacity_bytes: float | None, options: Options
+) -> list[NextStep]:
+    """Flags that save memory, cheapest in time first.
 
     If the run does not fit, the list ends with the first flag that makes it fit. Other meshes are listed only if they do.
     """
@@ -315,17 +356,20 @@ def next_steps(
     if (now := settings.compute.activation_checkpointing) in order:
         for mode in order[order.index(now) + 1 :]:
             tried[f"--compute.activation_checkpointing {mode}"] = settings.with_checkpointing(mode)
-    if layout.shards == "parameters" and not layout.cpu_offload:
+    if layout.is_mesh and not layout.cpu_offload and hardware.is_gpu:
         tried["--trainer.strategy.cpu_offload true"] = with_layout(cpu_offload=True)
     found, is_too_large = [], capacity_bytes is not None and memory.needed > capacity_bytes
     meshes = layout.smaller_meshes(hardware.devices_per_node) if is_too_large else ()
     for flag, changed in (tried | {flag: replace(settings, layout=mesh) for flag, mesh in meshes}).items():
         if changed.problems():
             continue
-        needed = peak_memory(resolved(changed, hardware), cuda=hardware.is_gpu).needed
-        fits = capacity_bytes is not None and needed <= capacity_bytes
+        changed = resolved(changed, hardware)
+        needed = peak_memory(changed, cuda=hardware.is_gpu).needed
+        on_host = 0 if layout.cpu_offload else host_bytes(changed, hardware)
+        fits = capacity_bytes is not None and needed <= capacity_bytes and fits_host(changed, hardware)
         if needed < memory.needed * 0.99 and (fits or flag in tried):
-            found.append((flag, memory.needed - needed))
+            seconds = step_times(changed, hardware, options).step if on_host else None
+            found.append(NextStep(flag, memory.needed - needed, on_host, seconds))
             if is_too_large and fits:
                 break
     return found
@@ -341,7 +385,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     figures = [name for name, value in vars(Plan).items() if isinstance(value, property) and not name.startswith("_")]
     return {
         **{name: getattr(plan, name) for name in ("parts", "fits", "largest_micro_batch", "peak_tflops", *figures)},
-        "next_steps": [{"flag": flag, "saves_bytes": saved} for flag, saved in plan.next_steps],
+        "next_steps": [step._asdict() for step in plan.next_steps],
         "phases": [asdict(phase) for phase in plan.phases],
         "settings": {
             **settings_values(settings),

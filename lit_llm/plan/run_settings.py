@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_llm.core.batch_sizes import Stages, batch_problem, micro_batch, sequences_before
 from lit_llm.core.errors import UserError
@@ -68,6 +68,8 @@ class RunSettings:
 
     `reference_pass`: each micro-batch has a forward pass more, without gradients (`lit_llm.training.reference`).
 
+    `background_saves`, `sharded_saves`: `async_checkpoints` and `sharded_checkpoints`. auto: where ranks hold different parts.
+
     `ema`: an average of the weights is kept (`lit_llm.callbacks.EMA`).
 
     `ramp`: the stages of a BatchRamp, pairs of (first step, sequences per step); the last stage has `global_batch`. Total
@@ -90,7 +92,8 @@ class RunSettings:
     validate_every: int | None = None
     save_every: int | None = None
     keep_last: int = 1
-    background_saves: bool = False
+    background_saves: bool | Literal["auto"] = "auto"
+    sharded_saves: bool | Literal["auto"] = "auto"
     data: DataFacts = field(default_factory=DataFacts)
     ramp: Stages = ()
     lora: LoRAConfig | None = None

@@ -208,9 +208,13 @@ class Step:
         return layout if layout.ranks > 1 else None
 
     @property
-    def shard_gradients(self) -> int:
-        """Ranks that share the gradients."""
-        return self.settings.layout.divisor("gradients")
+    def offloads(self) -> bool:
+        """Whether weights, gradients and optimizer state are in another memory than activations."""
+        return self.cuda and self.settings.layout.cpu_offload
+
+    def own_part(self, gradients: int) -> int:
+        """Bytes of reduced gradients that stay on this device, of so many bytes before their reduction."""
+        return 0 if self.offloads else gradients // self.settings.layout.divisor("gradients")
 
     @property
     def fsdp(self) -> bool:
@@ -226,7 +230,7 @@ class Step:
         """Of these weights, from an earlier micro-batch or step: their kind, and their bytes."""
         if self.keeps_gradients:
             return BUFFERS, reduced_bytes(weights)
-        return GRADIENTS, stored_bytes(weights, self.settings.weight_bytes, trainable=True) // self.shard_gradients
+        return GRADIENTS, self.own_part(stored_bytes(weights, self.settings.weight_bytes, trainable=True))
 
     @property
     def traced_length(self) -> int:

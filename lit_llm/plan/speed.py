@@ -37,7 +37,7 @@ UNFITTED_MFU = 0.4
 LAUNCH_SECONDS = 5e-6
 """Time in which a processor starts a kernel. An assumption."""
 SAVE_GBPS = 0.65
-"""Speed of writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/evidence/measurements.md)."""
+"""Speed at which a machine writes a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/evidence/measurements.md)."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,20 @@ def update_bytes(settings: RunSettings) -> float:
     local, weight_bytes = fullest_stage(settings), settings.weight_bytes
     moved = 5 * stored_bytes(local, weight_bytes, trainable=True) + 2 * state_bytes(settings.optimizer, local, weight_bytes)
     return moved / settings.layout.divisor("optimizer")
+
+
+def host_seconds(settings: RunSettings, hardware: Hardware) -> float:
+    """Seconds in a step in which processors clip and update what `cpu_offload` keeps in host memory, and add gradients there.
+
+    The ranks of a machine share its bandwidth. Muon's products are not counted. 0.0 without offload or a known bandwidth.
+    """
+    layout, gbps = settings.layout, hardware.host["memory_gbps"]
+    if not (layout.cpu_offload and hardware.is_gpu and gbps):
+        return 0.0
+    gradients = stored_bytes(fullest_stage(settings), settings.weight_bytes, trainable=True) / layout.divisor("gradients")
+    additions = 0 if layout.kept.gradients else settings.accumulation - 1  # each reads two numbers and writes one
+    moved = update_bytes(settings) + 3 * additions * gradients
+    return moved * min(layout.devices, hardware.devices_per_node) / (gbps * 1e9)
 
 
 def _is_compiled(settings: RunSettings) -> bool:
@@ -190,7 +204,7 @@ def gpu_seconds(work: Work, settings: RunSettings, hardware: Hardware, constants
     products += work.head / peak * (1 + constants.narrow * work.head_narrowness)
     attending = work.attention * work.causal / peak / attention
     kernels = products / matmul + attending + work.written / bandwidth * passes
-    updating = work.optimizer / bandwidth + work.muon / peak
+    updating = 0.0 if settings.layout.cpu_offload else work.optimizer / bandwidth + work.muon / peak
     return max(kernels, work.kernels * LAUNCH_SECONDS) + updating
 
 
@@ -222,7 +236,8 @@ class Options:
         mfu: useful FLOP/s over the dense peak while a rank computes, without recomputation. None: see `computing_seconds`.
         price_usd_hour: price per device-hour. None: the range in the hardware table.
         mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
-        save_gbps: speed of writing compute.
+        save_gbps: GB/s at which a machine writes a checkpoint.
+        storage_gbps: GB/s at which all machines together write one. None: as many times as much as one.
         slowest_rank: step time of the slowest rank over the mean.
         served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
         measured: the measured speed of a run (`plan --from_run`).
@@ -235,6 +250,7 @@ class Options:
     price_usd_hour: float | None = None
     mtbf_hours: float | None = None
     save_gbps: float = SAVE_GBPS
+    storage_gbps: float | None = None
     slowest_rank: float = 1.0
     served_tokens: float | None = None
     measured: MeasuredRun | None = None
@@ -249,11 +265,12 @@ class Times:
     """Seconds of one optimizer step on one rank. None where the figures of the hardware are unknown.
 
     Attributes:
-        compute: with recomputation, memory traffic and the optimizer.
+        compute: of the device, with recomputation, memory traffic and the optimizer.
         communication: all communication, overlapped or not.
         exposed: communication that computation waits for.
-        step: compute plus exposed communication, lengthened by the pipeline bubble and the slowest rank.
+        step: compute plus exposed communication, lengthened by the pipeline bubble, plus host, lengthened by the slowest rank.
         recomputation: executed FLOPs over those without activation checkpointing.
+        host: the optimizer in host memory, with `cpu_offload` (`host_seconds`).
     """
 
     compute: float | None
@@ -261,13 +278,15 @@ class Times:
     exposed: float
     step: float | None
     recomputation: float = 1.0
+    host: float = 0.0
 
     @property
     def limit(self) -> str | None:
-        """The longer of compute and communication."""
+        """The longest of compute, communication and the optimizer in host memory."""
         if self.compute is None:
             return None
-        return "communication" if (self.communication or 0.0) > self.compute else "compute"
+        causes = {"compute": self.compute, "communication": self.communication or 0.0, "host": self.host}
+        return max(causes, key=causes.__getitem__)
 
 
 def computing_seconds(settings: RunSettings, hardware: Hardware, options: Options) -> float | None:
@@ -316,7 +335,8 @@ def band(settings: RunSettings, hardware: Hardware, times: Times, options: Optio
     if options.scaling_efficiency is not None:
         return 1 / faster, slower
     planned, most = times.compute + times.exposed, times.compute * slower + (times.communication or 0.0)
-    return times.compute / faster / planned, most / planned
+    least, planned, most = (seconds + times.host for seconds in (times.compute / faster, planned, most))
+    return least / planned, most / planned
 
 
 def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
@@ -335,7 +355,7 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
     """
     computing, micro_batches = computing_seconds(settings, hardware, options), settings.accumulation
     exchange = exchange_of(settings, hardware)
-    step, exposed = None, 0.0
+    step, exposed, host = None, 0.0, host_seconds(settings, hardware)
     if exchange is not None:
         micro_batch_seconds = math.inf if computing is None else computing / micro_batches
         exposed = exchange.exposed(micro_batch_seconds, FITTED.exposed, FITTED.waiting)
@@ -343,6 +363,6 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
     if computing is not None:
         if options.scaling_efficiency is not None:
             exposed, idle = computing * (1 / options.scaling_efficiency - 1), 0.0
-        step = (computing + exposed) / (1 - idle) * options.slowest_rank
+        step = ((computing + exposed) / (1 - idle) + host) * options.slowest_rank
     sending, again = None if exchange is None else exchange.total, _recomputation(settings, hardware)
-    return Times(computing, sending, exposed, step, again)
+    return Times(computing, sending, exposed, step, again, host)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lit_llm.core import hardware as hardware_table
 from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.hardware import Hardware
+from lit_llm.core.yaml_reading import read_yaml_file
 from lit_llm.distributed.parallel_layout import STRATEGIES, Layout, layout_of_name
 from lit_llm.plan.plan import Options, Plan, make_plan
 from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings, canonical_precision
@@ -19,6 +20,8 @@ LayoutOf = Callable[[int, int], Layout]
 """The layout of a number of devices, so many of them in a node."""
 MOST = 10_000_000
 """Of devices, sequences and tokens."""
+_OVERLAYS = Path(__file__).parents[1] / "recipes" / "precision"
+_ZERO = "ZeRO-2 is fsdp2 with --trainer.strategy.reshard_after_forward false, ZeRO-1 also with .reduce_each_micro_batch false"
 
 
 def _number(key: str, word: str) -> int:
@@ -29,8 +32,20 @@ def _number(key: str, word: str) -> int:
 
 def _strategy(key: str, word: str) -> str:
     if word not in STRATEGIES:
-        raise UserError(f"Cannot sweep strategy={word}: use {', '.join(STRATEGIES)} (--sweep).")
+        use = _ZERO if word.startswith("zero") else f"use {', '.join(STRATEGIES)}"
+        raise UserError(f"Cannot sweep strategy={word}: {use} (--sweep).")
     return word
+
+
+def _precision(key: str, word: str) -> dict[str, Any]:
+    """The settings of an overlay in `recipes/precision`, or a precision as the Trainer takes it."""
+    overlays = {file.stem: file for file in sorted(_OVERLAYS.glob("*.yaml"))}
+    if word in overlays:
+        return read_yaml_file(overlays[word])
+    try:
+        return {"trainer": {"precision": canonical_precision(word)}}
+    except UserError:
+        raise UserError(f"Cannot sweep precision={word}: use {', '.join(overlays)} (--sweep).") from None
 
 
 def _checkpointing(key: str, word: str) -> str | int:
@@ -42,7 +57,7 @@ def _checkpointing(key: str, word: str) -> str | int:
 KEYS: dict[str, Callable[[str, str], Any]] = {  # what can be swept: the value that a word stands for
     "devices": _number,
     "strategy": _strategy,
-    "precision": lambda key, word: canonical_precision(word),
+    "precision": _precision,
     "hardware": lambda key, word: hardware_table.find(word),
     "micro_batch_size": _number,
     "activation_checkpointing": _checkpointing,
@@ -131,10 +146,20 @@ def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hour
 
 
 def _changed(base: RunSettings, values: dict[str, Any], layout: LayoutOf, hardware: Hardware) -> RunSettings:
-    if "strategy" in values:
-        layout = partial(layout_of_name, values["strategy"])
-    changes: dict[str, Any] = {"layout": layout(values.get("devices", base.layout.devices), hardware.devices_per_node)}
-    fields = {"precision": "precision", "micro_batch_size": "micro_batch", "chunk_size": "chunk_size"}
-    changed = replace(base, **changes | {name: values[key] for key, name in fields.items() if key in values})
+    devices, name, before = values.get("devices", base.layout.devices), values.get("strategy"), base.layout
+    if name is None:
+        changed = replace(base, layout=layout(devices, hardware.devices_per_node))
+    else:
+        after = replace(layout_of_name(name, devices, hardware.devices_per_node), bucket_copies=False)  # as strategy/ddp
+        if before.is_mesh and after.is_mesh and "fsdp" not in (before.strategy, name):  # an overlay leaves these
+            after = replace(after, prefetch=before.prefetch, cpu_offload=before.cpu_offload)
+            if before.pipeline.ranks == after.pipeline.ranks == 1:
+                after = replace(after, kept=before.kept, auto=before.auto)
+        changed = replace(base, layout=after)
+    fields = {"micro_batch_size": "micro_batch", "chunk_size": "chunk_size"}
+    changed = replace(changed, **{field: values[key] for key, field in fields.items() if key in values})
+    if precision := values.get("precision"):
+        compute = replace(changed.compute, **precision.get("compute", {}))
+        changed = replace(changed, precision=precision["trainer"]["precision"], compute=compute)
     mode = values.get("activation_checkpointing")
     return changed if mode is None else changed.with_checkpointing(mode)

@@ -190,18 +190,19 @@ def parts_of_step(plan: Plan) -> dict[str, float]:
     times, options = plan.times, plan.options
     assert times.compute is not None and times.step is not None
     bandwidth = plan.hardware.memory_gbps
-    updating = 0.0 if bandwidth is None else min(times.compute, update_bytes(plan.settings) / (bandwidth * 1e9))
+    on_device = 0.0 if plan.host_bytes else update_bytes(plan.settings)
+    updating = 0.0 if bandwidth is None else min(times.compute, on_device / (bandwidth * 1e9))
     again = (times.compute - updating) * (1 - 1 / times.recomputation)
     passes = times.compute - updating - again
     waiting = times.step * (1 - 1 / options.slowest_rank)
-    idle = times.step - waiting - times.compute - times.exposed
+    idle = times.step - waiting - times.compute - times.exposed - times.host
     found = {
         "forward": passes / 3,
         "recomputation": again,
         "backward": passes * 2 / 3,
         "exposed communication": times.exposed,
         "pipeline bubble": idle,
-        "optimizer": updating,
+        "optimizer": updating + times.host,
         "slowest rank": waiting,
     }
     return {name: seconds for name, seconds in found.items() if seconds > 1e-9 * times.step}

@@ -17,7 +17,7 @@ from lit_llm.core.number_text import count, counted, duration, money_range, perc
 from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.memory import CONTEXT_GB, usable_bytes
-from lit_llm.plan.plan import Plan
+from lit_llm.plan.plan import NextStep, Plan
 from lit_llm.plan.sweep import Variant
 from lit_llm.plan.weights import OwnModel
 
@@ -113,13 +113,15 @@ def markdown(plan: Plan | dict[str, Any]) -> str:
 
 def _short(plan: Plan) -> list[tuple[str, str]]:
     """Does it fit, how long does it take, what does it cost."""
-    needed, settings, most = size(plan.memory.needed).partition(" (")[0], plan.settings, plan.most_memory
+    needed, settings, most = _gb(plan.memory.needed), plan.settings, plan.most_memory
     verdict = {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
     if plan.fits and most is not None and most > usable_bytes(plan.hardware):
         verdict = "probably fits"
-    has = "" if plan.capacity_bytes is None else f" of {size(usable_bytes(plan.hardware)).partition(' (')[0]}"
-    needed += "" if most is None else f" (at most {size(most).partition(' (')[0]})"
-    rows = [("memory", f"{verdict}: {'' if plan.memory.is_known else 'at least '}{needed}{has} per rank")]
+    has = "" if plan.capacity_bytes is None else f" of {_gb(usable_bytes(plan.hardware))}"
+    needed += "" if most is None else f" (at most {_gb(most)})"
+    host = f", and {_gb(plan.host_bytes)} of {plan.hardware.host['memory_gb'] or 'unknown'} GB per machine for cpu_offload"
+    needed += f"{has} per rank{host if plan.host_bytes else ''}"
+    rows = [("memory", f"{verdict}: {'' if plan.memory.is_known else 'at least '}{needed}")]
     if plan.run_seconds is None:
         why = f"no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)"
         if not plan.hardware.multiplies(settings.precision):
@@ -308,10 +310,20 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
         if largest is not None:
             rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none, not even one sequence fits"))
     if plan.next_steps:
-        flags = ((re.sub(" (?!--)", _NO_BREAK, flag), saved) for flag, saved in plan.next_steps)
-        switches = [f"{flag} (-{size(saved).partition(' (')[0].replace(' ', _NO_BREAK)})" for flag, saved in flags]
-        rows.append(("to save memory", "; ".join(switches)))
+        rows.append(("to save memory", "; ".join(map(_saving, plan.next_steps))))
     return rows
+
+
+def _saving(step: NextStep) -> str:
+    """For example "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB of each machine's memory and 4.5 s a step)"."""
+    price = f", for {_gb(step.host_bytes)} of each machine's memory" if step.host_bytes else ""
+    price += f" and {duration(step.step_seconds)} a step" if step.step_seconds else ""
+    return f"{re.sub(' (?!--)', _NO_BREAK, step.flag)} (-{_gb(step.saves_bytes)}{price})"
+
+
+def _gb(number: float) -> str:
+    """Bytes without GiB, on one line."""
+    return size(number).partition(" (")[0].replace(" ", _NO_BREAK)
 
 
 def _time(plan: Plan) -> list[tuple[str, str]]:
@@ -341,11 +353,15 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     speed = plan.tokens_per_second or 0.0
     band = "" if plan.band is None else f" ({' to '.join(two_digits(speed / end) for end in reversed(plan.band))})"
     rows += [("speed", f"{reached}{again}"), ("step", f"{duration(times.step)}, {two_digits(speed)} tokens/s{band}")]
-    causes = {"compute": times.compute, "communication": times.communication}
+    causes = {"compute": times.compute, "communication": times.communication, "optimizer on the host": times.host}
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
     rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))
     if plan.mwh is not None:
         rows.append(("energy", _energy(plan.mwh, plan.hardware.watts)))
+    if plan.host_bytes:
+        copies, host = (plan.hardware.host[key] or "unknown" for key in ("copy_gbps", "memory_gbps"))
+        speeds = f"assumed, not measured: copies at {copies} GB/s a device, the optimizer at {host} GB/s of memory a machine"
+        rows.append(("cpu_offload", speeds))
     if plan.options.served_tokens:
         total = compute.lifetime_flops(plan.active_parameters, settings.tokens, plan.options.served_tokens)
         served = 2 * plan.active_parameters * plan.options.served_tokens
@@ -386,13 +402,21 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     steps = f" = {two_digits(max(1.0, interval / plan.times.step), whole=True)} steps" if plan.times.step else ""
     given = "" if plan.options.mtbf_hours else ", assuming 50,000 device-hours"
     saved = "weights, their average and optimizer state" if settings.ema else "weights and optimizer state"
+    (ranks, _, machines), options = plan.writers, plan.options
+    writing = f"{counted(machines, 'machine')} at {options.save_gbps:g} GB/s{' each' if machines > 1 else ''}"
+    writing += f", {options.storage_gbps:g} GB/s in all" if options.storage_gbps else ""
+    how = f"{'in parts' if ranks > 1 else 'whole'} (--sharded_checkpoints), "
+    how += f"in the {'background' if plan.copy_bytes else 'foreground'} (--async_checkpoints): training waits "
+    how += duration(plan.wait_seconds) if plan.wait_seconds else "an unknown time"
+    if plan.copy_bytes:
+        how += f" for a copy, {size(plan.copy_bytes)} of host memory on {'each' if machines > 1 else 'the'} machine"
+    rule = "the time to write" if plan.copy_bytes and interval == plan.save_seconds else "Young's rule for this wait"
     rows = [
-        ("checkpoint", f"{saved}, {size(plan.checkpoint_bytes)}, {duration(plan.save_seconds)} to write"),
-        *([("background copy", f"{size(plan.copy_bytes)} of host memory on each machine")] if plan.copy_bytes else []),
+        ("checkpoint", f"{saved}, {size(plan.checkpoint_bytes)}, {duration(plan.save_seconds)} to write: {writing}"),
+        ("saved", how),
         (
             "best interval",
-            f"{duration(interval)}{steps} by Young's rule for {between} h between failures{given}: "
-            f"{percent(plan.lost_fraction)} lost",
+            f"{duration(interval)}{steps} by {rule}, {between} h between failures{given}: {percent(plan.lost_fraction)} lost",
         ),
     ]
     if settings.save_every:

@@ -29,7 +29,7 @@ def run_settings(
     *,
     steps: int,
     data: DataFacts,
-    background_saves: bool = False,
+    **saves: Any,
 ) -> RunSettings:
     """The settings of a run.
 
@@ -37,6 +37,7 @@ def run_settings(
         parts: its objects by group of the recipe: at least data, loss and compute.
         optimizer: with any parameters.
         data: size of the data.
+        saves: how checkpoints are saved, by the names in `RunSettings`.
 
     Raises:
         UserError: the planner does not know the precision.
@@ -61,7 +62,7 @@ def run_settings(
         validate_every=getattr(parts.get("validation"), "every_n_steps", None),
         save_every=getattr(checkpoint, "every_n_steps", None),
         keep_last=getattr(checkpoint, "keep_last", 1),
-        background_saves=background_saves,
+        **saves,
         data=data,
         ramp=() if ramp is None else ramp.sequences(length),
         lora=parts.get("lora"),

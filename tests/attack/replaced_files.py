@@ -65,6 +65,7 @@ network_gbps: 25
 devices_per_node: 8
 price_usd_hour: [1.0, 3.0]
 watts: 400
+host: {copy_gbps: 27, memory_gbps: 205, memory_gb: 1024}
 """
 TEXT = "\n\n".join(f"document {i} repeats itself, {i * i} and {i % 7}" for i in range(80))
 CONVERSATIONS = [

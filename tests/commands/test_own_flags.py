@@ -42,7 +42,7 @@ MISTAKES = {
     ("plan", "--config", "quickstart", "--price", "much"): "--price needs a number, not 'much'",
     ("fit", "--config", "quickstart", "--modle.n_layer"): "unknown key modle.n_layer; did you mean model.n_layer?",
     ("fit", "--config", "quickstart", "--batch_size", "8"): "did you mean data.global_batch_size or data.micro_batch_size or",
-    ("fit", "--config", "quickstart", "--warmup", "8"): "did you mean schedule.warmup_steps or ema.warmup?",
+    ("fit", "--config", "quickstart", "--warmup", "8"): "schedule.warmup_steps or",
     ("fit", "--config", "quickstart", "--stream", "1"): "error: unknown key stream (--stream",
     ("fit", "--config", "quickstart", "--model.n_layer"): "--model.n_layer needs a value",
     ("fit", "--config", "quickstart", "-model.n_layer", "3"): "a flag starts with two dashes",

@@ -336,11 +336,13 @@ def test_own_flags_are_checked_and_all_mistakes_told(folder, capsys):
 def test_flags_change_what_they_name(folder, capsys):
     base = ["--config", "tiny.yaml", "--hardware", "a100-80gb"]
     plain = plan(capsys, *base, "--mfu", "0.4")
-    changed = plan(capsys, *base, "--mfu", "0.2", "--price", "1.5", "--mtbf_hours", "10", "--save_gbps", "2")
+    changed = plan(
+        capsys, *base, "--mfu", "0.2", "--price", "1.5", "--mtbf_hours", "10", "--save_gbps", "2", "--storage_gbps", "1"
+    )
     assert changed["times"]["step"] == pytest.approx(2 * plain["times"]["step"])
     assert changed["usd"] == [pytest.approx(changed["device_hours"] * 1.5)] * 2
     assert changed["mtbf_seconds"] == 36_000
-    assert changed["save_seconds"] == pytest.approx(changed["checkpoint_bytes"] / 2e9)
+    assert changed["save_seconds"] == pytest.approx(changed["checkpoint_bytes"] / 1e9)
     assert changed["mfu_origin"] == "given"
     deeper = plan(capsys, *base, "--model.n_layer", "4")
     assert (
@@ -423,6 +425,20 @@ def test_a_budget_needs_no_recipe_and_is_compared_with_one(folder, capsys):
 def test_a_budget_or_a_step_that_cannot_be_is_refused(flags, said, folder, capsys):
     code, out, err = run(capsys, "plan", *flags)
     assert code == 2 and said in err and not out
+
+
+def test_a_swept_name_means_the_overlay_of_that_name(folder, capsys):
+    """It leaves the flags of the strategy before it that an overlay leaves."""
+    base = ["--config", "tiny.yaml", "--config", "strategy/fsdp2", "--hardware", "h100-sxm", "--devices", "8"]
+    base += ["--trainer.strategy.reshard_after_forward", "true", "--trainer.strategy.prefetch", "2"]
+    swept = ("precision=float8,tf32", "strategy=hsdp")
+    code, out, err = run(capsys, "plan", *base, "--sweep", *swept, "--json")
+    assert code == 0 and "float8 is planned without saving memory" in err
+    overlays = ["--config", "strategy/hsdp", "--trainer.strategy.replicate", "1"]  # 8 devices are one machine
+    for name, variant in zip(("float8", "tf32"), json.loads(out)["variants"], strict=True):
+        alone = plan(capsys, *base, "--config", f"precision/{name}", *overlays)
+        for part in ("memory", "times", "communication"):
+            assert variant["plan"][part] == alone[part], (name, part)
 
 
 @pytest.mark.slow

@@ -16,13 +16,71 @@ def values(*arguments):
     return yaml.safe_load(resolved(list(arguments)))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "RMSprop", "Adafactor"])
+@pytest.mark.parametrize("name", ["torch.optim.AdamW", "SGD", "RMSprop", "Adafactor"])
 def test_an_optimizer_has_the_defaults_of_its_class(name):
     group = values("--optimizer", name)["optimizer"]
+    name = name.rpartition(".")[2]
     built = getattr(torch.optim, name)([torch.nn.Parameter(torch.zeros(2, 2))])
     for option, value in group["init_args"].items():
         wanted = built.defaults[option]
         assert value == (list(wanted) if isinstance(wanted, tuple) else wanted), option
+
+
+SHORT = ["--optimizer", "AdamW"]
+
+
+def adamw(*arguments):
+    found = values(*arguments)["optimizer"]
+    assert found["class_path"] == "torch.optim.AdamW"
+    return {name: found["init_args"][name] for name in ("betas", "weight_decay", "lr")}
+
+
+def test_the_short_name_adamw_has_the_values_of_language_models_below_every_other_source(files, capsys):
+    assert adamw(*SHORT) | {"lr": 0} == {"betas": [0.9, 0.95], "weight_decay": 0.1, "lr": 0}
+    note = capsys.readouterr().err
+    assert note.count("note: ") == 1 and all(text in note for text in ("0.95", "0.1", "torch.optim.AdamW"))
+    files(recipe=RECIPE, bare="optimizer: AdamW", rate="optimizer: {class_path: AdamW, lr: 0.5, weight_decay: 0}")
+    whole = {"betas": [0.8, 0.9], "weight_decay": 0.3, "lr": 0.02}
+    assert adamw("--config", "recipe.yaml") == adamw("--config", "recipe.yaml", "--config", "bare.yaml", *SHORT) == whole
+    assert capsys.readouterr().err == ""
+    assert adamw("--config", "rate.yaml") == {"betas": [0.9, 0.95], "weight_decay": 0, "lr": 0.5}
+    assert "weight_decay" not in capsys.readouterr().err
+    assert adamw(*SHORT, "--optimizer.betas", "[0.5, 0.6]")["betas"] == [0.5, 0.6]
+    assert adamw("--config", "quickstart", *SHORT)["betas"] == [0.9, 0.95]  # instead of Muon
+
+
+def test_the_configuration_of_a_run_with_the_short_name_stands_without_it(files, capsys):
+    files(run=resolved(SHORT))
+    capsys.readouterr()
+    assert adamw("--config", "run.yaml") == adamw(*SHORT) and "--config" not in capsys.readouterr().err
+    path = {"betas": [0.9, 0.999], "weight_decay": 0.01, "lr": 0.001}
+    assert adamw("--optimizer", "torch.optim.AdamW") == path
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "rate"),
+    # Kaplan et al. 2020, D.1, by hand: N = 12 · 12 · 768² = 84.9M, ln N = 18.257; 302M; 1.21B; above 10^10.
+    [(12, 768, 6.92e-4), (24, 1024, 5.15e-4), (24, 2048, 3.22e-4), (96, 12288, 2.7e-5)],
+)
+def test_the_rate_of_the_short_name_follows_the_size(layers, width, rate):
+    sizes = ["--model.n_layer", str(layers), "--model.n_embd", str(width)]
+    assert adamw(*SHORT, *sizes)["lr"] == pytest.approx(rate, rel=0.005)
+    other = [["--optimizer.lr", "0.5"], ["--init_from", "gone"], ["--lora.rank", "4"], ["--model.base_width", "64"]]
+    assert [adamw(*SHORT, *sizes, *flags)["lr"] for flags in other] == [0.5, 0.001, 0.001, 0.001]
+
+
+def test_three_steps_of_the_short_name_are_those_of_the_formula():
+    """Loshchilov and Hutter 2019, algorithm 2, for one number in float64."""
+    settings = values(*SHORT, "--optimizer.lr", "0.1")["optimizer"]["init_args"]
+    weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    optimizer = torch.optim.AdamW([weight], **settings)
+    w, m, v = 2.0, 0.0, 0.0
+    for t, gradient in enumerate((0.5, -3.0, 1.0), start=1):
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * gradient, 0.95 * v + 0.05 * gradient**2
+        w -= 0.1 * 0.1 * w + 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)) ** 0.5 + 1e-8)
+        assert weight.item() == pytest.approx(w, rel=1e-12)
 
 
 def test_a_schedule_has_the_defaults_of_its_class():

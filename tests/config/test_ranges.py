@@ -365,7 +365,7 @@ def test_a_group_that_every_run_needs_is_not_null(folder, capsys):
     ("flags", "words"),
     [
         # 2 matrices of 10^8 x 16 fp32 values; AdamW: weights, gradients and two states of each, 51.2 GB
-        (["--model.vocab_size", "100000000", "--optimizer", "AdamW"], "optimizer state take 51.4 GB"),
+        (["--model.vocab_size", "100000000", "--optimizer", "torch.optim.AdamW"], "optimizer state take 51.4 GB"),
         (["--model.n_embd", "1000000"], "(lower --model.n_layer, --model.n_embd"),
         (["--data.micro_batch_size", "10000000", "--data.global_batch_size", "10000000"], "(lower --data.micro_batch_size"),
         (["--model.block_size", "1000000000"], "--data.block_size"),

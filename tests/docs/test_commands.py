@@ -50,6 +50,7 @@ ELSEWHERE = {  # pages whose commands have a test file of their own
     "docs/own-data.md": "tests/docs/test_your_project.py",
     "docs/hugging-face.md": "tests/hf/test_hf_docs.py",
     "docs/serve.md": "tests/hf/test_gguf.py",
+    "docs/lessons/loss.md": "tests/docs/test_lessons.py",
 }
 MODEL = ["--model.n_layer=1", "--model.n_head=2", "--model.n_embd=32", "--model.block_size=32", "--model.mlp=swiglu"]
 SHORT = [

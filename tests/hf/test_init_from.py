@@ -23,7 +23,7 @@ RECIPE = """
 data:
   class_path: TextFiles
   init_args: {train: train.txt, val: val.txt, micro_batch_size: 2, global_batch_size: 2}
-optimizer: {class_path: AdamW, init_args: {lr: 0.003}}
+optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.003}}
 schedule: {class_path: Constant}
 trainer: {max_steps: 2, log_every_n_steps: 1, accelerator: cpu}
 """

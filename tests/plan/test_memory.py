@@ -325,8 +325,8 @@ def test_sharding_divides_what_it_should():
     model = GPTConfig(n_layer=4, n_head=4, n_embd=256, block_size=128, vocab_size=4096)
     adamw = Optimizer("AdamW", fused=True)
 
-    def parts(layout: Layout) -> dict[str, int]:
-        return peak_of(model, sequences=1, optimizer=adamw, layout=layout).parts
+    def parts(layout: Layout, **options) -> dict[str, int]:
+        return peak_of(model, sequences=1, optimizer=adamw, layout=layout, **options).parts
 
     whole, sharded = parts(Layout()), parts(Layout("mesh", shard=4, shards="parameters"))
     assert sharded["weights"] == whole["weights"] // 4
@@ -336,8 +336,9 @@ def test_sharding_divides_what_it_should():
     assert state_only["weights"] == whole["weights"] and state_only["optimizer state"] == whole["optimizer state"] // 4
     replicated = parts(Layout("mesh", replicate=2, shard=2, shards="parameters"))
     assert replicated["weights"] == whole["weights"] // 2
-    offloaded = parts(Layout("mesh", shard=4, shards="parameters", cpu_offload=True))
-    assert "weights" not in offloaded and "optimizer state" not in offloaded
+    offloaded = Layout("mesh", shard=4, shards="parameters", cpu_offload=True)
+    assert not {"weights", "optimizer state", "gradients"} & set(parts(offloaded))
+    assert parts(offloaded, cuda=False)["weights"] == whole["weights"] // 4, "on a CPU host memory is the device's"
     halves = parts(Layout("mesh", tensor_parallel=2))
     assert 0.49 < halves["weights"] / whole["weights"] < 0.51 and 0.4 < halves["activations"] / whole["activations"] < 0.6
     copies = parts(Layout("ddp", replicate=4, bucket_copies=True))

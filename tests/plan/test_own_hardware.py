@@ -18,6 +18,7 @@ OWN = {
     "devices_per_node": 4,
     "price_usd_hour": [1.5, 1.5],
     "watts": 500,
+    "host": {"copy_gbps": 50, "memory_gbps": None, "memory_gb": 512},
 }
 
 
@@ -44,6 +45,7 @@ def test_a_file_with_the_keys_of_the_table_is_a_device(tmp_path):
         ({"compute_capability": True}, "compute_capability is True, but must be a whole number"),
         ({"price_usd_hour": [3, 2]}, "price_usd_hour is [3, 2], but must be two numbers above 0, the lower one first"),
         ({"peak_tflops": {"bf16": 1}}, "must be numbers above 0, or null, for bf16, tf32, fp32, fp8"),
+        ({"host": {"copy_gbps": 0, "memory_gbps": 1, "memory_gb": 1}}, "or null, for copy_gbps, memory_gbps, memory_gb"),
         ({"device_name": 5}, "device_name is 5, but must be a text"),
     ],
 )

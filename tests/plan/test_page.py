@@ -88,6 +88,7 @@ LAYOUTS = {
     "one micro-batch": run(micro_batch=16),
     "ddp": run(layout=layout_of_name("ddp", 4, 8)),
     "fsdp2": run(layout=layout_of_name("fsdp2", 4, 8), precision="bf16-mixed", compute=ComputeConfig("full"), chunk_size=64),
+    "offload": run(layout=Layout("mesh", shard=4, shards="parameters", cpu_offload=True)),
     "1f1b": run(layout=Layout("mesh", pipeline=PipelineLayout(4)), micro_batch=1),
     "interleaved": run(layout=Layout("mesh", pipeline=PipelineLayout(2, "interleaved1f1b"))),
 }

@@ -257,7 +257,7 @@ def test_gpus_without_bf16_are_planned_in_fp16():
     plan = make_plan(run(), find("v100-32gb"))
     assert plan.run_seconds is None and "--trainer.precision 16-mixed" in markdown(plan)
     assert make_plan(run(precision="16-mixed"), find("v100-32gb")).peak_tflops == 125
-    flags = [flag for flag, _ in make_plan(run(precision="32-true"), find("v100-32gb")).next_steps]
+    flags = [step.flag for step in make_plan(run(precision="32-true"), find("v100-32gb")).next_steps]
     assert "--trainer.precision 16-mixed" in flags and "--trainer.precision bf16-mixed" not in flags
 
 
@@ -294,7 +294,7 @@ def test_a_run_that_does_not_fit_gets_flags_that_save_memory():
     for micro, fits in ((largest, True), (2 * largest, False)):
         changed = run(micro_batch=micro, chunk_size=None, precision="32-true")
         assert (peak_memory(changed, cuda=True).needed <= capacity) is fits
-    for flag, saved in plan.next_steps:
+    for flag, saved, *_ in plan.next_steps:
         assert saved > 0, flag
 
 
@@ -360,7 +360,7 @@ def test_the_advice_names_a_mesh_if_nothing_else_fits():
     card = replace(find("h100-sxm"), memory_gb=12)
     plan = make_plan(settings, card)
     assert plan.fits is False
-    flag, saved = plan.next_steps[-1]
+    flag, saved, *_ = plan.next_steps[-1]
     assert flag.startswith("--trainer.strategy.tensor_parallel ") and flag.endswith(" --trainer.strategy.shard auto")
     ranks = int(flag.split()[1])
     mesh = layout_of(MeshStrategy(tensor_parallel=ranks), 4, 8)
@@ -429,6 +429,7 @@ def test_a_sweep_plans_every_combination_and_keeps_going_where_one_cannot_be():
     assert [v.plan is None for v in found] == [False] * 8 + [True] * 4 and "128" in found[-1].problem
     by_values = {tuple(v.values.values()): v.plan for v in found}
     assert by_values["8", "fsdp2", "32"].settings.precision == "32-true"
+    assert not by_values["8", "ddp", "32"].settings.layout.bucket_copies, "strategy/ddp has views"
     assert by_values["8", "fsdp2", "bf16-mixed"].memory.total < by_values["8", "ddp", "bf16-mixed"].memory.total
     assert all(len(sweep_row(v)) == 3 + len(SWEEP) for v in found)
 
@@ -452,8 +453,9 @@ def test_the_cheapest_that_meets_the_limits_is_chosen():
         (["colour=red", "devices"], "colour=red.*\n?.*devices"),
         (["devices=two"], "devices=two"),
         (["strategy=magic"], "use single"),
+        (["strategy=zero1"], "fsdp2 with --trainer.strategy.reshard_after_forward false.*reduce_each_micro_batch false"),
         (["hardware=h10"], "h100"),
-        (["precision=fp4"], "fp4"),
+        (["precision=fp4"], "fp4.*float8, tf32"),
         (["activation_checkpointing=some"], "some"),
         (["devices=1", "devices=2"], "devices is swept twice"),
         (["activation_checkpointing=0"], "at least 1"),

@@ -311,6 +311,103 @@ def test_youngs_interval():
 
 
 @pytest.mark.parametrize(
+    ("wait", "write"),
+    [(20, 0), (2, 500), (2, 1900), (2, 2400)],  # in the foreground, in the background, and beyond the next save
+)
+def test_failures_lose_as_much_time_as_a_simulation_of_them(wait, write):
+    """100,000 failures at random times. Work after the last checkpoint that is whole is done again."""
+    interval, mtbf = 2000.0, 400_000.0
+    up = torch.empty(100_000, dtype=torch.float64).exponential_(1 / mtbf, generator=torch.Generator().manual_seed(0))
+    period = max(interval, write) + wait
+    whole = ((up - write) / period).floor().clamp(min=0)  # checkpoint j is copied until j · period
+    simulated = (up.sum() / (interval * whole.sum()) - 1).item()
+    assert compute.overhead_fraction(wait, interval, mtbf, write) == pytest.approx(simulated, rel=0.03)
+
+
+def test_a_checkpoint_of_70b_is_written_by_64_machines():
+    """12 bytes per parameter at 0.65 GB/s each, 50,000 device-hours between failures of 512 devices."""
+    layout = Layout("mesh", shard=512, shards="parameters")
+    settings = RunSettings(LLAMA2_70B, Optimizer("AdamW", fused=True), 10, 512, 1, "bf16-mixed", layout=layout)
+    size, mtbf = 12 * 68_976_648_192, 50_000 / 512 * 3600
+
+    def figures(options: Options | None = None, **saves) -> tuple[float, float, float]:
+        plan = make_plan(replace(settings, **saves), find("h100-sxm"), options)
+        return plan.save_seconds, plan.best_interval_seconds, plan.lost_fraction
+
+    written, together = size / 64 / 0.65e9, size / 0.65e9
+    young = (2 * written * mtbf) ** 0.5
+    assert figures(background_saves=False) == pytest.approx((written, young, 2 * written / young))
+    assert (round(young / 60), round(2 * written / young, 3)) == (62, 0.011)
+    copy = size / 512 / 54e9  # over each device's bus
+    young = (2 * copy * mtbf) ** 0.5
+    assert figures() == pytest.approx((written, young, copy / young + (young / 2 + written) / mtbf))
+    rank_0 = (2 * together * mtbf) ** 0.5
+    assert figures(background_saves=False, sharded_saves=False) == pytest.approx((together, rank_0, 2 * together / rank_0))
+    shared = size / 1e9  # the write takes longer than Young's interval for a copy
+    assert figures(Options(storage_gbps=1.0)) == pytest.approx((shared, shared, copy / shared + 1.5 * shared / mtbf))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "writers"),
+    [
+        ({"replicate": 2, "shard": 32}, (32, 8, 4)),  # the first replica, on 4 of 8 machines
+        ({"replicate": 4, "shard": 4, "pipeline": PipelineLayout(4)}, (16, 4, 4)),  # ranks 0 to 3 of every 16
+        ({"shard": 12}, (12, 8, 2)),
+        ({"replicate": 8}, (1, 1, 1)),  # nothing is split: rank 0
+    ],
+)
+def test_the_first_replica_writes_a_checkpoint(mesh, writers):
+    layout = Layout("mesh", **mesh, shards="parameters" if "shard" in mesh else "nothing")
+    settings = RunSettings(GPT2_XL, Optimizer("AdamW", fused=True), 10, 192, 1, layout=layout)
+    plan = make_plan(settings, find("a100-80gb"), Options(save_gbps=2.0))
+    assert plan.writers == writers
+    assert plan.save_seconds == pytest.approx(12 * plan.parameters * writers[1] / writers[0] / 2e9)
+
+
+# -- offload ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("devices", "kept"), [(8, False), (16, False), (8, True), (1, False)])
+def test_offload_costs_copies_and_an_update_in_host_memory(devices, kept):
+    """Weights in 4 bytes come from host memory for every gather; gradients go there and are added to earlier ones."""
+    kept_whole, n, blocks = KeptWhole(weights=kept, gradients=kept), total_parameters(GPT2_XL), 48 * 12 * 1600**2
+    shards = "parameters" if devices > 1 else "nothing"
+    layout = Layout("mesh", shard=devices, shards=shards, cpu_offload=True, kept=kept_whole)
+    settings = RunSettings(GPT2_XL, Optimizer("AdamW", fused=True), 10, 3 * devices, 1, "bf16-mixed", layout=layout)
+    host = {"copy_gbps": 20.0, "memory_gbps": 100.0, "memory_gb": 30.0}
+    plan, unpriced = (make_plan(settings, replace(LINKS, host=h)) for h in (host, dict.fromkeys(host)))
+    times = 1 if kept else 3
+    copied = 4 * (times * (n if kept else n + blocks) + times * n) / devices
+    sent = [each for each in collectives_of_rank(plan.settings, 0, cuda=True) if each.kind == "copy"]
+    assert sum(each.sent(3) for each in sent) == pytest.approx(copied, rel=2e-3)  # norms of the blocks
+    assert sum(each.seconds(plan.hardware) * (1 if kept else 3) for each in sent) == pytest.approx(copied / 20e9, rel=2e-3)
+    on_machine = min(8, devices) / devices * n
+    clipping_and_update = on_machine * (5 * 4 + 2 * 8)
+    assert plan.times.host == pytest.approx((clipping_and_update + (0 if kept else 2) * 12 * on_machine) / 100e9, rel=1e-3)
+    assert plan.times.step == pytest.approx(plan.times.compute + plan.times.exposed + plan.times.host)
+    assert plan.host_bytes == pytest.approx(16 * on_machine, rel=1e-3)
+    assert unpriced.times.host == 0 and unpriced.times.communication is None
+    assert not {"weights", "optimizer state"} & set(plan.memory.parts)
+    assert plan.memory.parts.get("gradients", 0) < 0.1 * 4 * n / devices, "they are in host memory"
+
+
+def test_offload_is_advised_with_its_price_and_not_beyond_host_memory():
+    layout = Layout("mesh", shard=8, shards="parameters")
+    settings = RunSettings(GPT2_XL, Optimizer("AdamW", fused=True), 10, 16, 1, "bf16-mixed", layout=layout)
+
+    def plan_of(gb: float, **changes):
+        host = {"copy_gbps": 20.0, "memory_gbps": 100.0, "memory_gb": gb}
+        return make_plan(replace(settings, **changes), replace(LINKS, host=host))
+
+    changed = {"layout": replace(layout, cpu_offload=True)}
+    offloaded, advised = plan_of(30.0, **changed), plan_of(30.0).next_steps
+    advice = {step.flag: step for step in advised}["--trainer.strategy.cpu_offload true"]
+    assert (advice.host_bytes, advice.step_seconds) == (offloaded.host_bytes, offloaded.times.step)
+    assert offloaded.fits is True and plan_of(24.0, **changed).fits is False
+    assert not offloaded.copy_bytes and plan_of(70.0, **changed).copy_bytes  # copies get half of what is free
+
+
+@pytest.mark.parametrize(
     ("batch_tokens", "tokens", "warmup_steps", "length"),
     [
         (3.2e6, 300e9, 117, 2048),  # GPT-3 175B: 375M tokens of warmup

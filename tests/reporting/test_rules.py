@@ -108,7 +108,16 @@ CHATS = {"data": {"class_path": "lit_llm.data.ChatFiles"}}
 MOE = {"model": {"moe": {"experts": 8, "top_k": 2}}}
 MOVES = MOE | {"expert_balance": {"init_args": {"rate": 0.3}}}
 OPTIMIZER = {"optimizer": {"init_args": {"betas": [0.9, 0.9999]}}}
-BATCHES = {step: 2.0 if step % 130 else 5.0 for step in STEPS}
+BATCHES = {step: 2.4 - step / 1000 + (0.0 if step % 130 else 3.0) for step in STEPS}
+FLAT = loss(lambda step: 5.5 - step / 16 if step < 40 else 3.0)
+OFTEN = range(5, 405, 5)
+UNDER_FITTING = {
+    "train/loss": {step: max(3.0, 5.5 - step / 16) for step in OFTEN},
+    "lr": dict.fromkeys(OFTEN, 0.01),
+    "grad/clip_fraction": dict.fromkeys(OFTEN, 0.1),
+    "val/loss": dict.fromkeys((100, 200, 300, 400), 3.1),
+    "health/counted_pairs": dict.fromkeys((1, *range(50, 410, 50)), 1e4),
+}
 SLOW = loss(lambda step: 2.9 + 2.6 * math.exp(-step / 60))
 CASES = {
     "loss-not-finite": [
@@ -159,7 +168,9 @@ CASES = {
         observed(layers("update_ratio", 0.2) | loss(lambda step: 2.5 - step / 1000), {"init_from": "runs/base"}),
     ],
     "learning-rate-too-low": [observed(layers("update_ratio", 0.001) | SLOW)],
-    "clipped-at-every-step": [observed(everywhere("grad/norm", 150.0))],
+    "clipped-at-every-step": [observed(FLAT)],
+    "gradient-norm-rises": [observed({"grad/norm": {step: 0.5 * math.exp(max(0, step - 200) / 60) for step in STEPS}})],
+    "under-fitting": [observed(UNDER_FITTING)],
     "decayed-vectors": [observed(everywhere("setup/decayed_vectors", 9.0) | everywhere("setup/weight_decay", 0.1))],
     "no-warmup": [observed({"lr": {step: 0.01 * (1 - step / 500) for step in (1, *STEPS)}})],
     "beta2-too-long": [observed(config=OPTIMIZER)],
@@ -590,6 +601,8 @@ def test_the_loss_of_a_teacher_is_no_wrong_scale():
             everywhere("health/ignored_targets", 0.8) | everywhere("health/validation_ignored_targets", 0.9),
             {"init_from": "base"},
         ),
+        # Attention that collapses, as at too high a rate, is there.
+        ({"health/context_use": {2: 0.3, 200: 0.0, 300: 0.0, 400: 0.0}}, {}),
         # torch's AdamW with its default of 0.01.
         (everywhere("setup/decayed_vectors", 9.0), {}),
     ],
@@ -630,3 +643,83 @@ def test_the_time_of_all_rules_grows_as_the_rows_do():
         diagnose(run)
         times.append(time.process_time() - began)
     assert times[2] < 8 * times[1]
+
+
+def test_a_rate_that_ends_a_run_in_not_a_number_comes_first():
+    """As measured: AdamW at 500, a guard that stops at step 15. Every layer grew more than twenty times."""
+    early = range(1, 6)
+    curves = {f"health/weight_norm/{layer}": {step: 2.0 * 40.0**step for step in early} for layer in LAYERS}
+    curves |= {f"health/update_ratio/{layer}": dict.fromkeys(early, 16.7) for layer in LAYERS}
+    curves |= {
+        "train/loss": {1: 5.4, 10: 6e9, 15: 6e9},
+        "lr": {1: 33.3, 10: 333.0, 15: 500.0},
+        "grad/norm": {1: 2.3, 10: math.inf, 15: math.inf},
+        "grad/clip_fraction": {1: 1.0, 10: 1.0, 15: 1.0},
+        "spike/skipped": {1: 0.0, 10: 5.0, 15: 5.0},
+        "health/logit_max": {1: 0.5, 5: 7e9},
+        "setup/vocab_size": {0: 256.0},
+        "health/dead_units/blocks.0": {1: 0.0, 5: 1.0},
+    }
+    config = CONFIG | {"trainer": {"max_steps": 200, "precision": "auto"}}
+    first, *others = diagnose(Observed({tag: series(values) for tag, values in curves.items()}, config))
+    assert first.name == "learning-rate-too-high" and "learning rate" in first.rule.change
+    assert {each.name for each in others} >= {"loss-not-finite", "large-logits", "dead-units"}
+    assert all(first.name in each.follows_from for each in others)
+    bare = {tag: series(values) for tag, values in curves.items() if not tag.startswith("health/")}
+    first, *others = diagnose(Observed(bare, config))
+    assert first.name == "loss-not-finite" and first.rule.cause.startswith("the learning rate is too high")
+    assert all(first.name in each.follows_from for each in others)
+
+
+@pytest.mark.parametrize(
+    ("curves", "config", "names"),
+    [
+        (everywhere("grad/norm", 37.0), {}, []),  # 37 times the limit, and the loss falls
+        (loss(lambda step: 2.5), {"init_from": "base"}, []),  # a fine-tuning need not fall
+        (everywhere("grad/norm", 0.5) | everywhere("grad/clip_fraction", 0.3) | FLAT, {}, []),
+        (everywhere("grad/norm", 37.0) | layers("update_ratio", 0.3), {}, ["learning-rate-too-high", "clipped-at-every-step"]),
+    ],
+)
+def test_a_norm_at_its_limit_names_the_rate_if_the_loss_or_the_updates_do(curves, config, names):
+    findings = [each for each in diagnose(observed(curves, config)) if each.name in ("clipped-at-every-step", *names)]
+    assert [finding.name for finding in findings] == names
+    assert all("learning rate" in finding.rule.change and "clip" not in finding.rule.change for finding in findings)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda step: 0.5 + step / 200,  # measured: a healthy run of width 8 rose from 0.56 to 2.6
+        lambda step: 8.0 if step > 390 else 1.0,  # a spike at the end
+        lambda step: 0.4 if 150 < step < 250 else 1.3,  # lower for a while
+    ],
+)
+def test_a_norm_that_does_not_rise_faster_and_faster_is_no_finding(norm):
+    assert diagnose(observed({"grad/norm": {step: norm(step) for step in STEPS}})) == []
+
+
+@pytest.mark.parametrize(("gain", "high"), [(0.115, False), (0.197, True), (0.6, True)])
+def test_narrow_models_begin_with_weights_so_small_that_they_may_grow(gain, high):
+    """Measured: AdamW at 0.006 is best for width 32, whose layers double their norms, and move by a quarter in a step."""
+    curves = {f"health/weight_norm/{layer}": {1: 2.0, 20: 4.2, 100: 4.6} for layer in LAYERS} | layers("update_ratio", 0.25)
+    findings = diagnose(observed(curves | {"setup/initial_gain": {0: gain}}))
+    assert [finding.name for finding in findings[:1]] == (["learning-rate-too-high"] if high else [])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"lr": {step: 0.01 if step < 60 else 1e-4 for step in OFTEN}},  # the rate has come down
+        {"train/loss": {step: 3.4 - step / 1000 for step in OFTEN}},  # it falls by 4 % in two thirds of the steps
+        {"health/bigram_loss": dict.fromkeys((1, *range(50, 410, 50)), 3.0)},  # a text of pairs, learned
+        {"health/counted_pairs": dict.fromkeys((1, *range(50, 410, 50)), 100.0)},  # too few to know
+    ],
+)
+def test_a_loss_that_rests_where_nothing_is_left_to_learn_is_no_under_fitting(changed):
+    assert "under-fitting" not in [finding.name for finding in diagnose(observed(UNDER_FITTING | changed))]
+
+
+@pytest.mark.parametrize("rule", ["guard-too-strict", "weight-decay-too-high", "large-logits", "slow-loader"])
+def test_a_change_does_not_name_a_value_that_the_run_may_have(rule):
+    change = next(each.change for each in RULES if each.name == rule)
+    assert not re.search(r"--[a-z_.]+ [0-9]", change)

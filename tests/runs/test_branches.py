@@ -184,3 +184,38 @@ def test_options_given_to_the_optimizer_hold_after_a_resume_and_another_optimize
     groups = read("runs/tiny/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"]
     assert {group.get("momentum") for group in groups} == {0.5, None}
     assert {group.get("betas") for group in groups} == {(0.8, 0.95), None}
+
+
+def test_a_warmup_share_keeps_its_number_when_resumed_extended_and_branched(folder, capsys):
+    """Rates by the formulas: t / 3 of the peak, then half a cosine to a tenth at the end of the run."""
+    share = ["fit", "--config", "tiny.yaml", "--schedule.warmup_fraction=0.375", "--optimizer=AdamW", "--optimizer.lr=0.01"]
+
+    def rates(steps: int) -> list[float]:
+        decay = [0.001 + 0.009 * (1 + math.cos(math.pi * (t - 3) / (steps - 3))) / 2 for t in range(4, steps + 1)]
+        return [0.01 * t / 3 for t in (1, 2, 3)] + decay
+
+    with pytest.raises(KeyError, match="broken"):
+        run(capsys, *share, *breaking(5), "--run_dir", "runs/tiny")
+    code, out, err = run(capsys, *share, "--resume", "auto")
+    assert code == 0 and "resume: from step " in out and "warmup" not in err
+    assert list(curve(Path("runs/tiny"), "lr").values()) == pytest.approx(rates(8), rel=1e-5)
+    assert "warmup_steps: 3\n" in Path("runs/tiny/config.yaml").read_text()
+
+    longer = [*share, "--trainer.max_steps", "16", "--resume"]  # its share would be 6 steps
+    code, out, err = run(capsys, *longer, "runs/tiny/checkpoints/step-00000006.ckpt", "--run_dir", "runs/branch")
+    assert code == 0 and "stays at the checkpoint's 3 steps, not 6" in err and "schedule.warmup_steps changes it" in err
+    assert "schedule.warmup" not in out and "rate jumps" not in err
+    assert list(curve(Path("runs/branch"), "lr").values()) == pytest.approx(rates(16)[6:], rel=1e-5)
+    counted = ["--additional_steps", "10", "--run_dir", "runs/counted"]
+    code, *_ = run(capsys, *share, *counted, "--resume", "runs/tiny/checkpoints/step-00000006.ckpt")
+    assert code == 0 and curve(Path("runs/counted"), "lr") == curve(Path("runs/branch"), "lr")
+    code, out, err = run(capsys, "plan", *longer[1:], "auto")
+    assert code == 0 and "warmup 3 steps" in out
+
+    code, *_ = run(capsys, *longer, "auto")  # in its own folder, from its end on
+    assert code == 0 and "warmup_steps: 3\n" in Path("runs/tiny/config.yaml").read_text()
+    assert [curve(Path("runs/tiny"), "lr")[t] for t in range(9, 17)] == pytest.approx(rates(16)[8:], rel=1e-5)
+    code, _, err = run(capsys, *longer, "auto", "--schedule.warmup_steps", "6")  # a number is compared like any setting
+    assert code == 2 and "warmup_fraction" in err
+    code, _, err = run(capsys, "fit", "--run", "runs/tiny", "--resume", "auto", "--schedule.warmup_steps", "6")
+    assert code == 2 and "schedule.warmup_steps was 3 in the checkpoint and is 6" in err

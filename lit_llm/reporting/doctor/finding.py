@@ -74,9 +74,12 @@ class _Rules:
         return lambda seen: Rule(severity, seen.__name__.replace("_", "-"), cause, change, look_at, sure, explains, seen)
 
 
-SLOW = ("loss-stuck", "learning-rate-too-low")
+SLOW = ("loss-stuck", "learning-rate-too-low", "under-fitting")
 """What follows from a cause that keeps a model from learning."""
-UNSTABLE = ("diverged", "loss-spikes", "loss-not-finite", "large-logits", "guard-too-strict", "weight-decay-too-high")
+UNSTABLE = (
+    *("diverged", "loss-spikes", "loss-not-finite", "large-logits", "guard-too-strict", "weight-decay-too-high"),
+    *("gradient-norm-rises", "clipped-at-every-step"),
+)
 """Findings that follow from updates that are too large."""
 ROUGH = (*UNSTABLE, "learning-rate-too-high")
 """What follows from a cause that makes training unstable."""

@@ -7,14 +7,12 @@ import statistics
 from lit_llm.reporting.doctor.finding import ROUGH, SLOW, UNSTABLE, error
 from lit_llm.reporting.doctor.observed import Observed
 
-_RATE = (*SLOW, *ROUGH, "clipped-at-every-step")
-
 
 @error.likely(  # Micikevicius et al. 2018, Mixed precision training
     "most gradients are exactly zero: they underflow for lack of a loss scale, or are masked",
     "--trainer.precision bf16-mixed; scale the loss in fp16",
     "health/zero_gradients",
-    explains=(*SLOW, *UNSTABLE, "clipped-at-every-step", "parameters-not-trained"),
+    explains=(*SLOW, *UNSTABLE, "parameters-not-trained"),
 )
 def gradients_vanish(run: Observed) -> str | None:
     if run.setting("model.moe") or (share := run.median("health/zero_gradients", 1)) < 0.5:  # experts without tokens have none
@@ -28,7 +26,7 @@ def gradients_vanish(run: Observed) -> str | None:
     "updates go up the gradient: a sign is wrong",
     "subtract the gradient; maximize=False; minimise the loss, not its negative",
     "health/descent, train/loss",
-    explains=_RATE,
+    explains=(*SLOW, *ROUGH),
 )
 def update_increases_loss(run: Observed) -> str | None:
     """At step 1, where no earlier gradient counts, a layer goes up; or the median layer does in the first rows."""

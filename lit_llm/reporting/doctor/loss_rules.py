@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
-from lit_llm.reporting.doctor.observed import Observed, Unjudged
+from lit_llm.reporting.doctor.observed import Observed, Unjudged, medians
 
 WIDE = 0.2
 """Share of the validation loss by which it and the training loss come apart, in runs that repeat their text."""
@@ -40,7 +40,7 @@ def fp16_overflow(run: Observed) -> str | None:
     "the learning rate is too high, a value overflowed, or a mean over no targets divides by zero",
     "a third of the learning rate, more warmup (--schedule.warmup_steps); continue from the last good checkpoint",
     "grad/norm and health/activation_max before that step",
-    explains=("loss-spikes", "guard-too-strict"),
+    explains=("loss-spikes", "guard-too-strict", "large-logits", "gradient-norm-rises", "clipped-at-every-step"),
 )
 def loss_not_finite(run: Observed) -> str | None:
     if not run.points("train/loss"):
@@ -51,7 +51,8 @@ def loss_not_finite(run: Observed) -> str | None:
             return f"{tag} is not a number at step {bad[0]:,} and in {len(bad):,} of {len(run.points(tag)):,} rows"
     norms = run.points("grad/norm")
     bad = [step for step, norm in norms if not math.isfinite(norm)]
-    if len(bad) > max(1, 0.05 * len(norms)) and not str(run.setting("trainer.precision", "auto")).startswith(("16", "auto")):
+    scaled = str(run.setting("trainer.precision", "16")).startswith("16")  # overflows belong to the search for a scale
+    if bad and not scaled and (bad[-1] == norms[-1][0] or len(bad) > 0.05 * len(norms)):
         return f"grad/norm is not a number at step {bad[0]:,} and in {len(bad):,} of {len(norms):,} rows"
     return None
 
@@ -153,9 +154,10 @@ def diverged(run: Observed) -> str | None:
     "the targets have nothing to do with the inputs, or the learning rate is much too low or too high",
     "look at a batch of the data (`check --show 2`); then try ten times the learning rate",
     "health/shifted_targets, health/update_ratio",
+    explains=("under-fitting",),
 )
 def loss_stuck(run: Observed) -> str | None:
-    if run.step < 100 or not run.from_scratch or (run.uniform_loss or 0.0) < math.log(32):  # few symbols: little to learn
+    if run.step < 100 or not run.learns_text:
         return None
     curve = run.smoothed("train/loss", least=8)
     first, end = run.finite("train/loss")[0][1], curve[-1][1]
@@ -166,6 +168,27 @@ def loss_stuck(run: Observed) -> str | None:
     if end > 0.9 * first and falls < 0.01 * first and min(loss for _, loss in curve) > 0.8 * first:  # else it was better once
         return f"training loss went from {first:.3f} to {end:.3f} in {run.step:,} steps, and no longer falls"
     return None
+
+
+@warning.possible(  # a table of pairs is what a model has that sees one token of context
+    "the model does not fit its training text: the learning rate is too low or too high, the model too small, or the steps "
+    "are too few",
+    "another learning rate (`find-lr`); a larger model (--model.n_embd, --model.n_layer); more tokens (--trainer.max_steps)",
+    "train/loss against health/bigram_loss, health/update_ratio",
+)
+def under_fitting(run: Observed) -> str | None:
+    """The loss is above that of counted pairs, and has come to rest before the rate is small."""
+    rates, behind = dict(run.finite("lr")), run.behind_pairs
+    least = 0.1 * max(rates.values(), default=0.0)
+    rows = [(step, loss) for step, loss in run.finite("train/loss", least=40) if rates.get(step, 0.0) >= least]
+    losses, validation = [loss for step, loss in rows if step > run.warmup_steps], run.values("val/loss")
+    if len(losses) < 40 or behind is None or behind < 0.05 or not run.learns_text:  # a text of pairs, learned, comes to 0
+        return None
+    _, middle, last = medians(losses, 3)
+    falls = len(validation) > 2 and validation[-1] < 0.98 * validation[len(validation) // 2]  # the text of training may change
+    if last < 0.975 * middle or falls:  # healthy runs that are as high: up to 0.958
+        return None
+    return f"training loss went from {middle:.3f} to {last:.3f} in two thirds of the steps; counted pairs of tokens give less"
 
 
 @error.possible(  # the entropy of English is near 0.6 to 1.3 bits per character (Shannon 1951); a first pass does not reach it

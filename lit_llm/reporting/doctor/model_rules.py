@@ -47,5 +47,5 @@ def attention_saturated(run: Observed) -> str | None:
 def no_context(run: Observed) -> str | None:
     if any(run.setting(f"model.{key}") for key in ("mask_documents", "window", "layers.window")):
         return None  # attention is to see less than the whole sequence
-    values = run.values("health/context_use", run.step // 4, least=2)
+    values = run.values("health/context_use", least=2)
     return None if max(values) > 0 else "other inputs in three quarters of a sequence did not change its last logits at all"

@@ -184,6 +184,11 @@ class Observed:
         return "init_from" in self.config and self.setting("init_from") is None and self.setting("lora") is None
 
     @cached_property
+    def learns_text(self) -> bool:
+        """Whether training started from random weights, and has a vocabulary that leaves something to learn."""
+        return self.from_scratch and (self.uniform_loss or 0.0) >= math.log(32)
+
+    @cached_property
     def uniform_loss(self) -> float | None:
         """ln(vocabulary): the loss of a model that knows nothing. None if the vocabulary is not known."""
         size = self.last("setup/vocab_size", 0.0)
@@ -218,6 +223,11 @@ class Observed:
         """The same after `step` steps."""
         tokens, size = self.tokens_per_step, self.last("setup/train_tokens", 0.0)
         return None if tokens is None or not size else tokens * step / size
+
+
+def medians(values: Sequence[float], parts: int) -> list[float]:
+    """The median of each of `parts` parts of the values, of about the same size, in their order."""
+    return [statistics.median(values[len(values) * i // parts : len(values) * (i + 1) // parts]) for i in range(parts)]
 
 
 def _enough(rows: list[Row], tag: str, least: int) -> list[Row]:

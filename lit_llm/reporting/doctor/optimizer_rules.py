@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable
 
 from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, UNSTABLE, advice, error, warning
-from lit_llm.reporting.doctor.observed import Observed, Unjudged
+from lit_llm.reporting.doctor.observed import Observed, Unjudged, medians
 
 TUNED_HIGH = 0.08
 """From trained weights: update norm / weight norm, until right after warmup, that a quarter of the layers exceed.
@@ -21,6 +21,10 @@ GROWTH_HIGH = 0.16
 weights that it does not enlarge does no harm.
 
 Healthy runs had up to 0.113, ten times the rate at least 0.198 (docs/evidence/doctor.md)."""
+GAIN_HIGH = 0.35
+"""That growth times `setup/initial_gain`, below which weights are still small: a narrow model begins far below 1 / √width.
+
+The best rates of widths 16 and 32 had up to 0.26, with products up to 1.3; ten times the rate at least 0.377."""
 PATH_LOW = 0.5
 """Sum over all steps of update norm / weight norm, of the same layer. Below it a run has hardly left its random weights.
 
@@ -45,21 +49,16 @@ def _upper(values: list[float]) -> float:
 def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> list[float]:
     """Update norm / weight norm of each layer: of the sampled steps behind the first, to the first one after warmup.
 
-    Without layers that begin near zero, such as short convolutions: their first updates are large beside them.
-
     Args:
         chosen: which of the steps counts.
 
     Raises:
         Unjudged: There are no such rows.
     """
-    ready, norms = max(run.warmup_steps, 2), run.by_layer("weight_norm")
-    found = []
-    for layer, points in run.by_layer("update_ratio", least=2).items():
-        last = next((step for step, _ in points if step >= ready), 0)
-        ratios = [value for step, value in points if 1 < step <= last]
-        sizes = [size for _, size in norms.get(layer, [])]
-        if ratios and (not sizes or sizes[0] > 0.05 * max(sizes)):
+    ready, found = max(run.warmup_steps, 2), []
+    for points in run.by_layer("update_ratio", least=2).values():
+        last = next((step for step, _ in points if step >= ready), ready)
+        if ratios := [value for step, value in points if 1 < step <= last]:
             found.append(chosen(ratios))
     if not found:
         raise Unjudged("health/update_ratio/LAYER")
@@ -105,7 +104,7 @@ def base_is_trained(run: Observed) -> str | None:
 
 @error.likely(
     "the spike guard skips steps that are not spikes",
-    "--spike_guard.sigma 6; --spike_guard null",
+    "a larger --spike_guard.sigma, such as 20; --spike_guard null",
     "spike/skipped",
     explains=(*SLOW, "parameters-not-trained", "loss-spikes"),
 )
@@ -139,7 +138,7 @@ def updates_rounded_away(run: Observed) -> str | None:
     "it, such as a rank's, is lost",
     "divide the loss by the number of counted tokens of the global batch",
     "health/backward_loss_ratio, grad/norm",
-    explains=(*ROUGH, "clipped-at-every-step"),
+    explains=ROUGH,
 )
 def loss_scale(run: Observed) -> str | None:
     if run.setting("objective.init_args.weight"):  # distillation: a teacher's divergence is a part of the loss
@@ -160,7 +159,7 @@ def loss_scale(run: Observed) -> str | None:
     explains=(
         *UNSTABLE,
         *JUDGED,
-        *("loss-stuck", "dead-units", "gradients-vanish", "clipped-at-every-step", "preference-leak", "likelihoods-fall"),
+        *("loss-stuck", "under-fitting", "dead-units", "gradients-vanish", "preference-leak", "likelihoods-fall"),
     ),
 )
 def learning_rate_too_high(run: Observed) -> str | None:
@@ -172,10 +171,10 @@ def learning_rate_too_high(run: Observed) -> str | None:
         said = f"one step changed a quarter of the layers by {ratio:.0%} of their norm or more (usual: at most 6 %)"
         return said if ratio >= (TUNED_HIGH if run.setting("lora") is None else ADAPTED_HIGH) else None
     growth = _upper(_growths(run) or [1.0])
-    if growth * ratio < GROWTH_HIGH:
+    if growth * ratio < GROWTH_HIGH or growth * run.last("setup/initial_gain", 1.0) < GAIN_HIGH:
         return None
     return (
-        f"until shortly after warmup a quarter of the layers grew to {growth:.1f} times their norm or more (usual: 1.9), and "
+        f"until shortly after warmup a quarter of the layers grew to {growth:.2g} times their norm or more (usual: 1.9), and "
         f"one step changed a quarter of them by {ratio:.0%} or more (usual: 6 %):"
         f" {growth * ratio:.2g} as a product (usual: at most 0.11)"
     )
@@ -183,30 +182,21 @@ def learning_rate_too_high(run: Observed) -> str | None:
 
 def _growths(run: Observed) -> list[float]:
     """Norm of each layer until twice the warmup, at most 200 steps, over that at step 1. Without layers that begin at zero."""
-    found = []
-    for points in run.by_layer("weight_norm").values():
-        early = [norm for step, norm in points if step <= min(200, 2 * max(run.warmup_steps, 2))] or [0.0]
-        if points and points[0][0] <= 1 and points[0][1] > 0:
-            found.append(max(early) / points[0][1])
-    return found
+    last, layers = min(200, 2 * max(run.warmup_steps, 2)), run.by_layer("weight_norm").values()
+    known = [points for points in layers if points and points[0][0] <= 1 and points[0][1] > 0]
+    return [max(norm for step, norm in points if step <= last) / points[0][1] for points in known]
 
 
 @warning.likely(
     "the learning rate is too low",
     "ten times the learning rate (`find-lr` measures it)",
     "health/update_ratio, train/loss",
-    explains=("loss-stuck",),
+    explains=("loss-stuck", "under-fitting", "clipped-at-every-step"),
 )
 def learning_rate_too_low(run: Observed) -> str | None:
     adapters = run.setting("lora") is not None
     planned, lowest = run.planned_steps, PATH_LOW if run.from_scratch else ADAPTERS_LOW if adapters else TUNING_LOW
-    if (
-        not run.config
-        or run.points("train/margin")
-        or run.step < run.warmup_steps + 100
-        or planned is None
-        or 2 * run.step < planned
-    ):
+    if not run.config or run.points("train/margin") or planned is None or run.step < max(run.warmup_steps + 100, planned / 2):
         return None
     path = _path(run)
     if not 0 < path < lowest or (run.from_scratch and (run.behind_pairs or 1.0) < LEARNS):
@@ -233,23 +223,39 @@ def _path(run: Observed) -> float:
     return _upper(paths)
 
 
-@warning.likely(  # a limit that always acts is a normalisation, and hides spikes
-    "the limit of the gradient norm is far below the usual norm",
-    "--gradient_norm.clip 1.0, or the median of grad/norm",
-    "grad/norm, grad/clip_fraction",
-    explains=SLOW,
+@warning.likely(  # a limit that always acts does no harm by itself: many healthy runs have one
+    "the learning rate is too high: the norm stays at the limit, and the loss does not fall or updates are large",
+    "a tenth to a third of the learning rate (`find-lr` measures it)",
+    "grad/norm, grad/clip_fraction, health/update_ratio, train/loss",
+    explains=("under-fitting",),
 )
 def clipped_at_every_step(run: Observed) -> str | None:
-    clip = run.setting("gradient_norm.init_args.clip")
-    fractions, norm = run.values("grad/clip_fraction", run.warmup_steps, least=1), run.median("grad/norm", run.warmup_steps)
-    after = run.median("grad/norm_clipped", run.warmup_steps)
-    share = statistics.mean(fractions)
-    if share > 0.95 and norm > 20 * after > 0:
-        said = f" of {clip}" if clip is not None else ""
-        return (
-            f"{share:.0%} of the steps are clipped, and the median norm {norm:.3g} is {norm / after:.0f} times the limit{said}"
-        )
-    return None
+    share = statistics.mean(run.values("grad/clip_fraction", run.warmup_steps, least=1))
+    if share <= 0.95:
+        return None
+    said = f"{share:.0%} of the steps are clipped (the median norm is {run.median('grad/norm', run.warmup_steps):.3g})"
+    if learning_rate_too_high.applies(run):
+        return f"{said}, and updates are large"
+    first, last = medians(run.values("train/loss", run.warmup_steps, least=20), 2)
+    if not run.learns_text or last < 0.99 * first:
+        return None
+    return f"{said}, and the loss does not fall: {first:.3f}, then {last:.3f} (medians of halves)"
+
+
+@warning.possible(
+    "training becomes unstable: the learning rate is too high for the weights that it has made",
+    "a third of the learning rate",
+    "grad/norm, health/gradient_norm, health/weight_norm, train/loss",
+    explains=("loss-spikes",),
+)
+def gradient_norm_rises(run: Observed) -> str | None:
+    """From the middle of the run on: in the first half of healthy runs, it rises as the model begins to learn."""
+    *_, middle, later, last = medians(run.values("grad/norm", least=20), 5)
+    if last < 3 * middle or not middle < later < last:  # healthy runs: up to 2.1 times
+        return None
+    return (
+        f"the gradient norm rose from {middle:.3g} to {later:.3g} and {last:.3g} in the last three fifths of the run (medians)"
+    )
 
 
 @warning.certain(  # the groups of GPT-3 and LLaMA training code
@@ -342,7 +348,7 @@ def rate_rises_again(run: Observed) -> str | None:
 
 @warning.likely(
     "weight decay pulls the weights to zero faster than they learn",
-    "--optimizer.weight_decay 0.1",
+    "a third of --optimizer.weight_decay",
     "setup/weight_decay, health/weight_norm",
     explains=(*SLOW, "diverged"),
 )

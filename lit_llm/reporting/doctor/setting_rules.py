@@ -39,7 +39,7 @@ USUAL: dict[str, tuple[float, float]] = {
     "a setting is far outside of what is usual",
     "the setting, or leave it out",
     "config.yaml",
-    explains=(*SLOW, *ROUGH, "clipped-at-every-step", "loss-scale", "preference-leak"),
+    explains=(*SLOW, *ROUGH, "loss-scale", "preference-leak"),
 )
 def unusual_setting(run: Observed) -> str | None:
     found = []

@@ -55,7 +55,7 @@ def dead_units(run: Observed) -> str | None:
 
 @warning.possible(  # Chowdhery et al. 2022, PaLM, 5.1; Wortsman et al. 2023, Small-scale proxies
     "logits drift upwards, which ends in spikes",
-    "--loss.z_loss 1e-4",
+    "a lower learning rate; a larger --loss.z_loss, from 1e-4 on",
     "health/logit_max, health/logit_rms",
 )
 def large_logits(run: Observed) -> str | None:
@@ -67,7 +67,7 @@ def large_logits(run: Observed) -> str | None:
 
 @warning.likely(  # the time that steps wait for data
     "the data loader is slower than the model",
-    "--data.num_workers 4; prepare the text once (`prepare`); a local disk",
+    "more --data.num_workers; prepare the text once (`prepare`); a local disk",
     "time/data_fraction",
 )
 def slow_loader(run: Observed) -> str | None:

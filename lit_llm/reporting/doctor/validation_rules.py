@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
+from lit_llm.reporting.doctor.finding import JUDGED, SLOW, UNSTABLE, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 
@@ -90,7 +90,7 @@ def validation_has_other_tokens(run: Observed) -> str | None:
     "the training text has random tokens, all along or for a while, or is much harder to predict than the validation text",
     "look at decoded batches of the training data (`check --show 100`)",
     "health/bigram_loss against health/validation_bigram_loss",
-    explains=(*SLOW, *ROUGH, *JUDGED, "tokens-shuffled"),
+    explains=(*SLOW, *UNSTABLE, *JUDGED, "tokens-shuffled"),
 )
 def noise_in_training(run: Observed) -> str | None:
     rows = [(step, loss) for step, loss in run.counted("health/bigram_loss") if step > run.start_of_launch(step) + 20]

@@ -1,0 +1,93 @@
+"""A warmup as a share of the schedule's steps, or in tokens: the command turns it into the `warmup_steps` of the callback."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+
+from jsonargparse import Namespace
+
+from lit_llm.callbacks import BatchRamp
+from lit_llm.config.arguments import Arguments, Assignment, Flag
+from lit_llm.config.class_defaults import all_arguments
+from lit_llm.config.groups import WARMUPS
+from lit_llm.config.parser import find_class
+from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import InvalidYaml, read_yaml
+from lit_llm.runs.saved_run import SavedRun
+
+STEPS, FRACTION, TOKENS = (f"schedule.{name}" for name in ("warmup_steps", *WARMUPS))
+_IN_CONFIG = "schedule.init_args.warmup_steps"
+
+
+def take_warmup(arguments: Arguments) -> tuple[Arguments, Assignment | None, list[str]]:
+    """Take shares and tokens out of the arguments. The one that counts leaves a flag for 0 steps, until `settle_warmup`.
+
+    Returns:
+        The arguments; the share or the tokens that count, None if steps do; one sentence for each mistake.
+    """
+    given = [_as_number(a) for a in arguments.assignments if a.key in (STEPS, FRACTION, TOKENS)]
+    if all(a.key == STEPS for a in given):
+        return arguments, None, []
+    last, rest = given[-1], arguments.without([a for a in arguments.assignments if a.key in (FRACTION, TOKENS)])
+    twice = [a.key for a in given if a.source == last.source and a.key != last.key]
+    problems = [f"the warmup is given as {key} and as {last.key}: keep one of them {last.where}" for key in twice[:1]]
+    problems += [said for a in given if a.key != STEPS and (said := WARMUPS[a.key.partition(".")[2]].problem(a.key, a.value))]
+    named = [find_class("schedule", a.value) for a in arguments.assignments if a.key == "schedule"]
+    lacks = [cls.__name__ for cls in named[-1:] if cls is not None and "warmup_steps" not in all_arguments(cls)]
+    problems += [f"{last.key} is given, but {name} has no warmup {last.where}" for name in lacks]
+    if problems or last.key == STEPS:
+        return rest, None, problems
+    return replace(rest, items=[*rest.items, Flag(STEPS, "0")]), last, []
+
+
+def _as_number(warmup: Assignment) -> Assignment:
+    """With the value of a flag as YAML reads it."""
+    try:
+        return replace(warmup, value=read_yaml(warmup.value)) if isinstance(warmup.value, str) else warmup
+    except InvalidYaml:
+        return warmup  # no number, as the range says
+
+
+def settle_warmup(warmup: Assignment, config: Namespace) -> list[str]:
+    """Set `schedule.warmup_steps` of a parsed recipe; in place. Returns notes.
+
+    Raises:
+        UserError: The number of steps does not follow from the recipe, or is larger than that of the schedule.
+    """
+    trainer, total = config.trainer, config.schedule.init_args.get("total_steps")
+    if total is None and trainer.max_epochs in (None, -1) and trainer.max_steps != -1:
+        total = trainer.max_steps
+    if warmup.key == FRACTION and total is None:
+        raise UserError(
+            f"{FRACTION} is a share of the schedule's steps, whose number epochs tell only when the data are open: give "
+            f"trainer.max_steps without trainer.max_epochs, {STEPS} or {TOKENS} {warmup.where}"
+        )
+    steps = round(warmup.value * total) if warmup.key == FRACTION else _steps_of_tokens(math.ceil(warmup.value), config)
+    if total is not None and steps > total:
+        raise UserError(f"{warmup.key} {warmup.value:g} is {steps:,} steps, but the schedule has {total:,} {warmup.where}")
+    config[_IN_CONFIG] = steps
+    return [] if steps else [f"{warmup.key} {warmup.value:g} is 0 steps: the first has the full rate {warmup.where}"]
+
+
+def _steps_of_tokens(tokens: int, config: Namespace) -> int:
+    """The fewest steps that read so many tokens, in the batches of the ramp if there is one."""
+    own = config.trainer.callbacks
+    for ramp in (config.batch_ramp, *(own if isinstance(own, list) else [own])):
+        if ramp is not None and ramp.class_path.endswith(".BatchRamp"):
+            with suppress(UserError):  # `objects` says what is wrong with it
+                return BatchRamp(ramp.init_args.tokens_per_batch).steps_for(tokens)
+    data = config.data.init_args
+    if "global_batch_size" not in data:
+        raise UserError(f"{TOKENS} needs data with a global_batch_size: give {STEPS} (--{TOKENS})")
+    return -(-tokens // (data.global_batch_size * (data.block_size or config.model.block_size)))
+
+
+def keep_warmup(warmup: Assignment, config: Namespace, saved: SavedRun | None) -> list[str]:
+    """Set the warmup to that of the checkpoint that the run continues from, if it has one; in place. Returns a note."""
+    now, kept = config.get(_IN_CONFIG), None if saved is None else saved.settings.get(STEPS)
+    if kept is None or now in (None, kept):
+        return []
+    config[_IN_CONFIG] = kept
+    return [f"the warmup stays at the checkpoint's {kept:,} steps, not {now:,} {warmup.where}; {STEPS} changes it"]
