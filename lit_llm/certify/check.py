@@ -173,11 +173,33 @@ def _outcome(promise: str, check: Check, results: dict[str, dict[str, Any]], why
 
 
 def summary(outcomes: list[Outcome], machine: str) -> str:
-    """The last line: how many of each. A certificate with skipped checks is one in part."""
+    """The headline: how many required checks passed, and how many of all that are judged. "In part": some are skipped."""
     counts = Counter(each.outcome for each in outcomes)
     verdict = "certified in part" if counts["skipped"] else "certified"
     verdict = "NOT certified" if counts["failed"] or not counts["passed"] else verdict
-    return f"{verdict}: {counts['passed']} passed, {counts['skipped']} skipped, {counts['failed']} failed on {machine}"
+    required = [each.outcome for each in outcomes if each.required]
+    judged = counts["passed"] + counts["skipped"] + counts["failed"]
+    share = f"{required.count('passed')} of {len(required)} required and {counts['passed']} of {judged} checks passed"
+    return f"{verdict}: {share}, {counts['skipped']} skipped, {counts['failed']} failed on {machine}"
+
+
+KINDS = ("kind", "passed", "required", "failed", "skipped", "recorded", "largest figure / tolerance")
+
+
+def by_kind(checks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row of `KINDS` for each kind, the first word of names. `required`: how many of the required ones passed."""
+    rows = []
+    for kind in dict.fromkeys(each["name"].partition("/")[0] for each in checks):
+        of_kind = [each for each in checks if each["name"].partition("/")[0] == kind]
+        counts = Counter(each["outcome"] for each in of_kind)
+        required = [each["outcome"] for each in of_kind if each["required"]]
+        needed = f"{required.count('passed')} of {len(required)}" if required else ""
+        near = max(
+            (each["figure"] / each["tolerance"] for each in of_kind if each["figure"] and each["tolerance"]), default=None
+        )
+        others = (str(counts[name]) for name in ("failed", "skipped", "recorded"))
+        rows.append((kind, str(counts["passed"]), needed, *others, "" if near is None else f"{near:.2g}"))
+    return rows
 
 
 def certificate(outcomes: list[Outcome], machine: dict[str, Any], ended: str | None, said: str) -> dict[str, Any]:

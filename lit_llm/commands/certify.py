@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_llm.certify.check import Outcome, certificate, run_checks, summary, table
+from lit_llm.certify.check import KINDS, Outcome, by_kind, certificate, run_checks, summary, table
 from lit_llm.certify.processes import run_ranks
 from lit_llm.commands.new_output import REPLACE_HELP, new_file, new_file_if
 from lit_llm.commands.own_flags import OwnFlags
@@ -63,6 +63,8 @@ def main(arguments: list[str]) -> int:
             from lit_llm.certify.page import page
 
             page_file.write_text(page(found), encoding="utf-8")
+    for row in (KINDS, *by_kind(found["checks"])):
+        print("{:12s}{:>8s}{:>11s}{:>8s}{:>9s}{:>10s}  {}".format(*row).rstrip())
     print(said)
     if ended is not None:
         report(f"{ended}; the certificate has what was shown before")

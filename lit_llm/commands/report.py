@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_llm.commands.new_output import REPLACE_HELP, write_new
 from lit_llm.commands.own_flags import OwnFlags
-from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_text import counted
 from lit_llm.runs.curve import TOLERANCE
 
 if TYPE_CHECKING:
-    from lit_llm.reporting.ranking import RankedRun
-    from lit_llm.reporting.run_curves import RunCurves
-    from lit_llm.runs.loaded_run import LoadedRun
+    from lit_llm.reporting.comparison_page import Ranking
 
 
 def main(arguments: list[str]) -> int:
     """Write the file, and print the ranking of several runs."""
     flags = OwnFlags("report", alone=True, description=__doc__)
-    flags.add_argument("--run", action="append", help="run folder, like runs/quickstart; repeat it to compare up to 8 runs")
+    flags.add_argument("--run", action="append", help="run folder, like runs/quickstart; several are compared")
     flags.add_argument(
         "--compare",
         nargs="+",
@@ -38,70 +36,64 @@ def main(arguments: list[str]) -> int:
     own = flags.parse(arguments)
     if (own.run is None) == (own.compare is None):
         raise UserError("name either runs (--run runs/a) or a folder of runs that are ranked (--compare runs/sweep)")
-    if own.compare is not None and (own.check_against is not None or own.check_tolerance is not None):
-        raise UserError("check_against compares each run with a curve, a sweep has none (--run instead of --compare)")
+    several = own.compare or own.run[1:]
+    if several and (own.check_against is not None or own.check_tolerance is not None):
+        raise UserError("check_against compares one run with a curve, but several are given (--run)")
     if own.check_against is None and own.check_tolerance is not None:
         raise UserError("check_tolerance has no effect without a curve (--check_against)")
-    for line in _compare(own) if own.compare is not None else _report(own):
+    for line in _compare(own) if several else _report(own):
         print(line)
     print(f"Wrote {own.out}. Open it in a browser.")
     return 0
 
 
 def _report(own: Namespace) -> Iterator[str]:
-    """Write the page of the runs, and say what it does not have."""
+    """Write the page of a run, and say what it does not have."""
     from lit_llm.reporting.evidence import Evidence, shipped_evidence
-    from lit_llm.reporting.ranking import ranked
-    from lit_llm.reporting.report_page import MOST_RUNS, missing, report_page
-    from lit_llm.reporting.sweep_runs import must_be_run
-    from lit_llm.runs import load
+    from lit_llm.reporting.report_page import missing, report_page
+    from lit_llm.reporting.run_curves import RunCurves, named
+    from lit_llm.reporting.sweep_runs import named_run
     from lit_llm.runs.curve_follower import CurveFollower
 
-    if len(own.run) > MOST_RUNS:
-        raise UserError(f"{len(own.run)} runs are given, but a page has colours for {MOST_RUNS} (--run, or --compare for more)")
-    for run in own.run:
-        must_be_run(run)
-    loaded = [load(run) for run in own.run]
-    twice = [run.path for i, run in enumerate(loaded) if real_path(run.path) in {real_path(each.path) for each in loaded[:i]}]
-    if twice:
-        raise UserError(f"{twice[0]} is given twice (--run)")
-    runs = _named(loaded)
-    recorded: list[Evidence | None]
+    loaded = named_run(own.run[0])
+    run = RunCurves(loaded, *named([loaded.path]))
     if own.check_against is not None:
         tolerance = TOLERANCE if own.check_tolerance is None else own.check_tolerance
-        recorded = [Evidence(CurveFollower.of_file(own.check_against, tolerance), "")] * len(runs)
+        recorded: Evidence | None = Evidence(CurveFollower.of_file(own.check_against, tolerance), "")
     else:
-        recorded = [shipped_evidence(run.run.config) for run in runs]
-    write_new(own.out, report_page(runs, own.command, recorded), replace=own.replace)
-    if len(runs) > 1:
-        yield from _places(*ranked(runs))
-    for run in runs:
-        yield from (f"note: {sentence}" for sentence in missing(run))
+        recorded = shipped_evidence(loaded.config)
+    write_new(own.out, report_page(run, own.command, recorded), replace=own.replace)
+    yield from (f"note: {sentence}" for sentence in missing(run))
 
 
 def _compare(own: Namespace) -> Iterator[str]:
-    """Write the page of the sweep, and say the ranking."""
-    from lit_llm.reporting.comparison_page import cautions, comparison_page, in_order, problems
-    from lit_llm.reporting.sweep_runs import sweep_runs
-
-    loaded, notes = sweep_runs(own.compare)
-    runs = _named(loaded)
-    tag, places = in_order(runs)
-    write_new(own.out, comparison_page(runs, own.command, notes), replace=own.replace)
-    yield from _places(tag, places)
-    yield from (f"note: {sentence}" for sentence in [*notes, *cautions(places), *problems(runs, tag)])
-
-
-def _places(tag: str | None, places: Sequence[RankedRun]) -> Iterator[str]:
-    """Each run with its value and the step of that value."""
-    for i, (run, value) in enumerate(places, 1):
-        if value is None:
-            yield f"–. {run.name}: no finite {tag or 'loss'} after step {run.step:,}"
-        else:
-            yield f"{i}. {run.name}: {tag} {value:.4f} after step {run.series(tag or '').steps[-1]:,}"
-
-
-def _named(loaded: Sequence[LoadedRun]) -> list[RunCurves]:
+    """Write the page of several runs, and say the ranking and the most important notes."""
+    from lit_llm.reporting.comparison_page import MOST_NOTES, comparison_page, notes, rankings
     from lit_llm.reporting.run_curves import RunCurves, named
+    from lit_llm.reporting.sweep_runs import named_run, sweep_runs
 
-    return [RunCurves(run, name) for run, name in zip(loaded, named([run.path for run in loaded]), strict=True)]
+    for run in own.run or ():
+        named_run(run)
+    loaded, left_out = sweep_runs(own.compare or own.run)
+    names = named([run.path for run in loaded])
+    found = rankings([RunCurves(run, name) for run, name in zip(loaded, names, strict=True)])
+    said = notes(found, left_out)
+    write_new(own.out, comparison_page(found, own.command, said), replace=own.replace)
+    for ranking in found:
+        if ranking.condition:
+            yield f"{ranking.condition}:"
+        yield from _places(ranking)
+    yield from (f"note: {sentence}" for sentence in said[:MOST_NOTES])
+    if len(said) > MOST_NOTES:
+        yield f"{counted(len(said) - MOST_NOTES, 'more note')} in the page."
+
+
+def _places(ranking: Ranking) -> Iterator[str]:
+    """Each setting with its value and the step of that value. A run that nothing is compared with has no number."""
+    for i, place in enumerate(ranking.places, 1):
+        run = place.runs[0]
+        if place.value is None:
+            yield f"–. {place.name}: no finite {ranking.tag or 'loss'} after step {run.step:,}"
+        else:
+            number = f"{i}." if len(ranking.places) > 1 else "–."
+            yield f"{number} {place.name}: {ranking.tag} {place.said()} after step {run.series(ranking.tag or '').steps[-1]:,}"

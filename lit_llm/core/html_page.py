@@ -22,14 +22,16 @@ STYLE = """
   --panel: #1d2229; --bad: #ff8a80; --good: #62d29b; --c0: #5b8fd6; --c1: #35557f; --c2: #3fae80; --c3: #2b6149; --c4: #c493d8;
   --c5: #8d73c7; --c6: #e59a47; --c7: #e0606f; --c8: #747d88; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--page); color: var(--text);
+body { margin: 0 auto; max-width: 80rem; padding: 1rem; background: var(--page); color: var(--text);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem; }
 p, figcaption { margin: .2rem 0 .6rem; color: var(--soft); } code { overflow-wrap: anywhere; font-size: .85rem; }
 .flag { display: inline-block; }
 figure { margin: 0; } figure + figure { margin-top: 1.5rem; }
+.columns { display: grid; gap: 0 2.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
+.columns > section { min-width: 0; } .columns pre { max-height: 20rem; overflow: auto; }
 .key { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 0; padding: 0; list-style: none; }
-.key li { flex: 1 1 8rem; background: var(--panel); border-radius: .5rem; padding: .5rem .7rem; color: var(--soft); }
+.key li { flex: 1 1 auto; background: var(--panel); border-radius: .5rem; padding: .5rem .7rem; color: var(--soft); }
 .key b { display: block; font-size: 1.15rem; color: var(--text); } .key .bad b { color: var(--bad); }
 .key .good b { color: var(--good); }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .5rem 0; padding: 0; list-style: none; font-size: .85rem; }
@@ -58,13 +60,15 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); 
 .tabs > input:nth-of-type(3):checked ~ section:nth-of-type(3) { display: block; }
 summary { cursor: pointer; color: var(--soft); font-size: .85rem; }
 .plot { margin: 1.2rem .3rem 0 3.6rem; } .plot > svg { display: block; width: 100%; overflow: visible; }
-svg text { font-size: 12px; fill: var(--soft); } svg .grid { stroke: var(--line); }
+svg text { font-size: 12px; fill: var(--soft); } svg .grid { stroke: var(--line); } svg .base { stroke: var(--soft); }
 svg .strong { fill: var(--text); paint-order: stroke;
   stroke: var(--page); stroke-width: 3px; }
 svg .limit { stroke: var(--bad); stroke-dasharray: 5 4; stroke-width: 1.5; } svg .box { stroke: var(--page); stroke-width: .6; }
 svg .idle { fill: var(--panel); } svg .front { stroke: var(--text); stroke-dasharray: 2 3; fill: none; }
 svg .curve { fill: none; stroke-width: 1.6; vector-effect: non-scaling-stroke; } svg .dashed { stroke-dasharray: 5 4; }
-svg .number { font-size: 10px; fill: #fff; }
+svg .thin { stroke-width: .8; opacity: .6; } svg .number { font-size: 10px; fill: #fff; }
+svg .strip { fill: transparent; } svg .strip:hover { fill: var(--line); fill-opacity: .5; }
+svg .hollow { fill: none; stroke-width: 1.5; }
 """
 
 
@@ -102,6 +106,12 @@ def unbroken(text: str) -> str:
 def heading(text: str) -> str:
     """The heading of a section."""
     return f"<h2>{escape(text)}</h2>"
+
+
+def columns(parts: Iterable[tuple[str, str]]) -> str:
+    """Sections, (title or "", content), beside each other where the window is wide enough."""
+    sections = (f"<section>{heading(title) if title else ''}{content}</section>" for title, content in parts)
+    return f'<div class="columns">{"".join(sections)}</div>'
 
 
 def keys(figures: Sequence[tuple[str, str, str]]) -> str:
@@ -147,6 +157,7 @@ def figure(caption: str, picture: str, below: str = "") -> str:
 
 def tabs(name: str, parts: Sequence[tuple[str, str]]) -> str:
     """One of at most three parts at a time, chosen by the reader: (label, content). `name` is unique in the page."""
+    name = escape(name)
     buttons = (
         f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}><label for="{name}-{i}">'
         f"{escape(label)}</label>"

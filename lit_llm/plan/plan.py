@@ -207,6 +207,15 @@ class Plan:
         return machines.total(), max(machines.values()), len(machines)
 
     @property
+    def faster_micro_batch(self) -> tuple[int, float] | None:
+        """The largest micro-batch that fits, and the seconds of its step, if it saves a hundredth or more of a step."""
+        largest, step = self.largest_micro_batch, self.times.step
+        if not largest or step is None or largest <= (self.settings.micro_batch or 0):
+            return None
+        seconds = step_times(replace(self.settings, micro_batch=largest), self.hardware, self.options).step
+        return None if seconds is None or seconds > 0.99 * step else (largest, seconds)
+
+    @property
     def copy_bytes(self) -> int:
         """Host memory on one machine for the copies of a checkpoint that is saved in the background; 0 if it is not."""
         (ranks, on_machine, _), saves, has = self.writers, self.settings.background_saves, self.hardware.host["memory_gb"]

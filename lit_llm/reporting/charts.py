@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -13,15 +13,20 @@ from lit_llm.core.number_text import count
 Points = list[tuple[float, float]]
 
 _HEIGHT = 260
-_DOTTED = ("dots", "points")
+_SCATTERED = ("points", "hollow")
+_DOTTED = ("dots", *_SCATTERED)
 COLORS = (0, 6, 2, 4, 7, 5, 1, 3)
 """Of the page's style, so that neighbours differ most."""
 _MOST = 600
 """Points of a line. More are drawn as the lowest and highest of each stretch, so that no spike is lost."""
+_STRIPS = 60
+"""Upright strips of a picture, at most. Each shows the values in it when the pointer is there."""
 
 
 class Line(NamedTuple):
-    """A curve. `color`: of the page's style. `kind`: "" for a line, "dashed", "dots" for joined points, or "points"."""
+    """A curve. `color`: of the page's style. `kind`: "" for a line, "dashed", "thin", "dots" for joined points, "points", or
+    "hollow" for points that are rings.
+    """
 
     name: str
     color: int
@@ -29,6 +34,8 @@ class Line(NamedTuple):
     kind: str = ""
     group: str = ""
     """In the legend, lines of a group share this name."""
+    label: str = ""
+    """A text beside each point."""
 
 
 def chart(
@@ -72,7 +79,9 @@ def chart(
     if high is not None and high > low_y:
         high_y = min(high_y, high)
     rows = _powers(low_y, high_y) if logarithmic else html.round_numbers(low_y, high_y, 8)
-    columns = columns or [10**x if logarithmic_x else x for x in html.round_numbers(low_x, high_x, 8)]
+    if not logarithmic and rows[0] > low_y and len(rows) > 1:  # so that the lowest row is the baseline
+        rows = [2 * rows[0] - rows[1], *rows]
+    columns = columns or [10**x if logarithmic_x else x for x in _first_too(low_x, html.round_numbers(low_x, high_x, 8))]
     low_y, high_y = min(low_y, rows[0]), max(high_y, rows[-1])
 
     def across(x: float) -> float:
@@ -81,11 +90,15 @@ def chart(
     def down(y: float) -> float:
         return 100 * (high_y - y) / (high_y - low_y)
 
+    def said_at(line: Line, x: float, y: float) -> str:
+        return escape(f"{line.name}: {number(10**y if logarithmic else y)} at {place_text(x)}")
+
     axes = []
     shown_rows = [10**y for y in rows] if logarithmic else rows
     for y, said in zip(rows, labels(shown_rows, text_of_y), strict=True):
         axes.append(html.line(0, down(y), 100, down(y), "grid"))
         axes.append(html.text("-6", down(y), said, anchor="end", dy=4))
+    axes.append(html.line(0, 100, 100, 100, "base"))
     for x, said in zip(columns, labels(columns, text_of_x), strict=True):
         axes.append(html.text(across(x), 100.0, said, anchor=html.anchor(across(x)), dy=15))
     paths, dots = [], []
@@ -93,29 +106,46 @@ def chart(
         shown = thinned(line.points)
         places = [(across(x), down(y)) for x, y in shown]
         path = "L".join(f"{10 * x:.1f} {10 * y:.1f}" for x, y in places)
-        if line.kind != "points":
+        if line.kind not in _SCATTERED:
             paths.append(f'<path class="curve {line.kind}" d="M{path}" stroke="var(--c{line.color})"/>')
         for (x, y), (at, value) in zip(places, shown, strict=True) if line.kind in _DOTTED or len(places) == 1 else ():
             if y < -0.01:
                 continue  # cut off
-            shown_value = number(10**value if logarithmic else value)
-            said = escape(f"{line.name}: {shown_value} at {place_text(at)}")
-            where = f'cx="{x:.2f}%" cy="{y:.2f}%" r="3.5" fill="var(--c{line.color})"'
-            dots.append(f"<circle {where}><title>{said}</title></circle>")
+            where = f'class="{line.kind}" cx="{x:.2f}%" cy="{y:.2f}%" r="3.5"'
+            drawn_in = "stroke" if line.kind == "hollow" else "fill"
+            dots.append(f'<circle {where} {drawn_in}="var(--c{line.color})"><title>{said_at(line, at, value)}</title></circle>')
+            if line.label:
+                dots.append(html.text(x, y, line.label, anchor=html.anchor(x), kind="strong", dy=-8))
     curves = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">' + "".join(paths) + "</svg>"
-    kinds = ["dots" if line.kind in _DOTTED else line.kind or "line" for line in drawn]
+    kinds = ["dots" if line.kind in _DOTTED else "dashed" if line.kind == "dashed" else "line" for line in drawn]
     entries = {
-        (line.color, line.group or line.name): "line" if line.group and line.kind != "points" else kind
+        (line.color, line.group or line.name): "line" if line.group and line.kind not in _SCATTERED else kind
         for line, kind in zip(drawn, kinds, strict=True)
     }
     key = html.legend(list(entries), list(entries.values())) if keyed and len(drawn) > 1 else ""
-    picture = html.plot(f"{label} over {x_name}", _HEIGHT, [*axes, curves, *dots])
+    strips = _strips([line for line in drawn if line.kind not in _SCATTERED], across, said_at)
+    picture = html.plot(f"{label} over {x_name}", _HEIGHT, [*axes, curves, *strips, *dots])
     said = f"{unit}, over {x_name}" if unit else f"over {x_name}"
     if missing:
         said += f". {missing} {'value is' if missing == 1 else 'values are'} not finite and not drawn"
     if high is not None and any(y > high_y for line in drawn for _, y in line.points):
         said += f". Values above {number(high_y)} are cut off"
     return html.figure(said, key + picture)
+
+
+def _strips(
+    lines: Sequence[Line], across: Callable[[float], float], said_at: Callable[[Line, float, float], str]
+) -> Iterator[str]:
+    """Strips with the last value of each line in them, for the pointer."""
+    many = min(_STRIPS, max((len(line.points) for line in lines), default=0))
+    said: dict[int, dict[int, str]] = {}
+    for i, line in enumerate(lines if many > 1 else ()):
+        for x, y in thinned(line.points):
+            at = min(int(across(x) * many / 100), many - 1)
+            said.setdefault(at, {})[i] = said_at(line, x, y)
+    for at, values in said.items():
+        where = f'x="{100 * at / many:.2f}%" y="0" width="{100 / many:.2f}%" height="100%"'
+        yield f'<rect class="strip" {where}><title>{"&#10;".join(values.values())}</title></rect>'
 
 
 def thinned(points: Points) -> Points:
@@ -162,6 +192,12 @@ def _powers(low: float, high: float) -> list[float]:
     if len(found) > 8:
         return html.few(found, 8)
     return [math.log10(each) for each in html.round_numbers(10**low, 10**high, 8) if each > 0]
+
+
+def _first_too(first: float, rounded: list[float]) -> list[float]:
+    """Round numbers, and before them the first value, in place of one that is too near to it for a text of its own."""
+    room = 0.4 * (rounded[1] - rounded[0]) if len(rounded) > 1 else 0.0
+    return [first, *(each for each in rounded if each - first > room)]
 
 
 def _ends(values: list[float]) -> tuple[float, float]:

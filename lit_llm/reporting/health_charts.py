@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from lit_llm.core import html_page as html
 from lit_llm.core.number_text import count
 from lit_llm.reporting.charts import Line, Points, chart
 from lit_llm.reporting.run_curves import RunCurves
@@ -18,8 +17,8 @@ SIGNALS = (
 )
 
 
-def health_charts(run: RunCurves) -> Iterator[str]:
-    """A chart for each signal that was logged at two steps or more."""
+def health_charts(run: RunCurves) -> Iterator[tuple[str, str]]:
+    """(title, chart) of each signal that was logged at two steps or more."""
     for prefix, title, parts in SIGNALS:
         logged = [run.over_steps(tag) for tag in run.run.scalars if tag.startswith(prefix)]
         layers = [points for points in logged if any(value for _, value in points)]  # without those that are not trained
@@ -30,15 +29,8 @@ def health_charts(run: RunCurves) -> Iterator[str]:
                 Line(name, color, [(step, values[i]) for step, values in spread], "" if name == "median" else "dashed")
                 for i, (name, color) in enumerate(zip(names, (7, 0, 8), strict=True))
             ]
-            yield html.heading(title)
-            yield chart(
-                lines,
-                label=title,
-                x_name="steps",
-                text_of_x=count,
-                unit=f"{parts}, logarithmic",
-                logarithmic=True,
-            )
+            unit = f"{parts}, logarithmic"
+            yield title, chart(lines, label=title, x_name="steps", text_of_x=count, unit=unit, logarithmic=True)
 
 
 def _spread(layers: Sequence[Points]) -> list[tuple[float, tuple[float, float, float]]]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lit_llm.core import html_page as html
-from lit_llm.core.number_text import duration, money, two_digits
+from lit_llm.core.number_text import counted, duration, money, two_digits
 from lit_llm.plan.sweep import Variant
-from lit_llm.reporting.charts import Line, chart
+from lit_llm.reporting.charts import COLORS, Line, chart
 from lit_llm.reporting.plan_text import SWEEP, sweep_row
 
 _TIMES = {
@@ -38,6 +38,7 @@ class Point(NamedTuple):
     hours: float
     cost: float
     fits: bool
+    devices: int = 1
 
 
 def points_of(found: Sequence[Variant]) -> list[Point]:
@@ -48,7 +49,7 @@ def points_of(found: Sequence[Variant]) -> list[Point]:
     for variant, plan in timed:
         hours = (plan.run_seconds or 0.0) / 3600
         cost = plan.usd[0] if priced and plan.usd else plan.device_hours or 0.0
-        points.append(Point(variant, hours, cost, plan.fits is not False))
+        points.append(Point(variant, hours, cost, plan.fits is not False, plan.settings.layout.devices))
     return points
 
 
@@ -75,13 +76,15 @@ def sweep_figure(found: Sequence[Variant], best: Variant | None) -> str:
     numbers: dict[tuple[float, float], int] = {}
     for point in front:
         numbers.setdefault((point.hours, point.cost), len(numbers) + 1)
-    lines = [Line("Pareto front", 7, [(p.hours, p.cost) for p in front], "dashed")]
+    lines = [Line("Pareto front", 8, [(p.hours, p.cost) for p in front], "dashed")]
+    devices = sorted({point.devices for point in points})
     for point in sorted(points, key=lambda p: (p.variant is best, p.fits, p in front)):  # the last is on top
         place = numbers.get((point.hours, point.cost)) if point in front else None
-        kind, color = ("Pareto front", 7) if place else ("fits", 0) if point.fits else ("does not fit", 8)
-        kind, color = ("chosen", 2) if point.variant is best else (kind, color)
         name = f"{place}: {_settings(point.variant)}" if place else _settings(point.variant)
-        lines.append(Line(name, color, [(point.hours, point.cost)], "points", kind))
+        label = " ".join([str(place or ""), "chosen" if point.variant is best else ""]).strip()
+        kind = "points" if point.fits else "hollow"
+        color = COLORS[devices.index(point.devices) % len(COLORS)]
+        lines.append(Line(name, color, [(point.hours, point.cost)], kind, counted(point.devices, "device"), label))
     hours = [point.hours for point in points]
     picture = chart(
         lines,
@@ -94,7 +97,7 @@ def sweep_figure(found: Sequence[Variant], best: Variant | None) -> str:
         logarithmic_x=True,
     )
     caption = f"Time of the run against {'its cost at the lower price' if priced else 'device-hours'}, on logarithmic axes. "
-    caption += "Of the Pareto front, nothing that fits is both faster and cheaper; a point names its settings."
+    caption += "Nothing that fits is both faster and cheaper than a numbered point, of the Pareto front; rings do not fit."
     missing = len(found) - len(points)
     caption += " Chosen: the cheapest within the limits." if best is not None else ""
     caption += f" {missing} combinations have no time and are not drawn." if missing else ""

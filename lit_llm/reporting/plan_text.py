@@ -358,6 +358,9 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     causes = {"compute": times.compute, "communication": times.communication, "optimizer on the host": times.host}
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
     rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))
+    if (faster := plan.faster_micro_batch) is not None:
+        larger, seconds = faster
+        rows.append(("to save time", f"--data.micro_batch_size {larger} ({percent(1 - seconds / times.step)} less a step)"))
     if plan.mwh is not None:
         rows.append(("energy", _energy(plan.mwh, plan.hardware.watts)))
     if plan.host_bytes:

@@ -1,41 +1,113 @@
-"""Runs in the order of their losses, and the figures of each."""
+"""Settings in the order of their losses over seeds, and the figures of a run."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lit_llm.core.number_text import count, duration, size
+from lit_llm.reporting.charts import number
 from lit_llm.reporting.run_curves import TOKENS, RunCurves
+from lit_llm.reporting.setting_texts import ABSENT, exact, settings_of, varying_settings
 from lit_llm.reporting.summary import short_cost
 
+SEEDS = ("seed_everything", "data.seed")
+"""Numbers whose size means nothing."""
 BITS, VALIDATION, TRAINING = "val/bits_per_byte", "val/loss", "train/loss"
 
 
-class RankedRun(NamedTuple):
-    """A run in the ranking. `value`: the last one of the tag. None: it has none, or none that is finite, and no place."""
+class Setting(NamedTuple):
+    """Runs that differ by their seeds alone.
 
-    run: RunCurves
+    Args:
+        runs: those with equal curves once.
+        value: the mean of their last values of the tag. None: a run that has none, or none that is finite, and no place.
+        spread: the sample standard deviation of these values. None: of one run.
+        names: of all runs.
+    """
+
+    runs: tuple[RunCurves, ...]
     value: float | None
+    spread: float | None
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The names of at most three runs."""
+        more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
+        return ", ".join(self.names[:3]) + more
+
+    def said(self) -> str:
+        """The value with its spread, like "1.2345 ± 0.0012"."""
+        spread = "" if self.spread is None else f" ± {self.spread:.2g}"
+        return "–" if self.value is None else f"{self.value:.4f}{spread}"
 
 
-def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[RankedRun]]:
-    """(the tag by which runs are ordered, the runs by it, the lowest first, then those without a place).
+def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Setting]]:
+    """(the tag by which runs are ordered, settings by their means of it, the lowest first).
 
-    Bits per byte, if each run with a validation loss has them: runs with different tokenizers can be compared by nothing else.
-    Else the validation loss; if no run has one, the training loss.
+    The tag is bits per byte, if each run with a validation loss has them: runs with different tokenizers can be compared by
+    nothing else. Else it is the validation loss; if no run has one, the training loss. Runs that did not come to the end that
+    their settings ask for follow those that did, each for itself, and runs without a place are last.
     """
     having = {tag: {run.name for run in runs if run.last(tag) is not None} for tag in (BITS, VALIDATION, TRAINING)}
     if having[BITS] and having[BITS] >= having[VALIDATION]:
         tag: str | None = BITS
     else:
         tag = next((tag for tag in (VALIDATION, TRAINING) if having[tag]), None)
-    places = []
-    for run in runs:
-        value = None if tag is None or diverged(run) else run.last(tag)
-        places.append(RankedRun(run, value if value is not None and math.isfinite(value) else None))
-    return tag, sorted(places, key=lambda place: math.inf if place.value is None else place.value)
+    settings = [settings_of(run) for run in runs]
+    varying = varying_settings(settings)
+    values = [tuple(exact(own.get(key, ABSENT)) for key in varying) for own in settings]
+    joined: dict[tuple[str, ...], list[RunCurves]] = {}
+    for i, run in enumerate(runs):
+        alone = run.name if stopped(run) or _value(run, tag) is None or not settings[i] else ""
+        # Another curve with the same seed is no other seed: something differs that is no setting, such as the code.
+        twins = [other for other, each in zip(runs[:i], values, strict=False) if each == values[i]]
+        again = 0 if any(same_curves(run, other) for other in twins) else len(twins)
+        but_seeds = (value for key, value in zip(varying, values[i], strict=True) if key not in SEEDS)
+        joined.setdefault((*but_seeds, alone, str(again)), []).append(run)
+    found = [_setting(each, tag) for each in joined.values()]
+    return tag, sorted(found, key=lambda s: (s.value is None, bool(stopped(s.runs[0])), s.value or 0.0))
+
+
+def _setting(runs: Sequence[RunCurves], tag: str | None) -> Setting:
+    once = [run for i, run in enumerate(runs) if not any(same_curves(run, other) for other in runs[:i])]
+    values = [value for run in once if (value := _value(run, tag)) is not None]
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Setting(tuple(once), statistics.fmean(values) if values else None, spread, tuple(run.name for run in runs))
+
+
+def _value(run: RunCurves, tag: str | None) -> float | None:
+    value = None if tag is None or diverged(run) else run.last(tag)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def same_curves(one: RunCurves, other: RunCurves) -> bool:
+    """Whether both logged the same losses at the same steps, and at least one."""
+    pairs = [(one.over_steps(tag), other.over_steps(tag)) for tag in (TRAINING, VALIDATION)]
+    return all(first == second for first, second in pairs) and any(first for first, _ in pairs)
+
+
+def stopped(run: RunCurves) -> str:
+    """What kept a run from its end, as a sentence without its name; "" if nothing did."""
+    if not run.run.scalars:
+        return "has logged nothing"
+    if diverged(run):
+        losses = run.over_steps("train/loss")
+        finite = [i for i, (_, loss) in enumerate(losses) if math.isfinite(loss)]
+        first = losses[finite[-1] + 1 if finite else 0][0]
+        return f"diverged: its training loss is {losses[-1][1]}, and not finite from step {first:,.0f} on"
+    ended, steps = run.end, last_step(run)
+    if (ended is not None and ended.complete) or (steps is not None and run.step >= steps):
+        return ""
+    why = "it runs, was stopped, or died" if ended is None else ended.ended
+    if steps is not None:
+        return f"has {run.step:,} of {steps:,} steps: {why}"
+    if ended is not None:
+        return f"has {run.step:,} steps: {why}"
+    return "has no known end, because trainer.max_steps is not set: it may run, be complete, or have died"
 
 
 def diverged(run: RunCurves) -> bool:
@@ -50,25 +122,6 @@ def last_step(run: RunCurves) -> int | None:
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
-def planned_passes(run: RunCurves) -> float | None:
-    """The passes over the training data after which its settings end it; None if they do not say."""
-    epochs, limit = run.run.setting("trainer.max_epochs"), run.run.setting("trainer.limit_train_batches")
-    return epochs if isinstance(epochs, int) and epochs > 0 and limit in (None, 1.0) and limit is not True else None
-
-
-def passes(run: RunCurves) -> tuple[float, float] | None:
-    """(passes over the training data that the logged tokens make, at most, with what each pass drops at its end).
-
-    A pass drops less than a batch of a step, and less than a row of it. None: tokens or the size of the data were not logged.
-    """
-    size, tokens = run.last("setup/train_tokens"), run.series(TOKENS)
-    if not size or not tokens.steps or not tokens.steps[-1]:
-        return None
-    made = tokens.values[-1] / size
-    dropped = 2 * tokens.values[-1] / tokens.steps[-1] / size
-    return made, made / (1 - dropped) if dropped < 1 else math.inf
-
-
 def figures(run: RunCurves) -> dict[str, str]:
     """The most important figures, by name. "–" where a run has none."""
 
@@ -78,13 +131,15 @@ def figures(run: RunCurves) -> dict[str, str]:
 
     steps = last_step(run)
     peak = max(run.series("memory/peak_gb").values, default=None)  # each launch counts from zero
+    ended_before = steps is not None and run.step < steps and not stopped(run)
     return {
         "validation loss": shown(VALIDATION, lambda v: f"{v:.4f}"),
         "bits per byte": shown(BITS, lambda v: f"{v:.4f}"),
         "training loss": shown(TRAINING, lambda v: f"{v:.4f}"),
-        "steps": f"{run.step:,}" if steps is None else f"{run.step:,} of {steps:,}",
+        **{name: shown(f"val/{name.lower()}", number) for name in ("margin", "accuracy", "KL")},
+        "steps": f"{run.step:,}" if steps is None or ended_before else f"{run.step:,} of {steps:,}",
         "tokens": shown(TOKENS, count),
-        "time": duration(run.seconds),
+        "time": duration(run.seconds) if run.seconds else "–",
         "tokens per second": shown("throughput/tokens_per_second", count),
         "peak memory": "–" if peak is None else size(peak * 1e9).partition(" (")[0],
         "cost": short_cost(run.launches) or "–",

@@ -1,28 +1,29 @@
-"""The page of `report`: one run, or several beside each other."""
+"""The page of `report` about one run, and the charts of several."""
 
 from __future__ import annotations
 
 import math
 import re
+import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lit_llm.core import html_page as html
 from lit_llm.core.number_text import count, duration, size
-from lit_llm.reporting.charts import COLORS, Line, chart
+from lit_llm.reporting.charts import COLORS, Line, Points, chart
 from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.reporting.evidence import Evidence
 from lit_llm.reporting.health_charts import health_charts
-from lit_llm.reporting.ranking import figures, ranked
+from lit_llm.reporting.ranking import BITS, TRAINING, VALIDATION, Setting, figures
 from lit_llm.reporting.run_curves import RunCurves
+from lit_llm.reporting.setting_texts import settings_of, text
 from lit_llm.reporting.summary import described
 from lit_llm.reporting.time_spent import time_figure, time_spent
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.run_folder import CONFIG
 
-MOST_RUNS = len(COLORS)
 SAMPLES = 6
 """Steps of which samples are shown, the newest."""
 PLANNED = (
@@ -37,67 +38,102 @@ class Quantity(NamedTuple):
     title: str
     tags: dict[str, str]
     robust: bool = False
+    unit: str = ""
+    from_zero: bool = True
 
 
-QUANTITIES = (
+_BOTH = {"train": "training", "val": "validation"}
+_PREFERENCES = (
+    Quantity(
+        "Margin: reward of the chosen minus the rejected answer", {f"{split}/margin": said for split, said in _BOTH.items()}
+    ),
+    Quantity("Accuracy: pairs whose margin is positive", {f"{split}/accuracy": said for split, said in _BOTH.items()}),
+    Quantity(
+        "Rewards",
+        {f"{split}/reward_{answer}": f"{answer}, {said}" for split, said in _BOTH.items() for answer in ("chosen", "rejected")},
+    ),
+    Quantity("KL from the reference", {f"{split}/kl": said for split, said in _BOTH.items()}, unit="nats per token"),
+)
+_QUANTITIES = (
     Quantity("Learning rate", {"lr": ""}),
     Quantity("Gradient norm", {"grad/norm": "", "grad/norm_clipped": "after clipping"}, robust=True),
     Quantity("Tokens per second", {"throughput/tokens_per_second": ""}),
     Quantity("Share of the time that steps wait for data", {"time/data_fraction": ""}),
     Quantity("Peak memory, GB", {"memory/peak_gb": "", "plan/peak_gb": "planned"}),
 )
+_MOST_CHARTS = 12
+"""Of sources, or of curves that no chart knows."""
 
 
-def report_page(runs: Sequence[RunCurves], command: str, recorded: Sequence[Evidence | None] = ()) -> str:
-    """The page of one run, or of several that are compared.
+def report_page(run: RunCurves, command: str, recorded: Evidence | None = None) -> str:
+    """The page of one run.
 
     Args:
         command: that made it.
-        recorded: for each run, the earlier curve with which it is compared.
+        recorded: the earlier curve with which it is compared.
     """
-    body = [html.keys(_keys(runs[0])) if len(runs) == 1 else _ranking(runs), *_described(runs)]
-    body += [f"<p>{escape(said)}</p>" for run in runs for said in missing(run)]
-    body += [part for run in runs for part in _findings(run, titled=len(runs) > 1)]
-    body += charts(runs, [each.follower for each in recorded if each is not None and each.follower is not None])
-    compared = [(run.name, _compared(run, each)) for run, each in zip(runs, recorded, strict=False) if each is not None]
-    if compared:
-        body += [html.heading("Against the recorded curve"), html.pairs(compared)]
-    body += _planned(runs)
-    body += [part for run in runs for part in _samples(run, titled=len(runs) > 1)]
-    environments = [(run.name, run.launches[-1].environment) for run in runs if run.launches]
-    body += [html.heading("Settings"), _settings(runs), html.heading("Environment")]
-    body.append(html.pairs(environments) if environments else "<p>Not recorded.</p>")
-    return html.document(f"Report: {', '.join(run.name for run in runs)}", body, command)
+    follower = None if recorded is None else recorded.follower
+    body = [html.keys(_keys(run)), html.pairs(described(run)), *(f"<p>{escape(said)}</p>" for said in missing(run))]
+    body += _findings(run)
+    loss, *others = charts([Setting((run,), None, None, (run.name,))], follower)
+    body.append(html.columns([loss, *samples(run, "Samples"), *others, *health_charts(run)]))
+    if recorded is not None:
+        body += [html.heading("Against the recorded curve"), html.pairs([(run.name, _compared(run, recorded))])]
+    body += _planned(run)
+    settings = [(key, text(value)) for key, value in sorted(settings_of(run).items())]
+    body += [html.heading("Settings"), html.table(["setting", "value"], settings, summary="all settings")]
+    environment = [(run.name, run.launches[-1].environment)] if run.launches else []
+    body += [html.heading("Environment"), html.pairs(environment) if environment else "<p>Not recorded.</p>"]
+    return html.document(f"Report: {run.name}", body, command)
 
 
-def charts(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower] = ()) -> list[str]:
-    """Every quantity that a run has logged, over steps; the loss also over tokens and time; and where the time went."""
-    body = [html.heading("Loss"), _loss(runs, recorded)]
+def charts(settings: Sequence[Setting], recorded: CurveFollower | None = None) -> list[tuple[str, str]]:
+    """(title, chart) of every quantity that a run has logged, over steps; the loss, which is first, also over tokens and time;
+    and where the time went.
+    """
+    runs = [run for setting in settings for run in setting.runs]
+    found = [("Loss", _loss(settings, recorded))]
     # On a CPU, measured memory is that of the whole process, which is not planned.
     on_cpu = any("resident_bytes" in launch.measured for run in runs for launch in run.launches)
-    for quantity in QUANTITIES:
+    for quantity in _quantities(runs):
         tags = {tag: said for tag, said in quantity.tags.items() if tag != "plan/peak_gb" or not on_cpu}
-        lines = list(_lines(runs, tags, RunCurves.over_steps))
+        lines = list(_lines(settings, tags, RunCurves.over_steps))
         if lines:
             wide = "lr" in tags and _wide(lines)
-            dashed = [f"dashed: {said}" for said in tags.values() if said and len(runs) > 1]
+            dashed = [f"dashed: {tags[tag]}" for tag in _DASHED if tag in tags and len(runs) > 1]
             drawn = chart(
                 lines,
                 label=quantity.title,
-                unit="logarithmic" if wide else "".join(dashed),
+                unit="logarithmic" if wide else quantity.unit or "".join(dashed),
                 x_name="steps",
                 text_of_x=count,
                 high=_without_outliers(lines) if quantity.robust else None,
-                from_zero=not wide,
+                from_zero=quantity.from_zero and not wide,
                 logarithmic=wide,
             )
-            body += [html.heading(quantity.title), drawn]
-    spent = [(run.name, found) for run in runs if (found := time_spent(run)) is not None]
-    if spent:
-        body += [html.heading("Where the time went"), time_figure(spent)]
-    if len(runs) == 1:
-        body += health_charts(runs[0])
-    return body
+            found.append((quantity.title, drawn))
+    spent = [(run.name, parts) for setting in settings if (parts := time_spent(run := setting.runs[0])) is not None]
+    return [*found, ("Where the time went", time_figure(spent))] if spent else found
+
+
+def _quantities(runs: Sequence[RunCurves]) -> Iterator[Quantity]:
+    """The charts of these runs: by their task, by source, what every run has, and else what a run of another project logged."""
+    tags = list(dict.fromkeys(tag for run in runs for tag in run.run.scalars))
+    yield from _PREFERENCES
+    if len(runs) > 1:
+        yield Quantity("Bits per byte", {BITS: ""}, from_zero=False)
+    for split, name in _BOTH.items():
+        sources = {tag: match[1] for tag in tags if (match := re.fullmatch(f"{split}/([^/]+)/loss", tag))}
+        shown = dict(list(sources.items())[:_MOST_CHARTS])
+        title, unit = f"{name.capitalize()} loss by source", "nats per token"
+        if len(runs) == 1:
+            yield Quantity(title, shown, robust=True, unit=unit, from_zero=False)
+        elif split == "val":
+            yield from (Quantity(f"{title}: {said}", {tag: ""}, unit=unit, from_zero=False) for tag, said in shown.items())
+    yield from _QUANTITIES
+    if not {TRAINING, VALIDATION} & set(tags):
+        known = {tag for quantity in _QUANTITIES for tag in quantity.tags}
+        yield from (Quantity(tag, {tag: ""}) for tag in [tag for tag in tags if tag not in known][:_MOST_CHARTS])
 
 
 def missing(run: RunCurves) -> Iterator[str]:
@@ -123,7 +159,7 @@ def missing(run: RunCurves) -> Iterator[str]:
         yield f"{run.name} has no checkpoint."
 
 
-def _findings(run: RunCurves, *, titled: bool) -> list[str]:
+def _findings(run: RunCurves) -> list[str]:
     """What `doctor` says of the run; nothing if it finds nothing."""
     found = diagnose(observed(run.run))
     if not found:
@@ -133,7 +169,7 @@ def _findings(run: RunCurves, *, titled: bool) -> list[str]:
         for each in found
     ]
     head = ["", "finding", "seen", "likely cause", "change"]
-    return [html.heading("Findings" + (f": {run.name}" if titled else "")), html.table(head, rows, kind="texts")]
+    return [html.heading("Findings"), html.table(head, rows, kind="texts")]
 
 
 def _keys(run: RunCurves) -> list[tuple[str, str, str]]:
@@ -142,32 +178,9 @@ def _keys(run: RunCurves) -> list[tuple[str, str, str]]:
     return [*([("parameters", count(parameters), "")] if parameters else []), *found]
 
 
-def _described(runs: Sequence[RunCurves]) -> list[str]:
-    """Model, data and cost; once, if all runs have the same."""
-    said: dict[tuple[str, str], list[str]] = {}
-    for run in runs:
-        for name, text in described(run):
-            said.setdefault((name, text), []).append(run.name)
-    order = list(dict.fromkeys(name for name, _ in said))
-    rows = sorted(said.items(), key=lambda item: order.index(item[0][0]))
-    return [html.pairs([(name if len(of) == len(runs) else f"{name} of {', '.join(of)}", text) for (name, text), of in rows])]
-
-
-def _ranking(runs: Sequence[RunCurves]) -> str:
-    tag, places = ranked(runs)
-    if tag is None:
-        return "<p>No run has logged a loss.</p>"
-    shown = {run.name: figures(run) for run in runs}
-    names = [name for name in shown[runs[0].name] if any(each[name] != "–" for each in shown.values())]
-    rows = []
-    for i, place in enumerate(places, 1):
-        values = [shown[place.run.name][name] for name in names]
-        rows.append(["–" if place.value is None else str(i), place.run.name, *values])
-    return f"<p>Ordered by the last {tag}.</p>" + html.table(["", "run", *names], rows, kind="figures")
-
-
-def _loss(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower]) -> str:
-    tags = {"train/loss": "training", "val/loss": "validation"}
+def _loss(settings: Sequence[Setting], recorded: CurveFollower | None) -> str:
+    tags = {TRAINING: "training", VALIDATION: "validation"}
+    runs = [run for setting in settings for run in setting.runs]
     longest = max(run.seconds for run in runs)
     units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
     seconds, unit = next((unit for unit in units if longest > 2 * unit[0]), units[-1])  # so that times are small numbers
@@ -175,33 +188,60 @@ def _loss(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower]) -> str:
     for name, over, scale in (
         ("steps", RunCurves.over_steps, 1.0),
         ("tokens", RunCurves.over_tokens, 1.0),
-        (unit, RunCurves.over_time, seconds),
+        *([(unit, RunCurves.over_time, seconds)] if longest else []),  # a CSVLogger writes no times
     ):
-        lines = [line._replace(points=[(x / scale, y) for x, y in line.points]) for line in _lines(runs, tags, over)]
-        for curve in {each.curve_name: each for each in recorded}.values() if name == "steps" else ():
-            points = [(float(row.step), row.loss) for row in curve.reference.rows if row.loss is not None]
+        lines = [line._replace(points=[(x / scale, y) for x, y in line.points]) for line in _lines(settings, tags, over)]
+        if recorded is not None and name == "steps":
+            points = [(float(row.step), row.loss) for row in recorded.reference.rows if row.loss is not None]
             lines.append(Line("recorded curve: training", 8, points, "dashed"))
         if lines:
             high = _without_outliers(lines)
             # The first training loss is that of the initial weights, also of a run that diverges to millions.
-            first = [y for run in runs for _, y in run.over_steps("train/loss")[:1] if math.isfinite(y)]
+            first = [y for run in runs for _, y in run.over_steps(TRAINING)[:1] if math.isfinite(y)]
             high = min(high, 2 * max(first)) if high is not None and first and max(first) > 0 else high
-            said = "nats per token" + ("; lines: training, dots: validation" if len(runs) > 1 else "")
-            drawn = chart(lines, label="Loss", unit=said, x_name=name, text_of_x=count, high=high)
+            said = [_unit(runs), "lines: training, dots: validation" if len(runs) > 1 else ""]
+            said += ["thin: seeds, thick: their mean" if len(runs) > len(settings) else ""]
+            drawn = chart(lines, label="Loss", unit="; ".join(filter(None, said)), x_name=name, text_of_x=count, high=high)
             parts.append((name, drawn))
-    return html.tabs("loss", parts) if parts else "<p>No loss was logged.</p>"
+    return html.tabs("loss-" + runs[0].name, parts) if parts else "<p>No loss was logged.</p>"
 
 
-def _lines(runs: Sequence[RunCurves], tags: dict[str, str], over: Callable[[RunCurves, str], Any]) -> Iterator[Line]:
-    """A line for each run and tag with values. One run has a colour for each tag, several have one for each run."""
-    for i, run in enumerate(runs):
+def _unit(runs: Sequence[RunCurves]) -> str:
+    """The unit of a loss: preferences log margins, and a loss of tokens has a perplexity. "": it is not known."""
+    logged = {tag for run in runs for tag in run.run.scalars}
+    if logged & {"train/margin", "val/margin"}:
+        return "mean per pair"
+    return "nats per token" if logged & {"train/perplexity", "val/perplexity"} else ""
+
+
+_DASHED = ("grad/norm_clipped", "plan/peak_gb")
+
+
+def _lines(settings: Sequence[Setting], tags: dict[str, str], over: Callable[[RunCurves, str], Points]) -> Iterator[Line]:
+    """A line for each run and tag with values. One run has a colour for each tag, several have one for each setting.
+
+    The runs of a setting are thin. Their mean is thick, over the places that all of them have.
+    """
+    many = len(settings) > 1 or len(settings[0].runs) > 1
+    for i, setting in enumerate(settings):
+        thin = len(setting.runs) > 1
         for j, (tag, said) in enumerate(tags.items()):
-            points = over(run, tag)
-            if points:
-                name = (f"{run.name}: {said}" if said else run.name) if len(runs) > 1 else said or "logged"
-                kind = "dots" if tag.startswith("val/") else "dashed" if j else ""
-                group = run.name if len(runs) > 1 and len(tags) > 1 else ""
-                yield Line(name, COLORS[i if len(runs) > 1 else j], points, kind, group)
+            curves = [(run.name if thin else setting.name, points) for run in setting.runs if (points := over(run, tag))]
+            kind = "dots" if tag.startswith("val/") else "dashed" if tag in _DASHED else ""
+            color = COLORS[(i if many else j) % len(COLORS)]
+            mean = _mean([points for _, points in curves]) if thin and len(curves) > 1 else []
+            lines = [(name, points, "thin" if thin else kind) for name, points in curves]
+            for name, points, drawn in [*lines, *([(f"mean of {setting.name}", mean, kind)] if mean else [])]:
+                shown = (f"{name}: {said}" if said else name) if many else said or "logged"
+                group = setting.name if many and (thin or len(tags) > 1) else ""
+                yield Line(shown, color, points, drawn, group)
+
+
+def _mean(curves: Sequence[Points]) -> Points:
+    """The mean over curves, at the places that all of them have."""
+    values = [dict(points) for points in curves]
+    common = sorted(set.intersection(*(set(each) for each in values)))
+    return [(x, statistics.fmean(each[x] for each in values)) for x in common]
 
 
 def _wide(lines: Sequence[Line]) -> bool:
@@ -236,60 +276,41 @@ def _compared(run: RunCurves, recorded: Evidence) -> str:
     return follower.summary() + recorded.said
 
 
-def _planned(runs: Sequence[RunCurves]) -> list[str]:
+def _planned(run: RunCurves) -> list[str]:
     rows = []
-    for run in runs:
-        for launch in run.launches:
-            memory = launch.measured.get("peak_bytes", launch.measured.get("resident_bytes"))
-            rows.append(
-                [
-                    run.name,
-                    f"{launch.started:%Y-%m-%d %H:%M %Z}",
-                    f"{launch.first_step:,}",
-                    _pair(launch.planned.get("peak_bytes"), memory, size),
-                    _pair(launch.planned.get("step_seconds"), launch.measured.get("step_seconds"), duration),
-                    _pair(launch.planned.get("tokens_per_second"), launch.measured.get("tokens_per_second"), count),
-                ]
-            )
+    for launch in run.launches:
+        memory = launch.measured.get("peak_bytes", launch.measured.get("resident_bytes"))
+        rows.append(
+            [
+                f"{launch.started:%Y-%m-%d %H:%M %Z}",
+                f"{launch.first_step:,}",
+                _pair(launch.planned.get("peak_bytes"), memory, size),
+                _pair(launch.planned.get("step_seconds"), launch.measured.get("step_seconds"), duration),
+                _pair(launch.planned.get("tokens_per_second"), launch.measured.get("tokens_per_second"), count),
+            ]
+        )
     if not rows:
         return []
-    head = ["run", "started", "from step", "peak memory", "a step", "tokens per second"]
+    head = ["started", "from step", "peak memory", "a step", "tokens per second"]
     return [html.heading("Planned and measured"), f"<p>{escape(PLANNED)}</p>", html.table(head, rows, kind="figures")]
 
 
-def _pair(planned: float | None, measured: float | None, text: Callable[[float], str]) -> str:
-    return " → ".join("–" if value is None else text(value).partition(" (")[0] for value in (planned, measured))
+def _pair(planned: float | None, measured: float | None, shown: Callable[[float], str]) -> str:
+    return " → ".join("–" if value is None else shown(value).partition(" (")[0] for value in (planned, measured))
 
 
-def _samples(run: RunCurves, *, titled: bool) -> list[str]:
+def samples(run: RunCurves, title: str) -> list[tuple[str, str]]:
+    """(title, the newest text of each prompt, with those of earlier steps behind a summary); none if there are none."""
     found = []
     for tag, texts in run.run.texts.items():
         if tag.startswith("samples/"):
-            for step, text in texts[-SAMPLES:]:
-                generated = re.sub("^    ", "", text, flags=re.MULTILINE)  # TextSamples indents it, for TensorBoard
-                found.append(f"<p>{escape(tag)}, step {step:,}</p>{html.preformatted(generated)}")
-    if not found:
-        return []
-    return [html.heading("Samples" + (f": {run.name}" if titled else "")), *found]
-
-
-def _settings(runs: Sequence[RunCurves]) -> str:
-    flat = [dict(flattened(run.run.config)) for run in runs]
-    keys = sorted({key for each in flat for key in each})
-    if len(runs) == 1:
-        return html.table(["setting", "value"], [[key, flat[0][key]] for key in keys], summary="all settings")
-    rows = [[key, *(each.get(key, "–") for each in flat)] for key in keys]
-    differing = [row for row in rows if len(set(row[1:])) > 1]
-    if not differing:
-        return "<p>All runs have the same settings.</p>"
-    return html.table(["setting", *(run.name for run in runs)], differing, kind="texts")
-
-
-def flattened(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every value with its dotted key, as text."""
-    items = settings.items() if isinstance(settings, dict) else enumerate(settings) if isinstance(settings, list) else None
-    if items is None or not settings:
-        yield prefix, "null" if settings is None else str(settings).lower() if isinstance(settings, bool) else str(settings)
-        return
-    for key, value in items:
-        yield from flattened(value, f"{prefix}.{key}" if prefix else str(key))
+            # TextSamples indents them, for TensorBoard.
+            shown = [
+                (step, html.preformatted(re.sub("^    ", "", text, flags=re.MULTILINE))) for step, text in texts[-SAMPLES:]
+            ]
+            *earlier, last = [f"<p>{escape(tag)}, step {step:,}</p>{text}" for step, text in shown]
+            found.append(last)
+            if earlier:
+                summary = f"{len(earlier)} earlier"
+                found.append(f"<details><summary>{summary}</summary>{''.join(reversed(earlier))}</details>")
+    return [(title, "".join(found))] if found else []

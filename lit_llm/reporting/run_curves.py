@@ -41,27 +41,25 @@ class Launch(NamedTuple):
 
     @classmethod
     def of(cls, recorded: dict[str, Any]) -> Launch:
-        """Raises KeyError, TypeError, ValueError, AttributeError or OverflowError if it is not what a run records."""
+        """A launch as `fit` has recorded it."""
         machine = ", ".join(f"{name} {value}" for name, value in recorded["machine"].items())
         versions = versions_text(recorded["versions"])
-        name, devices = str(recorded["hardware"]["name"]), recorded.get("devices")
-        model = (recorded.get("settings") or {}).get("model")
-        devices = devices if type(devices) is int and devices > 0 else 1
+        name, devices = recorded["hardware"]["name"], recorded.get("devices", 1)
         return cls(
             datetime.fromisoformat(recorded["started"]),
-            int(recorded.get("first_step") or 0),
-            int(recorded.get("last_step") or 0),
+            recorded.get("first_step") or 0,
+            recorded.get("last_step") or 0,
             versions,
             f"{versions}; {name}; {machine}",
             _numbers(recorded).get("parameters"),
             _numbers(recorded.get("predicted")),
             _numbers(recorded["measured"]),
             f"{devices} x {name}" if devices > 1 else name,
-            model if isinstance(model, dict) else {},
+            (recorded.get("settings") or {}).get("model") or {},
             devices,
-            _range(recorded.get("price_usd_hour")),
-            str(recorded.get("ended") or ""),
-            recorded.get("complete") is True,
+            None if (price := recorded.get("price_usd_hour")) is None else (float(price[0]), float(price[1])),
+            recorded.get("ended") or "",
+            recorded.get("complete", False),
         )
 
 
@@ -74,7 +72,7 @@ class RunCurves:
 
     def __init__(self, run: LoadedRun, name: str) -> None:
         self.run, self.name = run, name
-        self.launches = _launches(run.path)
+        self.launches = [Launch.of(each) for each in recorded_launches(run.path)]
         self._clock = _clock(run.scalars, [launch.started.timestamp() for launch in self.launches])
 
     def over_steps(self, tag: str) -> Points:
@@ -129,24 +127,8 @@ def named(paths: Sequence[Path]) -> list[str]:
     return [name.encode(errors="replace").decode() for name in chosen]
 
 
-def _launches(run_dir: Path) -> list[Launch]:
-    """The launches of plan.json that have the form that a run records."""
-    found = []
-    for recorded in recorded_launches(run_dir):
-        try:
-            found.append(Launch.of(recorded))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            continue
-    return found
-
-
 def _numbers(recorded: Any) -> dict[str, float]:
     return {name: float(value) for name, value in (recorded or {}).items() if is_number(value)}
-
-
-def _range(value: Any) -> tuple[float, float] | None:
-    two = isinstance(value, list) and len(value) == 2 and all(is_number(each) and each >= 0 for each in value)
-    return (float(value[0]), float(value[1])) if two else None
 
 
 def is_number(value: Any) -> bool:

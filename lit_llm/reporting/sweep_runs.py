@@ -1,4 +1,4 @@
-"""The runs that `report` names."""
+"""The runs that `report` names: run folders of lit_llm, and those of a CSVLogger or TensorBoardLogger alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_text import counted
 from lit_llm.runs.loaded_run import LoadedRun
-from lit_llm.runs.run_folder import CONFIG, METRICS, expanded
+from lit_llm.runs.run_folder import CONFIG, CSV_METRICS, METRICS, expanded
+
+_NOTHING = f"neither {CONFIG} nor {METRICS}, {CSV_METRICS} or TensorBoard's events"
 
 
 def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
@@ -39,7 +41,7 @@ def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
             if (many := _below(path))
         ]
         if not found:
-            said = deeper[0] if deeper else f"there is neither {CONFIG} nor {METRICS} (--compare)"
+            said = deeper[0] if deeper else f"there is {_NOTHING} (--compare)"
             raise UserError(f"{each} is no run folder, and no folder in it is one: {said}")
         notes += [f"{said}." for said in deeper]
         aside = [path for path in found if _was_set_aside(path)]
@@ -49,7 +51,7 @@ def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
         paths += [path for path in found if path not in aside]
     runs = []
     for path in {real_path(path): path for path in paths}.values():
-        run = LoadedRun(path)
+        run = LoadedRun(path, of_lit_llm=False)
         try:
             _ = run.config, run.scalars, run.unread
         except UserError as error:
@@ -61,19 +63,23 @@ def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
     return runs, notes
 
 
-def must_be_run(named: str) -> None:
-    """Raises UserError if `named` is no run folder. It says whether there are runs in it."""
+def named_run(named: str) -> LoadedRun:
+    """The run of a folder.
+
+    Raises:
+        UserError: It is no run folder. The message says whether there are runs in it.
+    """
     folder = expanded(named, key="run", flag="--run")
     if _is_run(folder):
-        return
+        return LoadedRun(folder, of_lit_llm=False)
     many = _below(folder)
     if many:
         raise UserError(f"{named} is not a run folder, but has {counted(many, 'run')} in it (--compare {named})")
-    raise UserError(f"{named} is not a run folder: it has neither {CONFIG} nor {METRICS} (--run)")
+    raise UserError(f"{named} is not a run folder: it has {_NOTHING} (--run)")
 
 
 def _is_run(path: Path) -> bool:
-    return (path / CONFIG).is_file() or (path / METRICS).is_file()
+    return any((path / name).is_file() for name in (CONFIG, METRICS, CSV_METRICS)) or any(path.glob("*tfevents*"))
 
 
 def _below(folder: Path) -> int:

@@ -20,7 +20,7 @@ from lit_llm.core.errors import UserError, need
 from lit_llm.runs.curve import COLUMNS, Curve, Row
 from lit_llm.runs.event_files import FRAME, EventFile, read_events
 from lit_llm.runs.metrics_rows import MetricsRows, Value, csv_values
-from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, config_of, settings_of
+from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, CSV_METRICS, METRICS, config_of, settings_of
 
 if TYPE_CHECKING:
     import pandas
@@ -79,7 +79,7 @@ class LoadedRun:
             tag: [Value(each.step, each.value, each.wall_time) for each in self.events.Scalars(tag)]
             for tag in self.events.Tags()["scalars"]
         }
-        if not found and (written := self.path / "metrics.csv").is_file():
+        if not found and (written := self.path / CSV_METRICS).is_file():
             found = csv_values(written)
         return {tag: by_step(*map(list, zip(*found[tag], strict=True))) for tag in sorted(found) if found[tag]}
 

@@ -18,6 +18,8 @@ CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 """What `callbacks.MetricsFile` writes."""
+CSV_METRICS = "metrics.csv"
+"""What Lightning's CSVLogger writes."""
 LOGGER_RUNS = "logger_runs.json"
 """Ids of the run in W&B and MLflow, by the class of the logger."""
 LOGGER_RUN_ARGUMENTS = {"WandbLogger": "id", "MLFlowLogger": "run_id"}

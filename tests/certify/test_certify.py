@@ -94,8 +94,8 @@ def test_what_is_required_fails_if_it_is_skipped_and_what_is_recorded_is_not_pas
     }
     reasons = {each.name: each.reason for each in found}
     assert "required" in reasons["needed"] and "flex" in reasons["refused"] and "TypeError" in reasons["broken"]
-    assert summary(found, "m") == "NOT certified: 1 passed, 3 skipped, 4 failed on m"
-    assert summary(found[:2], "m") == "certified: 1 passed, 0 skipped, 0 failed on m"
+    assert summary(found, "m") == "NOT certified: 0 of 1 required and 1 of 8 checks passed, 3 skipped, 4 failed on m"
+    assert summary(found[:2], "m") == "certified: 0 of 0 required and 1 of 1 checks passed, 0 skipped, 0 failed on m"
 
 
 @pytest.mark.slow
@@ -161,9 +161,12 @@ def test_the_certificate_has_no_host_and_no_path_and_the_page_shows_it(tmp_path,
     assert written["machine"]["code"] == fingerprints()
     assert len(next(each for each in written["checks"] if each["name"] == names[2])["details"]["losses"]) == 20
     assert out.splitlines()[-1] == written["said"] and written["said"].startswith(
-        "certified in part: 2 passed, 1 skipped, 0 failed on 1 × CPU process, torch "
+        "certified in part: 2 of 2 required and 2 of 3 checks passed, 1 skipped, 0 failed on 1 × CPU process, torch "
     )
+    kinds = [line.split()[:8] for line in out.splitlines() if line.startswith(("attention  ", "losses  "))]
+    assert kinds == [["attention", "1", "1", "of", "1", "0", "1", "0"], ["losses", "1", "1", "of", "1", "0", "0", "0"]]
     page = (tmp_path / "c.html").read_text()
+    assert page.count('<td data-name="outcome">') == 3 and page.count(">required</td>") == 2
     assert "The same losses on every layout" in page and all(name in page for name in names) and "<svg" in page
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ from lit_llm.plan.run_settings import Schedule
 from lit_llm.reporting.pipeline_timetable import DURATION, idle_share, timetable
 from lit_llm.reporting.plan_page import parts_of_step, plan_page, timeline
 from lit_llm.reporting.plan_sweep_page import Point, pareto_front, points_of, sweep_page
+from lit_llm.reporting.plan_text import markdown
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)
 ADAMW = Optimizer("AdamW", fused=True)
@@ -179,4 +181,17 @@ def test_the_picture_of_a_sweep_has_each_variant_with_its_settings():
     front = pareto_front(points_of(found))
     titles = [text for text in page.texts if " at " in text and "devices" in text]
     assert sum(text[0].isdigit() for text in titles) == len(front) and len(titles) == 3
-    assert "chosen" in page.texts
+    assert {"1 device", "2 devices", "8 devices"} <= set(page.texts), "a colour for each number of devices"
+    labels = [text for text in page.texts if re.fullmatch(r"\d( chosen)?|chosen", text)]
+    assert len(labels) >= len(front) and any("chosen" in text for text in labels)
+
+
+def test_the_plan_names_the_micro_batch_that_makes_a_step_shorter():
+    hardware = find("h100-sxm")
+    small = make_plan(run(micro_batch=1), hardware)
+    fast = make_plan(run(micro_batch=small.largest_micro_batch), hardware)
+    assert (
+        small.faster_micro_batch == (small.largest_micro_batch, fast.times.step) and fast.times.step < 0.99 * small.times.step
+    )
+    assert f"--data.micro_batch_size {small.largest_micro_batch} " in markdown(small)
+    assert fast.faster_micro_batch is None and "to save time" not in markdown(fast)

@@ -140,3 +140,20 @@ def test_an_axis_from_zero_and_one_name_for_a_group():
 def test_places_in_tooltips_are_whole_steps_or_four_digits():
     picture = drawn([Line("a", 0, [(0.2920000553, 3.0), (1234567.0, 2.0)], "dots")])
     assert "<title>a: 3 at 0.292</title>" in picture and "<title>a: 2 at 1,234,567</title>" in picture
+
+
+def test_the_axis_begins_at_the_first_place_and_the_lowest_row_is_the_baseline():
+    picture = drawn([Line("a", 0, [(1.0, 0.69), (60.0, 0.4), (120.0, 0.33)])])
+    assert re.findall(r'dy="15"[^>]*>([^<]+)<', picture)[:2] == ["1.0", "20.0"]
+    (base,) = re.findall(r'<line class="base"[^>]* y1="([\d.]+)%"', picture)
+    assert float(base) == rows(picture)[0.3] == 100 and min(rows(picture)) == 0.3
+
+
+def test_values_are_shown_where_the_pointer_is_without_a_script():
+    lines = [Line("a", 0, [(float(x), 2.0 * x) for x in range(1, 5)]), Line("b", 1, [(4.0, 7.5)])]
+    picture = drawn(lines)
+    strips = re.findall(r'<rect class="strip" x="([\d.]+)%"[^>]*width="([\d.]+)%"[^>]*><title>([^<]*)</title>', picture)
+    assert [(float(x), float(width)) for x, width, _ in strips] == [(25.0 * i, 25.0) for i in range(4)]
+    assert [said for *_, said in strips] == ["a: 2 at 1", "a: 4 at 2", "a: 6 at 3", "a: 8 at 4&#10;b: 7.5 at 4"]
+    long = drawn([Line("a", 0, [(float(x), 1.0 + x % 2) for x in range(10_000)])])
+    assert long.count('class="strip"') == 60

@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import math
 import re
+import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 from recipe_runs import run
 
@@ -20,13 +23,14 @@ trainer: {{max_steps: 40}}
 
 
 def made(folder: str, lr: float, losses: dict[int, float | str], *, guard: str = "null", seed: int = 1, **last: float) -> Path:
-    """A run with validation losses, and bits per byte of half the loss."""
+    """A run with validation losses, bits per byte of half the loss, and training losses above them, more so at higher rates."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.yaml").write_text(CONFIG.format(name=folder, lr=lr, guard=guard, seed=seed, samples=seed))
     rows = [{"step": step, "time": float(step), "train/loss": loss, "val/loss": loss} for step, loss in losses.items()]
     for row in rows:
         if isinstance(row["val/loss"], float):
+            row["train/loss"] += lr / 1000
             row["val/bits_per_byte"] = row["val/loss"] / 2
     if rows:
         rows[-1].update(last)
@@ -51,7 +55,9 @@ def sweep(tmp_path, monkeypatch):
 
 def compare(capsys, *arguments: str) -> tuple[int, str, str, str]:
     code, out, err = run(capsys, "report", *arguments, "--out", "page.html", "--replace", "true")
-    return code, out, err, Path("page.html").read_text() if code == 0 else ""
+    page = Path("page.html").read_text() if code == 0 else ""
+    assert not re.search(r"(src|href)=|<script|<link|@import|url\(", page)
+    return code, out, err, page
 
 
 def section(page: str, title: str) -> str:
@@ -72,13 +78,16 @@ def test_runs_are_ranked_and_those_that_did_not_end_come_last_by_name(sweep, cap
         "–. empty: no finite val/bits_per_byte after step 0",
         "–. nan: no finite val/bits_per_byte after step 40",
     ]
-    assert out.splitlines()[13].startswith("note: r6 is ahead of the next settings by 0.5 (0.33 of its loss)")  # 2.0 and 1.5
-    assert out.splitlines()[14:] == [
-        "note: dead has 20 of 40 steps: it runs, was stopped, or died.",
-        "note: empty has logged nothing.",
+    assert out.splitlines()[13].startswith("note: r6 is ahead of r5 by 0.5 (0.33 of its loss)")  # 2.0 and 1.5
+    more = ["dead has 20 of 40 steps: it runs, was stopped, or died.", "empty has logged nothing."]
+    assert out.splitlines()[14:] == [  # three, the most surprising ones
         "note: nan diverged: its training loss is nan, and not finite from step 20 on.",
+        f"note: {more[0]}",
+        "1 more note in the page.",
         "Wrote page.html. Open it in a browser.",
     ]
+    first, opened = page.split("<h2>")[0].split("<details>")
+    assert first.count("</p>") == 1 + 3 and more[0] in first and more[1] not in first and more[1] in opened
     head, *rows = cells(section(page, "Ranking"))
     # What only changes where files go, or whether samples are written, is no column; nor is a setting of the class of only one.
     settings = ["optimizer.lr", "spike_guard"]
@@ -95,7 +104,6 @@ def test_runs_are_ranked_and_those_that_did_not_end_come_last_by_name(sweep, cap
     assert [row[-1].partition(":")[0] for row in rows if row[1] == "nan"] == ["1"], "doctor's findings are counted"
     legend = re.findall(r"</i>(.*?)</li>", section(page, "Loss").split("<figure>")[1])
     assert legend == [f"r{i}" for i in order[:8]]
-    assert not re.search(r"(src|href)=|<script|<link|@import|url\(", page)
 
 
 def test_the_effect_of_a_setting_is_drawn_on_a_logarithmic_axis(sweep, capsys):
@@ -133,15 +141,107 @@ def test_a_small_lead_of_one_seed_at_the_end_of_a_sweep_is_called_that(tmp_path,
         return found
 
     lead, end = notes()  # bits per byte: 2.004, 2.002, 2.0
-    assert lead.startswith("r2 is ahead of the next settings by 0.002 (0.001 of its loss)") and "--seed_everything" in lead
-    assert end.startswith("optimizer.lr 0.4 is at the end of the values")
-    made("s/r2b", 0.4, {40: 4.01}, seed=2)
-    lead, _ = notes()
-    assert "less than runs that differ by their seed alone, which are up to 0.005 apart" in lead
+    assert lead.startswith("r2 is ahead of r1 by 0.002 (0.001 of its loss)") and "--seed_everything" in lead
+    assert "optimizer.lr 0.4 ended what was tried" in end
+    made("s/r2b", 0.4, {40: 4.004}, seed=2)
+    lead, _ = notes()  # r2: mean 2.001, of one setting with two seeds
+    chance = 2 * statistics.stdev([2.0, 2.002]) * math.sqrt(1 / 2 + 1)
+    assert f"by 0.001 (0.0005 of its loss): less than the {chance:.2g} that seeds explain" in lead
     made("s/r3", 0.8, {40: 4.1})
-    made("s/r2b", 0.4, {40: 4.001}, seed=2)
+    made("s/r2b", 0.4, {40: 4.0002}, seed=2)
     (lead,) = notes()  # 0.4 is inside now
-    assert "more than runs that differ by their seed alone, which are up to 0.0005 apart" in lead
+    assert f"more than the {2 * statistics.stdev([2.0, 2.0001]) * math.sqrt(1 / 2 + 1):.2g} that seeds" in lead
+
+
+def test_runs_that_differ_by_seed_are_one_setting_with_mean_and_spread(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    losses = {1: 3.0, 2: 3.25, 3: 3.5, 4: 3.0}
+    for seed, loss in losses.items():
+        made(f"s/a{seed}", 0.1, {1: 8.0 + seed, 40: loss}, seed=seed)
+    made("s/copy", 0.1, {1: 9.0, 40: 3.0}, seed=1)  # equal curves count once
+    for seed in (1, 2):
+        made(f"s/b{seed}", 0.2, {1: 9.0, 40: 3.0 + seed / 10}, seed=seed)
+    _, out, _, page = compare(capsys, "--compare", "s")
+    bits = np.array(list(losses.values())) / 2
+    spread = f"{bits.mean():.4f} ± {bits.std(ddof=1):.2g}"
+    assert out.splitlines()[:2] == [
+        f"1. b1, b2: val/bits_per_byte 1.5750 ± {np.std([1.55, 1.6], ddof=1):.2g} after step 40",
+        f"2. a1, a2, a3 and 2 more: val/bits_per_byte {spread} after step 40",
+    ]
+    head, *rows = cells(section(page, "Ranking"))
+    assert [row[1] for row in rows] == ["b1, b2 × 2 seeds", "a1, a2, a3 and 2 more × 4 seeds"]
+    assert rows[1][head.index("seed_everything")] == "1, 2, 3, 4" and rows[1][2] == spread
+    drawn = section(page, "Loss").split("<section>")[1]
+    paths = re.findall(r'class="curve ([a-z]*)" d="M[^"]*" stroke="var\(--c(\d)\)"', drawn)
+    colors = [color for kind, color in paths if kind == "thin"]  # training and validation of each curve, and their means
+    assert sorted(map(colors.count, set(colors))) == [2 * 2, 2 * 4] and len(paths) == 12 + 4
+    assert {color for _, color in paths} == set(colors), "a colour for each setting"
+    means = re.findall(r"mean of (\S+),[^:]*: training: ([\d.]+) at (\d+)", drawn)  # of both settings, where the pointer is
+    expected = {("b1", 1): 9, ("b1", 40): 3.15, ("a1", 1): 10.5, ("a1", 40): 2 * bits.mean()}
+    assert {(name, int(x)): float(y) for name, y, x in means} == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_seed_that_was_run_twice_with_other_curves_is_no_second_seed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, loss in (("a", 3.0), ("b", 3.5)):
+        made(f"s/{name}", 0.1, {40: loss})
+    out = compare(capsys, "--compare", "s")[1]
+    assert out.splitlines()[:-1] == [
+        f"{i}. {n}: val/bits_per_byte {v:.4f} after step 40" for i, n, v in ((1, "a", 1.5), (2, "b", 1.75))
+    ]
+
+
+def test_settings_with_equal_curves_are_drawn_once_and_called_without_effect(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for i in range(2):
+        path = made(f"s/r{i}", 0.1, {1: 5.0, 40: 3.0})
+        (path / "config.yaml").write_text((path / "config.yaml").read_text() + f"loss: {{z_loss: {i}.0}}\n")
+    _, out, _, page = compare(capsys, "--compare", "s")
+    assert "note: r0 and r1 have equal curves" in out
+    assert section(page, "Loss").split("<section>")[1].count('class="curve') == 2, "training and validation"
+
+
+DATA = """
+data:
+  class_path: lit_llm.data.TextFiles
+  init_args: {{train: {train}, val: {val}, tokenizer: {{class_path: T, init_args: {{n: {n}}}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("others", "ranked"),
+    [
+        ({"train": "other.txt"}, True),
+        ({"val": "other.txt"}, False),
+        ({"n": 2}, True),  # by bits per byte of the same bytes
+        ({"n": 2, "bits": False}, False),
+        ({"val": "copy.txt", "gzip": (2.5, 2.5)}, True),  # the same bytes in another place
+        ({"gzip": (2.5, 3.5)}, False),  # the file has changed
+        ({"limit": 5}, False),  # of the batches of that text
+        ({"objective": "{class_path: lit_llm.training.preference.Preference, init_args: {loss: dpo, beta: 0.1}}"}, False),
+        ({"objective": "{class_path: lit_llm.training.distillation.Distillation, init_args: {weight: 0.5}}"}, True),
+    ],
+    ids=str,
+)
+def test_only_runs_of_the_same_task_and_held_out_bytes_are_ranked(tmp_path, capsys, monkeypatch, others, ranked):
+    monkeypatch.chdir(tmp_path)
+    for i, (name, facts) in enumerate({"a": {}, "b": others}.items()):
+        facts = {"train": "a.txt", "val": "v.txt", "n": 1, "gzip": None, "bits": True, "objective": "null"} | facts
+        path = made(f"s/{name}", 0.1, {40: 3.0 + i})
+        rows = path / "metrics.jsonl"
+        if others.get("gzip"):
+            rows.write_text(rows.read_text().replace("}", f', "val/gzip_bits_per_byte": {others["gzip"][i]}}}'))
+        if not facts["bits"]:
+            rows.write_text(rows.read_text().replace("val/bits_per_byte", "other"))
+        text = DATA.format(**facts) + f"objective: {facts['objective']}\n"
+        config = (path / "config.yaml").read_text()
+        limited = f"max_steps: 40, limit_val_batches: {facts.get('limit', 'null')}"
+        (path / "config.yaml").write_text(config.replace("max_steps: 40", limited) + text)
+    code, out, _, page = compare(capsys, "--compare", "s")
+    first = [line.partition(":")[0] for line in out.splitlines() if re.match(r"\S+ [ab]:", line)]
+    assert code == 0 and first == (["1. a", "2. b"] if ranked else ["–. a", "–. b"])
+    assert ("note: These are 2 rankings" in out) != ranked
+    assert len(re.findall("<h2>Ranking", page)) == (1 if ranked else 2)
 
 
 def test_losses_of_different_kinds_are_not_compared_nor_is_the_length_of_a_run(tmp_path, capsys, monkeypatch):
@@ -151,8 +251,8 @@ def test_losses_of_different_kinds_are_not_compared_nor_is_the_length_of_a_run(t
         path = made(f"s/{name}", 0.1, {40: 1.0 + i})
         config = (path / "config.yaml").read_text()
         (path / "config.yaml").write_text(config.replace("trainer: {", f"trainer: {{max_epochs: {i + 2}, ") + text)
-    notes = [line for line in compare(capsys, "--compare", "s")[1].splitlines() if line.startswith("note: ")]
-    assert len(notes) == 1 and "cross-entropy, dpo" in notes[0]
+    out = compare(capsys, "--compare", "s")[1].splitlines()
+    assert "task dpo:" in out and "task cross-entropy:" in out and sum("ahead" in line for line in out) == 1
     notes = [line for line in compare(capsys, "--compare", "s/sft", "s/longer")[1].splitlines() if line.startswith("note: ")]
     assert len(notes) == 1 and "sft is ahead" in notes[0]
 
@@ -180,7 +280,7 @@ def test_damaged_runs_are_named_and_the_others_ranked(sweep, capsys):
         "r5: metrics.jsonl: line 3 goes back from step 40 to 1, as if two runs had written it: of a step in both, the later "
         "row counts.",
     ]
-    assert code == 0 and all(f"note: {each}" in out and each in page for each in said)
+    assert code == 0 and all(each in page for each in said) and out.count("note: ") == 3
     assert "r3:" not in out.partition("note:")[0] and "9. r0" in out
 
 
@@ -202,8 +302,8 @@ def test_many_settings_that_differ_are_in_a_table_of_their_own(tmp_path, capsys,
         (["--compare", "none"], "none cannot be read: No such file or directory (--compare)"),
         (
             ["--compare", "sweep/notes"],
-            "sweep/notes is no run folder, and no folder in it is one: there is neither config.yaml nor metrics.jsonl "
-            "(--compare)",
+            "sweep/notes is no run folder, and no folder in it is one: there is neither config.yaml nor metrics.jsonl, "
+            "metrics.csv or TensorBoard's events (--compare)",
         ),
         (
             ["--compare", "."],
@@ -216,11 +316,11 @@ def test_many_settings_that_differ_are_in_a_table_of_their_own(tmp_path, capsys,
         ),
         (
             ["--compare", "sweep", "--check_against", "x.csv"],
-            "check_against compares each run with a curve, a sweep has none (--run instead of --compare)",
+            "check_against compares one run with a curve, but several are given (--run)",
         ),
         (
             ["--compare", "sweep", "--check_tolerance", "0.1"],
-            "check_against compares each run with a curve, a sweep has none (--run instead of --compare)",
+            "check_against compares one run with a curve, but several are given (--run)",
         ),
     ],
 )
@@ -254,8 +354,8 @@ def test_folders_may_be_named_in_several_flags_and_twice(tmp_path, monkeypatch, 
 
 def test_folders_that_are_left_out_are_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for name in ("runs/a", "runs/wd0", "runs/wd0.1", "runs/sweep/r1", "runs/sweep/r2"):
-        made(name, 0.1, {40: 1.0})
+    for i, name in enumerate(("runs/a", "runs/wd0", "runs/wd0.1", "runs/sweep/r1", "runs/sweep/r2")):
+        made(name, 0.1, {40: 1.0 + i})
     old = made("runs/a.1", 0.1, {40: 0.5})
     (old / "config.yaml").write_text((old / "config.yaml").read_text().replace("runs/a.1", "runs/a"))  # as fit renames it
     out = compare(capsys, "--compare", "runs")[1].splitlines()
@@ -283,12 +383,12 @@ def test_classes_of_one_name_are_told_apart_and_what_makes_another_curve_is_a_co
     for i, module in enumerate(("mine", "torch.optim")):
         path = made(f"s/r{i}", 0.1, {40: 1.0 + i})
         text = (path / "config.yaml").read_text().replace("torch.optim.AdamW", f"{module}.AdamW")
-        text = text.replace("max_steps: 40", f"max_steps: 40, limit_val_batches: {5 + i}, log_every_n_steps: {i + 1}")
+        text = text.replace("max_steps: 40", f"max_steps: 40, log_every_n_steps: {i + 1}")
         (path / "config.yaml").write_text(text + f"use_ema: {str(bool(i)).lower()}\n")
     head, *rows = cells(section(compare(capsys, "--compare", "s")[3], "Ranking"))
     assert [dict(zip(head[4:-4], row[4:-4], strict=True)) for row in rows] == [
-        {"optimizer": "mine.AdamW", "trainer.limit_val_batches": "5", "use_ema": "false"},
-        {"optimizer": "torch.optim.AdamW", "trainer.limit_val_batches": "6", "use_ema": "true"},
+        {"optimizer": "mine.AdamW", "use_ema": "false"},
+        {"optimizer": "torch.optim.AdamW", "use_ema": "true"},
     ]
 
 
@@ -302,21 +402,6 @@ def test_a_run_diverges_where_its_last_losses_are_not_finite_and_its_value_is_th
     assert out[2] == "note: nan diverged: its training loss is nan, and not finite from step 20 on."
 
 
-def test_the_end_of_a_run_of_epochs_follows_from_its_tokens(tmp_path, monkeypatch, capsys):
-    """2 epochs over 1000 tokens, 96 tokens a step: 10 steps an epoch, which drops 40."""
-    monkeypatch.chdir(tmp_path)
-    for name, steps, facts in (("done", 20, True), ("dead", 12, True), ("unknown", 20, False)):
-        logged = {"progress/tokens": 96.0 * steps, "setup/train_tokens": 1000.0} if facts else {}
-        path = made(f"s/{name}", 0.1, {1: 5.0, steps: 30.0 / steps}, **logged)
-        text = (path / "config.yaml").read_text().replace("max_steps: 40", "max_steps: -1, max_epochs: 2")
-        (path / "config.yaml").write_text(text)
-    out = compare(capsys, "--compare", "s")[1].splitlines()
-    assert out[0].startswith("1. done:") and out[3:5] == [
-        "note: dead has made 1.15 of 2 passes over its data: it runs, was stopped, or died.",
-        "note: unknown has no known end, because trainer.max_steps is not set: it may run, be complete, or have died.",
-    ]
-
-
 def test_a_sweep_of_which_no_run_reached_its_last_step_has_its_chart_and_one_run_is_no_plural(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for i in range(3):
@@ -325,7 +410,7 @@ def test_a_sweep_of_which_no_run_reached_its_last_step_has_its_chart_and_one_run
     page = compare(capsys, "--compare", "s")[3]
     drawn = section(page, "Final loss by setting")
     assert "No run is known to have come to its end. Each point is a run with a finite loss, where it stopped." in drawn
-    assert drawn.count("<circle") == 3 and "<h2>Curves of 3 runs</h2>" in page
+    assert drawn.count("<circle") == 3 and "<h2>Curves of 3 settings</h2>" in page
     assert "<h1>Comparison of 1 run</h1>" in compare(capsys, "--compare", "s/r0")[3]
 
 
@@ -359,28 +444,32 @@ def test_runs_that_ended_as_their_settings_ask_are_complete(tmp_path, monkeypatc
     _, out, _, page = compare(capsys, "--compare", "s")
     places = [line.split(":")[0] for line in out.splitlines()[:6]]
     assert places == ["1. timed", "2. early", "3. went on", "4. died", "5. guard", "6. signal"]
-    lead, end = out.splitlines()[6:8]
-    assert "ahead of the next settings" in lead and "at the end of the values" in end
-    assert out.splitlines()[8:12] == [
-        "note: died has 20 of 40 steps: it runs, was stopped, or died.",
-        "note: guard has 20 of 40 steps: stopped by the spike guard: 5 skipped.",
-        "note: signal has 20 of 40 steps: stopped by SIGTERM.",
-        "note: went on has 20 of 40 steps: it runs, was stopped, or died.",
-    ]
+    lead, end, died, more = out.splitlines()[6:10]
+    assert "is ahead of early" in lead and "ended what was tried" in end and more == "3 more notes in the page."
+    assert died == "note: went on has 20 of 40 steps: it runs, was stopped, or died."
+    for said in (
+        "died has 20 of 40 steps: it runs, was stopped, or died.",
+        "guard has 20 of 40 steps: stopped by the spike guard: 5 skipped.",
+        "signal has 20 of 40 steps: stopped by SIGTERM.",
+    ):
+        assert f"<p>{said}</p>" in page
     drawn = section(page, "Final loss by setting")
     assert "Each point is a run that came to its end with a finite loss." in drawn and drawn.count("<circle") == 2
     page = compare(capsys, "--compare", "s/early", "s/died")[3]
     drawn = section(page, "Final loss by setting")
     assert "Only one run is known to have come to its end. Each point is a run with" in drawn and drawn.count("<circle") == 2
     assert run(capsys, "report", "--run", "s/early", "--out", "one.html")[0] == 0
-    assert "early stopping: val/loss is 3, best 2, patience 1" in Path("one.html").read_text()
+    one = Path("one.html").read_text()
+    assert "early stopping: val/loss is 3, best 2, patience 1" in one and "steps<b>20</b>" in one, "not 20 of 40"
 
 
 def test_learning_rates_that_differ_by_more_than_ten_have_a_logarithmic_axis(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for i in range(3):
         path = made(f"s/r{i}", 10.0**-i, {40: 1.0}) / "metrics.jsonl"
-        path.write_text("".join(json.dumps({"step": n, "time": 1.0, "val/loss": 1.0, "lr": 10.0**-i}) + "\n" for n in (1, 2)))
+        path.write_text(
+            "".join(json.dumps({"step": n, "time": 1.0, "val/loss": 1.0 + i, "lr": 10.0**-i}) + "\n" for n in (1, 2))
+        )
     drawn = section(compare(capsys, "--compare", "s")[3], "Learning rate")
     heights = [float(path.split()[1].partition("L")[0]) for path in re.findall(r'd="M([^"]*)"', drawn)]
     assert sorted(heights) == pytest.approx([0, 500, 1000], abs=0.5) and "logarithmic" in drawn
@@ -393,7 +482,7 @@ def test_a_run_that_diverges_to_finite_values_leaves_the_others_visible(tmp_path
         made(f"s/r{i}", 0.1 * (i + 1), {1: 5.0, 20: 3.0, 40: 2.0 + i / 10})
     made("s/wild", 30.0, {1: 5.0, 20: 4e6, 40: 3e6})
     drawn = section(compare(capsys, "--compare", "s")[3], "Loss")
-    assert "Values above 10 are cut off" in drawn, "twice the first training loss"
+    assert "Values above 10.06 are cut off" in drawn, "twice the first training loss"
 
 
 def test_a_run_that_ended_early_is_no_point_over_its_planned_length(tmp_path, monkeypatch, capsys):

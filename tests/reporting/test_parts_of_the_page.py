@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -65,13 +66,8 @@ def test_the_last_loss_is_said_in_bits_beside_gzip_and_xz(tmp_path):
     assert "gzip 2.250 and xz 1.750" in dict(described(made(tmp_path / "d", [both])))["compression"]
 
 
-def test_a_launch_with_an_infinite_step_is_left_out(tmp_path):
-    assert [each.first_step for each in made(tmp_path / "a", [], launch(0, last_step=float("inf")), launch(3)).launches] == [3]
-
-
-@pytest.mark.parametrize("price", [None, [1], ["a", 2], [-1, 2], "free", [1, 10**400]])
-def test_without_a_known_price_no_cost_is_said(tmp_path, price):
-    said = dict(described(made(tmp_path / "a", [], launch(0, price_usd_hour=price))))
+def test_without_a_known_price_no_cost_is_said(tmp_path):
+    said = dict(described(made(tmp_path / "a", [], launch(0, price_usd_hour=None))))
     assert "cost" not in said and "planned cost" not in said
     assert said["model"] == "1 layer, width 64, 8 heads (2 for keys and values), context 32; vocabulary 5,000"
 
@@ -144,8 +140,8 @@ def test_signals_of_layers_are_their_highest_median_and_lowest(tmp_path):
         }
         for step, values in ratios.items()
     ]
-    (heading, chart) = health_charts(made(tmp_path / "a", rows))
-    assert "Update / weight norm" in heading and "layers, logarithmic" in chart
+    ((title, chart),) = health_charts(made(tmp_path / "a", rows))
+    assert title == "Update / weight norm" and "layers, logarithmic" in chart
     paths = [part.split('"')[0] for part in chart.split(' d="M')[1:]]
     ends = [[float(point.split()[1]) for point in path.split("L")] for path in paths]
     # lines: highest, median, lowest; three decades from 0.4 to 0.001
@@ -228,3 +224,53 @@ def test_every_shipped_curve_says_how_its_run_was_made():
         found = evidence.shipped_evidence(settings)
         assert found is not None and found.follower is not None and found.follower.curve_name == f"evidence/{path.name}"
         assert found.said == ""
+
+
+def page_of(tmp_path, capsys, *rows: dict, name: str = "metrics.jsonl") -> str:
+    """The page of a run without settings."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).write_text("".join(json.dumps({"time": 10.0 * each["step"], **each}) + "\n" for each in rows))
+    assert run(capsys, "report", "--run", str(folder), "--out", str(tmp_path / "page.html"))[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert not re.search(r"(src|href)=|<script|<link|@import|url\(", page)
+    return page
+
+
+def titles(page: str) -> list[str]:
+    return re.findall(r"<h2>([^<]*)</h2>", page)
+
+
+def test_a_page_of_preferences_shows_margin_accuracy_rewards_and_kl_and_losses_per_pair(tmp_path, capsys):
+    names = ("loss", "margin", "accuracy", "reward_chosen", "reward_rejected", "kl")
+    rows = [
+        {"step": step, **{f"{split}/{name}": step + i / 8 for i, name in enumerate(names)}}
+        for step in (1, 9)
+        for split in (("train", "val") if step == 9 else ("train",))
+    ]
+    page = page_of(tmp_path, capsys, *rows)
+    assert [title.partition(":")[0] for title in titles(page)[:5]] == [
+        "Loss",
+        "Margin",
+        "Accuracy",
+        "Rewards",
+        "KL from the reference",
+    ]
+    loss, kl = (page.split(f"<h2>{title}</h2>")[1].split("</section>")[0] for title in ("Loss", "KL from the reference"))
+    assert "mean per pair, over steps" in loss and "per token" not in loss and "nats per token, over steps" in kl
+    assert "margin<b>9.125</b>" in page and "accuracy<b>9.25</b>" in page and "KL<b>9.625</b>" in page
+    assert "<title>training: 1 at 1</title>" in loss, "a value where the pointer is"
+
+
+def test_a_page_of_a_mixture_shows_the_loss_of_each_source(tmp_path, capsys):
+    row = {"train/loss": 3.0, "train/perplexity": 20.1, "train/web/loss": 2.0, "train/code/loss": 4.0, "val/web/loss": 1.5}
+    page = page_of(tmp_path, capsys, {"step": 1, **row}, {"step": 2, **row})
+    assert titles(page)[:3] == ["Loss", "Training loss by source", "Validation loss by source"]
+    by_source = page.split("<h2>Training loss by source</h2>")[1].split("</section>")[0]
+    assert re.findall(r"</i>([^<]+)</li>", by_source) == ["code", "web"] and "nats per token" in by_source
+    assert "<title>code: 4 at 1&#10;web: 2 at 1</title>" in by_source
+
+
+def test_a_loss_whose_unit_is_not_known_has_none(tmp_path, capsys):
+    page = page_of(tmp_path, capsys, {"step": 1, "train/loss": 3.0})
+    assert "<figcaption>over steps</figcaption>" in page and "nats" not in page

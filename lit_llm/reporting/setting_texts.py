@@ -1,0 +1,67 @@
+"""Settings of runs beside each other: which of them differ, and how a page shows them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_llm.config.arguments import leaves
+from lit_llm.reporting.charts import number
+from lit_llm.reporting.evidence import OTHER_CURVES
+from lit_llm.reporting.run_curves import RunCurves
+from lit_llm.runs.setting_changes import Change, rule
+
+ABSENT = "–"
+
+
+def settings_of(run: RunCurves) -> dict[str, Any]:
+    """The settings of a run by dotted key. A class comes before its arguments, which follow without `init_args`."""
+    return dict(leaves(run.run.config))
+
+
+def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys of the settings that differ between runs and change what is trained, in the order of the settings.
+
+    A setting of a class that only some runs have, with the same value in each of them, differs only by that class.
+    """
+    keys = list(dict.fromkeys(key for each in settings for key in each))
+    classes = {key for key in keys if any(_is_class(each.get(key)) for each in settings)}
+    found: list[str] = []
+    for key in keys:
+        values = {exact(each.get(key, ABSENT)) for each in settings}
+        if key.rpartition(".")[0] in classes:
+            values.discard(ABSENT)
+        if len(values) > 1 and (rule(key) is not Change.FREE or key in OTHER_CURVES):
+            found.append(key)
+    return found
+
+
+def text(value: Any) -> str:
+    """A setting as the page shows it. A class has no module. A number has four digits if it has no more, else all."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower().replace("none", "null")
+    if _is_class(value):
+        return str(value).rpartition(".")[2]
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "class_path" in each for each in value):
+        return ", ".join(text(each["class_path"]) for each in value)
+    if not isinstance(value, float):
+        return str(value)
+    short = number(value)
+    return short if math.isclose(float(short.replace(",", "")), value, rel_tol=1e-12) else repr(value)
+
+
+def texts(values: Sequence[Any]) -> list[str]:
+    """The values of one setting as the page shows them. Classes of one name have their module."""
+    short, whole = [text(value) for value in values], [exact(value) for value in values]
+    return short if len(set(short)) == len(set(whole)) else whole
+
+
+def exact(value: Any) -> str:
+    """A text that is the same only for equal values."""
+    return str(value) if _is_class(value) or isinstance(value, list) else text(value)
+
+
+def _is_class(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"([A-Za-z_]\w*\.)+[A-Z]\w*", value) is not None
