@@ -156,7 +156,7 @@ def test_signals_of_layers_are_their_highest_median_and_lowest(tmp_path):
             ratios, ([low, statistics.median([low, *rest]), rest[-1]] for low, *rest in sorted_rows), strict=True
         )
     ]
-    assert list(health_charts(made(tmp_path / "b", summed_up))) == [heading, chart]
+    assert list(health_charts(made(tmp_path / "b", summed_up))) == [(title, chart)]
 
 
 QUICKSTART = ["--config", "quickstart", "--trainer.precision", "32-true"]
