@@ -54,7 +54,7 @@ pictures: install
 	folder=$$(mktemp -d) && \
 	$(BIN)/python -m lit_llm plan --config gpt2-1.5b --config strategy/fsdp2 --hardware a100-80gb --devices 8 --html $$folder/plan.html >/dev/null && \
 	$(BIN)/python -m lit_llm report --run runs/quickstart --out $$folder/run.html && \
-	for page in plan run; do chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,900 --screenshot=docs/$$page.png file://$$folder/$$page.html; done && rm -r $$folder
+	for page in plan run; do chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,900 --screenshot=docs/$$page.png file://$$folder/$$page.html; done && rm -r $$folder
 
 # OMP_NUM_THREADS=1: tests start several processes, which would compete for cores otherwise. PYTHONDONTWRITEBYTECODE would have
 # each of them compile every module anew.
