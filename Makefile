@@ -52,7 +52,7 @@ quickstart: install ## train a small GPT on this machine's own Python sources (m
 # README's pictures, by Debian's chromium, after `make quickstart`.
 pictures: install
 	folder=$$(mktemp -d) && \
-	$(BIN)/python -m lit_llm plan --config gpt2-1.5b --config strategy/fsdp2 --hardware a100-80gb --devices 8 --html $$folder/plan.html >/dev/null && \
+	$(BIN)/python -m lit_llm plan --config gpt2-1.5b --config strategy/fsdp2 --hardware h200 --devices 8 --html $$folder/plan.html >/dev/null && \
 	$(BIN)/python -m lit_llm report --run runs/quickstart --out $$folder/run.html && \
 	for page in plan run; do chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,900 --screenshot=docs/$$page.png file://$$folder/$$page.html; done && rm -r $$folder
 

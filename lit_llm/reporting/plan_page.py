@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lit_llm.core import html_page as html
 from lit_llm.core.html_page import Bar
-from lit_llm.core.number_text import count, duration, money_range, percent, size, two_digits
+from lit_llm.core.number_text import count, duration, percent, size, two_digits
 from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.plan.memory import Memory, usable_bytes
 from lit_llm.plan.micro_batch import micro_batch
@@ -18,7 +18,7 @@ from lit_llm.plan.speed import update_bytes
 from lit_llm.reporting.charts import COLORS as LINE_COLORS
 from lit_llm.reporting.charts import Line, chart
 from lit_llm.reporting.pipeline_timetable import DURATION, idle_share, timetable
-from lit_llm.reporting.plan_text import devices, sections
+from lit_llm.reporting.plan_text import about_usd, devices, sections, verdict
 
 
 def plan_page(plan: Plan, command: str) -> str:
@@ -48,14 +48,15 @@ def rate_figure(plan: Plan, rates: Callable[[int], dict[str, float]]) -> str:
 
 
 def _keys(plan: Plan) -> list[tuple[str, str, str]]:
-    verdict, kind = {True: ("fits", "good"), False: ("does not fit", "bad"), None: ("capacity unknown", "")}[plan.fits]
-    found = [(f"memory per rank: {verdict}", size(plan.memory.needed).partition(" (")[0], kind)]
+    said = verdict(plan)
+    kind = {"fits": "good", "DOES NOT FIT": "bad"}.get(said, "")
+    found = [(f"memory per rank: {said}", size(plan.memory.needed).partition(" (")[0], kind)]
     if plan.times.step is not None and plan.run_seconds is not None:
         speed = two_digits(plan.tokens_per_second or 0)
         found += [("a step", duration(plan.times.step), ""), ("tokens per second", speed, "")]
         found.append(("the run", f"about {duration(plan.run_seconds)}", ""))
     if plan.usd:
-        found.append(("cost", money_range(*plan.usd), ""))
+        found.append(("cost", about_usd(plan, *plan.usd), ""))
     return found
 
 

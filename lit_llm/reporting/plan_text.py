@@ -114,14 +114,11 @@ def markdown(plan: Plan | dict[str, Any]) -> str:
 def _short(plan: Plan) -> list[tuple[str, str]]:
     """Does it fit, how long does it take, what does it cost."""
     needed, settings, most = _gb(plan.memory.needed), plan.settings, plan.most_memory
-    verdict = {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
-    if plan.fits and most is not None and most > usable_bytes(plan.hardware):
-        verdict = "probably fits"
     has = "" if plan.capacity_bytes is None else f" of {_gb(usable_bytes(plan.hardware))}"
     needed += "" if most is None else f" (at most {_gb(most)})"
     host = f", and {_gb(plan.host_bytes)} of {plan.hardware.host['memory_gb'] or 'unknown'} GB per machine for cpu_offload"
     needed += f"{has} per rank{host if plan.host_bytes else ''}"
-    rows = [("memory", f"{verdict}: {'' if plan.memory.is_known else 'at least '}{needed}")]
+    rows = [("memory", f"{verdict(plan)}: {'' if plan.memory.is_known else 'at least '}{needed}")]
     if plan.run_seconds is None:
         why = f"no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)"
         if plan.times.compute is not None:
@@ -130,15 +127,27 @@ def _short(plan: Plan) -> list[tuple[str, str]]:
             why = f"{plan.hardware.name} has no units for bf16 (--trainer.precision {settings.precision.replace('bf', '')})"
         return [*rows, ("time", f"unknown: {why}"), ("cost", "unknown, as the time is")]
     speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
-    low, high = plan.band or (1.0, 1.0)
-    band = f" ({duration(plan.run_seconds * low)} to {duration(plan.run_seconds * high)})" if plan.band else ""
+    band = "" if plan.band is None else f" ({' to '.join(duration(plan.run_seconds * end) for end in plan.band)})"
     hours = two_digits(plan.device_hours or 0)
     rows.append(("time", f"about {duration(plan.run_seconds)}{band} on {devices(plan)} = {hours} device-hours{speed}"))
     if plan.usd is None:
         return [*rows, ("cost", f"unknown: no price for {plan.hardware.name} (--price)")]
     source = "at the assumed price range of the hardware table" if plan.options.price_usd_hour is None else "at the given price"
-    cost = money_range(plan.usd[0] * low, plan.usd[1] * high)
-    return [*rows, ("cost", f"{cost if cost.startswith('less') else f'about {cost}'} {source}")]
+    return [*rows, ("cost", f"{about_usd(plan, *plan.usd)} {source}")]
+
+
+def verdict(plan: Plan) -> str:
+    """Whether the run fits, by the plan and by the most memory that a rank may need."""
+    if plan.fits and plan.most_memory is not None and plan.most_memory > usable_bytes(plan.hardware):
+        return "probably fits"
+    return {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
+
+
+def about_usd(plan: Plan, lowest: float, highest: float) -> str:
+    """A range of prices, widened by the band of the time."""
+    low, high = plan.band or (1.0, 1.0)
+    cost = money_range(lowest * low, highest * high)
+    return cost if cost.startswith("less") else f"about {cost}"
 
 
 def _model(plan: Plan) -> list[tuple[str, str]]:
