@@ -90,7 +90,8 @@ class _Reader(pickle.Unpickler):
         self.folder = folder
         # A pickle can change the classes that it finds. So each reader has its own.
         self.known: dict[tuple[str, str], Any] = {key: type(key[1], (_Record,), {}) for key in _RECORDS}
-        self.known |= dict.fromkeys(_ENCODINGS, lambda *_: None)
+        # Python 3.11.0 to 3.11.3 write a member of an enum as getattr of its class and name.
+        self.known |= dict.fromkeys((*_ENCODINGS, ("builtins", "getattr")), lambda *_: None)
         self.known |= dict.fromkeys(_PATHS, lambda *parts: "/".join(map(str, parts)))
         self.known |= {("torch", name): dtype for name, dtype in _DTYPES.items()}
         self.known |= {("torch", "Size"): tuple, ("collections", "OrderedDict"): OrderedDict, ("builtins", "set"): set}

@@ -54,6 +54,15 @@ def test_what_torch_writes_is_read(folder):
     assert read.value("nothing") is None
 
 
+def test_metadata_of_another_python_is_read(tmp_path, monkeypatch):
+    """Python 3.11.0 to 3.11.3 pickle a member of an enum as a call of getattr."""
+    member = torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING
+    monkeypatch.setattr(member, "__reduce_ex__", lambda self, protocol: (getattr, (type(self), self.name)))
+    dcp.save({"a": torch.arange(3)}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    assert b"getattr" in (tmp_path / ".metadata").read_bytes()
+    assert DcpFolder(tmp_path)["a"].tolist() == [0, 1, 2]
+
+
 def test_torch_reads_what_is_written_from_a_checkpoint_in_shards(tmp_path):
     values = torch.arange(2000.0).view(50, 40)
     parts = {"state_dict.a": {"offset": [0, 0], "part": values}}

@@ -64,7 +64,7 @@ def test_it_carries_the_license_and_the_console_script(wheel):
 
 def test_a_wheel_built_from_the_source_archive_holds_the_same(source, build, tmp_path):
     with tarfile.open(build("sdist", source, tmp_path)) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+        archive.extractall(tmp_path / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     assert packaged_files(build("wheel", unpacked, tmp_path)) == source_files()
 
