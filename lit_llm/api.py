@@ -17,15 +17,17 @@ from lit_llm.config.groups import flag_of
 from lit_llm.config.resolve import read_recipe
 from lit_llm.core.hardware import chosen_device
 from lit_llm.core.yaml_reading import as_flag
-from lit_llm.models.generation import Sampling, generate, prompt_ids
+from lit_llm.models.generation import Sampling, end_id, generate, prompt_ids
 from lit_llm.runs.run_folder import expanded
 from lit_llm.runs.saved_run import SavedRun, named_checkpoint
 from lit_llm.tokenizers import load_tokenizer
 from lit_llm.training.fit import fit as _fit
+from lit_llm.training.lost_peer import record_collectives
+from lit_llm.training.output_streams import log_to
 
 
 def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None) -> Built:
-    """What `fit --config …` builds: `trainer`, `model`, `datamodule` and `config`. Nothing is written, and no data is read.
+    """Build the `trainer`, `model`, `datamodule` and `config` of `fit --config …`. This writes nothing and reads no data.
 
     Args:
         configs: names of shipped recipes or paths of YAML files; a later one overrides an earlier one, key by key.
@@ -49,9 +51,6 @@ def fit(recipe: Built) -> int:
     Raises:
         UserError: The data do not fit the run or its weights, or the run folder is in use.
     """
-    from lit_llm.training.lost_peer import record_collectives
-    from lit_llm.training.output_streams import log_to
-
     trainer, run, log_dir = recipe.trainer, recipe.run, recipe.run.log_dir
     if log_dir is not None:
         log_to(log_dir, trainer.global_rank, trainer.world_size)
@@ -95,7 +94,7 @@ class TrainedModel(nn.Module):
     def generate(self, prompt: str, *, max_new_tokens: int = 200, sampling: Sampling | None = None) -> str:
         """The prompt and its continuation. `sampling`: temperature, top_k, top_p and seed."""
         ids = prompt_ids(self.tokenizer, prompt, prefix=self._saved.prompt_start)
-        stop = self.tokenizer.eos_id if self.model.config.eos_id is None else self.model.config.eos_id
+        stop = end_id(self.tokenizer, self.model.config)
         size = self.tokenizer.vocab_size
         new = generate(self.model, ids, max_new_tokens=max_new_tokens, sampling=sampling, stop_id=stop, vocab_size=size)
         return prompt + self.tokenizer.decode(list(new))

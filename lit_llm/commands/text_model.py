@@ -19,7 +19,7 @@ from lit_llm.core.hardware import chosen_device, device_problem
 from lit_llm.core.number_domain import INT64, Domain, whole
 from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
 from lit_llm.models.config import GPTConfig
-from lit_llm.models.generation import Sampling, Texts, generate_all, prompt_ids, text_pieces
+from lit_llm.models.generation import Sampling, Texts, end_id, generate_all, prompt_ids, text_pieces
 from lit_llm.runs.init_from import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded
 from lit_llm.runs.saved_run import SavedRun, named_checkpoint
@@ -92,7 +92,7 @@ class TextModel:
         config = saved_model_config(saved.values, checkpoint, "--ckpt_path")
         saved.require_tokenizer(run)
         tokenizer = load_tokenizer(run)
-        stop_id, encoder = tokenizer.eos_id if config.eos_id is None else config.eos_id, None
+        stop_id, encoder = end_id(tokenizer, config), None
         if chat:
             mend = f"train on chats, prepared with --chat_template, or write one to {run / CHAT_TEMPLATE_FILE}"
             mend += ", or remove --chat" if "chat" in options else ""

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.number_domain import Domain, ranges_of, whole
+from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, KVCache
 from lit_llm.models.rotary import RotaryTable
@@ -251,6 +252,11 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ())
     if tokenizer.eos_id is None:
         raise UserError("The prompt is empty, and the tokenizer has no end-of-document id to start from (--prompt).")
     return [tokenizer.eos_id]
+
+
+def end_id(tokenizer: Tokenizer, model: GPTConfig) -> int | None:
+    """The id that ends a text: the model's, or else the tokenizer's."""
+    return tokenizer.eos_id if model.eos_id is None else model.eos_id
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:

@@ -136,7 +136,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         whole += average_bytes(apart)
         stride = layout.data_parallel * layout.context // ranks * tp
         found.append(Collective(purpose, "all_reduce", whole / sharing, ranks, stride, overlap=2 / 3))
-    if layout.cpu_offload and cuda:
+    if settings.offloads(cuda=cuda):
         found += _host_copies(settings, weights)
     if optimizer.is_muon:
         muon = MuonWork.of(settings.weights_of_rank(rank, whole=True), layout, normuon=optimizer.normuon)
@@ -291,7 +291,7 @@ class Exchange(NamedTuple):
 
 def exchange_of(settings: RunSettings, hardware: Hardware) -> Exchange | None:
     """The communication of a step; with a pipeline, of the rank that sends most. None: the bandwidth is unknown."""
-    offloads = settings.layout.cpu_offload and hardware.is_gpu
+    offloads = settings.offloads(cuda=hardware.is_gpu)
     needed = (hardware.node_gbps, hardware.network_gbps) if settings.layout.devices > 1 else ()
     if None in (*needed, hardware.host["copy_gbps"] if offloads else 0.0):
         return None

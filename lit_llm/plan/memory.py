@@ -99,7 +99,7 @@ def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
 def host_bytes(settings: RunSettings, hardware: Hardware) -> int:
     """Bytes of a machine's memory for what `cpu_offload` keeps there: weights, gradients, state, and work of the update."""
     layout, most = settings.layout, 0
-    for rank in range(layout.pipeline.ranks if layout.cpu_offload and hardware.is_gpu else 0):
+    for rank in range(layout.pipeline.ranks if settings.offloads(cuda=hardware.is_gpu) else 0):
         step = Step(settings, settings.sequences, rank=rank)  # the update is that of a CPU
         weights = settings.weights_of_rank(rank)
         resident, work = _resident(step, weights)

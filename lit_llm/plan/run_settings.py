@@ -204,6 +204,10 @@ class RunSettings:
         """The stages of the ramp; a constant batch has one stage."""
         return self.ramp or ((0, self.global_batch),)
 
+    def offloads(self, *, cuda: bool) -> bool:
+        """Whether weights, gradients and optimizer state are in host memory, and the device is a GPU with its own."""
+        return cuda and self.layout.cpu_offload
+
     def with_checkpointing(self, mode: Any) -> RunSettings:
         """The same run with another `compute.activation_checkpointing`."""
         return replace(self, compute=replace(self.compute, activation_checkpointing=mode))

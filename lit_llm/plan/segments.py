@@ -210,7 +210,7 @@ class Step:
     @property
     def offloads(self) -> bool:
         """Whether weights, gradients and optimizer state are in another memory than activations."""
-        return self.cuda and self.settings.layout.cpu_offload
+        return self.settings.offloads(cuda=self.cuda)
 
     def own_part(self, gradients: int) -> int:
         """Bytes of reduced gradients that stay on this device, of so many bytes before their reduction."""

@@ -110,14 +110,17 @@ def update_bytes(settings: RunSettings) -> float:
     return moved / settings.layout.divisor("optimizer")
 
 
-def host_seconds(settings: RunSettings, hardware: Hardware) -> float:
+def host_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
     """Seconds in a step in which processors clip and update what `cpu_offload` keeps in host memory, and add gradients there.
 
-    The ranks of a machine share its bandwidth. Muon's products are not counted. 0.0 without offload or a known bandwidth.
+    The ranks of a machine share its bandwidth. Muon's products are not counted. 0.0 without offload. None:
+    the speed of the copies or of the memory is unknown, so that a step has no price.
     """
-    layout, gbps = settings.layout, hardware.host["memory_gbps"]
-    if not (layout.cpu_offload and hardware.is_gpu and gbps):
+    if not settings.offloads(cuda=hardware.is_gpu):
         return 0.0
+    layout, gbps = settings.layout, hardware.host["memory_gbps"]
+    if gbps is None or hardware.host["copy_gbps"] is None:
+        return None
     gradients = stored_bytes(fullest_stage(settings), settings.weight_bytes, trainable=True) / layout.divisor("gradients")
     additions = 0 if layout.kept.gradients else settings.accumulation - 1  # each reads two numbers and writes one
     moved = update_bytes(settings) + 3 * additions * gradients
@@ -360,11 +363,9 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
         micro_batch_seconds = math.inf if computing is None else computing / micro_batches
         exposed = exchange.exposed(micro_batch_seconds, FITTED.exposed, FITTED.waiting)
     idle = bubble(settings.layout.pipeline, micro_batches)
-    if computing is not None:
+    if computing is not None and host is not None:
         if options.scaling_efficiency is not None:
             exposed, idle = computing * (1 / options.scaling_efficiency - 1), 0.0
         step = ((computing + exposed) / (1 - idle) + host) * options.slowest_rank
-    if settings.layout.cpu_offload and hardware.is_gpu and None in (hardware.host["copy_gbps"], hardware.host["memory_gbps"]):
-        step = None  # neither copies nor the optimizer have a price
     sending, again = None if exchange is None else exchange.total, _recomputation(settings, hardware)
-    return Times(computing, sending, exposed, step, again, host)
+    return Times(computing, sending, exposed, step, again, host or 0.0)

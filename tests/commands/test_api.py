@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from recipe_runs import RECIPE, TEXT, run
+from recipe_runs import TEXT, run
 
 import lit_llm
 from lit_llm.core.errors import UserError
@@ -17,17 +17,8 @@ from lit_llm.models.generation import Sampling
 README = Path(__file__).parents[2] / "README.md"
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text(TEXT)
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    return tmp_path
-
-
-def losses(folder):
-    rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+def losses(run_dir):
+    rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
     return [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
 
 
@@ -36,15 +27,15 @@ def test_the_import_takes_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_readmes_lines_train_and_write_as_the_commands_do(project, capsys):
+def test_readmes_lines_train_and_write_as_the_commands_do(folder, capsys):
     block = README.read_text().partition("## From Python")[2].partition("\n#")[0]
     lines = "\n".join(line.removeprefix("    ") for line in block.splitlines())
-    changed = lines.replace('"quickstart"', '"recipe.yaml"').replace("runs/python", "runs/mine")
-    assert changed.count("recipe.yaml") == 1
+    changed = lines.replace('"quickstart"', '"tiny.yaml"').replace("runs/python", "runs/mine")
+    assert changed.count("tiny.yaml") == 1
     names: dict[str, Any] = {}
     exec(changed, names)
     printed = capsys.readouterr().out
-    assert run(capsys, "fit", "--config", "recipe.yaml", "--run_dir", "runs/command", "--trainer.max_steps", "20")[0] == 0
+    assert run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/command", "--trainer.max_steps", "20")[0] == 0
     assert losses("runs/mine") == losses("runs/command") != []
     model = names["model"]
     code, out, _ = run(capsys, "generate", "--run", "runs/command", "--prompt", "def ", "--max_new_tokens", "40")
@@ -56,15 +47,15 @@ def test_readmes_lines_train_and_write_as_the_commands_do(project, capsys):
     assert not model.training
 
 
-def test_a_mistyped_key_and_a_missing_run_are_sentences(project):
+def test_a_mistyped_key_and_a_missing_run_are_sentences(folder):
     with pytest.raises(UserError, match=r"trainer\.max_steps"):
-        lit_llm.load_recipe("recipe.yaml", settings={"trainer.max_step": 4})
+        lit_llm.load_recipe("tiny.yaml", settings={"trainer.max_step": 4})
     with pytest.raises(UserError, match="no run folder"):
         lit_llm.TrainedModel("runs/none")
 
 
-def test_sampling_is_given_as_one_thing(project, capsys):
-    recipe = lit_llm.load_recipe("recipe.yaml", settings={"run_dir": "runs/a"})
+def test_sampling_is_given_as_one_thing(folder, capsys):
+    recipe = lit_llm.load_recipe("tiny.yaml", settings={"run_dir": "runs/a"})
     assert lit_llm.fit(recipe) == 0
     model = lit_llm.TrainedModel("runs/a", device="cpu")
     greedy = [model.generate("line", max_new_tokens=10, sampling=Sampling(temperature=0, seed=seed)) for seed in (0, 1)]
