@@ -37,7 +37,7 @@ PASSAGE = 40  # words
 
 
 def index_of(texts: Sequence[str], n: int) -> ReferenceIndex:
-    return ReferenceIndex.of_documents((Document(text, f"held out:{i}") for i, text in enumerate(texts, start=1)), n=n)
+    return ReferenceIndex((Document(text, f"held out:{i}") for i, text in enumerate(texts, start=1)), n=n)
 
 
 def by_folder(roots: Sequence[Path]) -> list[list[str]]:

@@ -1,26 +1,18 @@
 """Predictions of `plan` against measured training steps, on a CPU, for 36 configurations.
 
-It compares parameters, peak memory (from the allocator's log), FLOPs (from torch's counter), and the time of a step. The time
-of each of the first ten is predicted from speeds fitted to the nine others. Times are CPU times of one thread, which other load
-affects little, and the configurations alternate, so that the rest affects all equally.
+It compares parameters, peak memory (from the allocator's log) and FLOPs (from torch's counter).
 
-    python benchmarks/plan_accuracy.py [--rounds 7] [--no-time]
+    python benchmarks/plan_accuracy.py
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import statistics
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -29,7 +21,6 @@ from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
 from lit_llm.plan import Optimizer, RunSettings
-from lit_llm.plan.speed import Work, amounts, cpu_seconds, work_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from training_step import TrainingStep, predict
@@ -171,27 +162,7 @@ MEMORY_ONLY = [
 ]
 
 
-def fit_speeds(works: Sequence[Work], seconds: Sequence[float]) -> list[float]:
-    """Seconds per unit of `amounts`, none negative, by least squares of the relative error over every subset of units."""
-    rows = np.array([amounts(work) for work in works]) / np.array(seconds)[:, None]  # (n, 6): each row should sum to 1
-    scale = rows.max(axis=0)
-    done = [i for i in range(len(scale)) if scale[i] > 0]
-    best, best_error = np.zeros(len(scale)), float("inf")
-    for count in range(1, min(len(done), len(works)) + 1):
-        for columns in map(list, itertools.combinations(done, count)):
-            found, *_ = np.linalg.lstsq(rows[:, columns] / scale[columns], np.ones(len(rows)), rcond=None)
-            error = float(((rows[:, columns] / scale[columns] @ found - 1) ** 2).sum())
-            if (found >= 0).all() and error < best_error - 1e-9:
-                best, best_error = np.zeros(len(scale)), error
-                best[columns] = found / scale[columns]
-    return [float(value) for value in best]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="number of timed steps per configuration")
-    parser.add_argument("--no-time", action="store_true")
-    options = parser.parse_args()
     torch.set_num_threads(1)
     print("| configuration | parameters | peak MB, predicted | measured | ratio | GFLOP, predicted | counted | ratio |")
     print("|---|---|---|---|---|---|---|---|")
@@ -205,37 +176,6 @@ def main() -> None:
             f"| {flops / 1e9:.2f} | {counted / 1e9:.2f} | {flops / counted:.4f} |",
             flush=True,
         )
-    if not options.no_time:
-        time_table(options.rounds)
-
-
-def time_table(rounds: int) -> None:
-    steps = [case.step() for case in TEN]
-    for step in steps:
-        step()
-    seconds: list[list[float]] = [[] for _ in TEN]
-    for _ in range(rounds):
-        for step, taken in zip(steps, seconds, strict=True):
-            start = time.process_time()
-            step()
-            taken.append(time.process_time() - start)
-    medians = [statistics.median(taken) for taken in seconds]
-    works = [work_of(case.settings, cuda=False) for case in TEN]
-    print("\n| configuration | ms, predicted | measured | lowest to highest | ratio |\n|---|---|---|---|---|")
-    for i, case in enumerate(TEN):
-        others = [j for j in range(len(TEN)) if j != i]
-        speeds = fit_speeds([works[j] for j in others], [medians[j] for j in others])
-        guess, taken = cpu_seconds(works[i], speeds), seconds[i]
-        spread = f"{min(taken) * 1e3:.0f} to {max(taken) * 1e3:.0f}"
-        print(f"| {case.name} | {guess * 1e3:.0f} | {medians[i] * 1e3:.0f} | {spread} | {guess / medians[i]:.3f} |")
-    speeds = fit_speeds(works, medians)
-    print("\nfitted to all ten, seconds per unit:", ", ".join(f"{value:.3g}" for value in speeds))
-    print(
-        "work:",
-        [[float(f"{amount:.4g}") for amount in astuple(work)] for work in works],
-        "medians:",
-        [round(m, 4) for m in medians],
-    )
 
 
 if __name__ == "__main__":

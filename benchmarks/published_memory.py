@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lit_llm.plan.memory import SLACK, Pools, peak_memory, reserved_bytes, resolved
+from lit_llm.plan.memory import SLACK, peak_memory, reserved_bytes, resolved
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
 from lit_llm.plan.segments import Step
@@ -83,12 +83,13 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
     traced = replace(settings, precision="bf16-true", layout=whole).with_checkpointing(recomputed)
     step = Step(traced, settings.sequences, settings.accumulation, rank, cuda=True, gradients_exist=True)
     peaks = {moment: peak | {"gradients": 0} for moment, peak in micro_batch(step).peaks.items()}
+    tokens = step.sequences * settings.local_length
     if selective:  # the second, fourth and sixth products are computed again: keys, the projection, and up
-        again = 2 * step.tokens * (model.kv_heads * model.resolved_head_dim + model.n_embd + model.hidden_width) * model.n_layer
+        again = 2 * tokens * (model.kv_heads * model.resolved_head_dim + model.n_embd + model.hidden_width) * model.n_layer
         for peak in peaks.values():
             peak["activations"] -= again
     if head := peaks.get("loss head"):
-        logits = step.tokens * model.padded_vocab_size // tp
+        logits = tokens * model.padded_vocab_size // tp
         if tp > 1:  # four fp32 arrays in the backward pass of DTensor's loss (torch/distributed/tensor/parallel/loss.py)
             head["loss head"] = 4 * 4 * logits
         elif program.compiled_loss:
@@ -97,15 +98,15 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
             head["unusable"] = peaks["forward"]["activations"] - head["activations"]
     if shards == 1:  # gradients of the step before
         stays = 8 * total + int(state_bytes(settings.optimizer, weights, 4) / layout.divisor("optimizer"))
-        pools, own = Pools(), dict.fromkeys(peaks, 0)
+        pools, own = (0, 0, 0), dict.fromkeys(peaks, 0)
     else:
         # FSDP2 gathers in bf16, and reduces in fp32. Embedding, norm and head are one group. In a pipeline, gathered weights
         # stay, and gradients are summed in fp32 before they are reduced once.
         stays = 12 * total // shards
-        pools = Pools(2 * (root + block) * (shards + 1) // shards, 4 * total // shards, 4 * max(root, block))
+        pools = (2 * (root + block) * (shards + 1) // shards, 4 * total // shards, 4 * max(root, block))
         own = dict.fromkeys(peaks, 6 * total if in_pipeline else 2 * (root + block))
         own["backward"] += 0 if in_pipeline else 2 * (root + block)
-    reserved = reserved_bytes(stays, [(peak, own[moment]) for moment, peak in peaks.items()], pools)
+    reserved = reserved_bytes(stays, [(peak, own[moment]) for moment, peak in peaks.items()], *pools)
     return round(reserved / SLACK) if run.memory_kind == "allocated" else reserved
 
 

@@ -33,12 +33,7 @@ TRAINING = ("models", "distributed", "optim", "data", "training", "callbacks", "
 COVERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("losses", "graphs", "waits", "speed"), TRAINING),
     **dict.fromkeys(("resume", "checkpoint"), (*TRAINING, "checkpoint")),
-    **{
-        "plan": (*TRAINING, "plan"),
-        "attention": ("models", "certify"),
-        "links": ("certify",),
-        "disk": ("checkpoint", "certify"),
-    },
+    **{"plan": (*TRAINING, "plan"), "links": ("certify",), "disk": ("checkpoint", "certify")},
 }
 """First word of a check's name → rooms of lit_llm whose code it covers."""
 NAMES = {
@@ -85,7 +80,7 @@ def tables(now: dict[str, str]) -> str:
     lines = ["| machine | result | date | versions | stale kinds of checks |", "|---|---|---|---|---|"]
     for each in found:
         machine = each["machine"]
-        kinds = {check["name"].split("/")[0] for check in each["checks"] if check["outcome"] != "skipped"}
+        kinds = {check["name"].split("/")[0] for check in each["checks"] if check["outcome"] != "skipped"} & COVERS.keys()
         stale = {kind for kind in kinds if is_stale(each, kind, now)}
         shown = "none" if not stale else f"all but {', '.join(sorted(kinds - stale))}" if kinds - stale else "all"
         versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())

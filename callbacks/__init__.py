@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:  # a type checker would take any name
 
     def __getattr__(name: str) -> Any:
-        """The public names, on first use: without them, `errors` and `ordinary_files` can be imported without Lightning."""
+        """The public names, on first use: without them, `errors` and `files` can be imported without Lightning."""
         if find_spec(f"{__name__}.{name}"):  # `from callbacks import errors` asks for the name before it imports the file
             raise AttributeError(name)
         public = {name: thing for name, thing in vars(import_module(f"{__name__}.exports")).items() if name[0] != "_"}

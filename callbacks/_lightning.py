@@ -1,19 +1,17 @@
 """Functions around Lightning's internals, and the rules about steps and rows that all callbacks share.
 
-Only this file of the folder uses private attributes of Lightning or replaces its methods. Written for lightning 2.6. If
-another version lacks an internal, :class:`LightningChanged` is raised instead of logging zeros.
+Only this file of the folder uses private attributes of Lightning or replaces its methods. Written for lightning 2.6.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
@@ -27,15 +25,6 @@ from .contracts import HearsOfInterruption, offered
 from .errors import UserError, without
 
 C = TypeVar("C", bound=Callback)
-
-
-class LightningChanged(RuntimeError):
-    """The installed Lightning lacks an internal that a callback needs."""
-
-    def __init__(self, what: str, need: str) -> None:
-        super().__init__(
-            f"lightning {lightning.__version__} {what}, which {need} needs: install a supported version (lightning>=2.6,<2.7)."
-        )
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------------
@@ -120,20 +109,12 @@ class _Layers:
         return self.call(*args, **kwargs)
 
 
-def wrap(owner: Any, name: str, layer: Callable[..., Any], need: str) -> Callable[[], None]:
+def wrap(owner: Any, name: str, layer: Callable[..., Any]) -> Callable[[], None]:
     """Call `layer(inner, *args)` instead of `owner.name(*args)`. Returns the function that undoes it.
 
     Several layers of one method call each other, the newest first. They can be undone in any order, also twice.
-
-    Args:
-        need: name of the caller, for the error message.
-
-    Raises:
-        LightningChanged: `owner` has no such method.
     """
-    method = getattr(owner, name, None)
-    if not callable(method):
-        raise LightningChanged(f"has no method {type(owner).__name__}.{name}", need)
+    method = getattr(owner, name)
     layers = method if isinstance(method, _Layers) else _Layers(method, name in vars(owner))
     setattr(owner, name, layers)
     mine = partial(layer)  # a distinct object, even if the same layer is added twice
@@ -197,8 +178,8 @@ def set_accumulation_window(trainer: Trainer, is_full: Callable[[], bool], posit
         return inner(position(), optimizer)  # Lightning zeroes where this is 0 modulo accumulate_grad_batches
 
     undo = [
-        wrap(loop, "_accumulated_batches_reached", lambda inner: is_full(), "BatchRamp"),
-        wrap(loop.automatic_optimization, "_make_zero_grad_fn", zero_grad, "BatchRamp"),
+        wrap(loop, "_accumulated_batches_reached", lambda inner: is_full()),
+        wrap(loop.automatic_optimization, "_make_zero_grad_fn", zero_grad),
     ]
     return partial(_undo_all, undo)
 
@@ -216,17 +197,6 @@ def validation_follows(trainer: Trainer) -> bool:
 def skip_next_validation(trainer: Trainer) -> None:
     """Skip the validation that would follow this on_train_batch_end."""
     trainer.fit_loop.epoch_loop._skip_next_val = True
-
-
-def validation_batches(trainer: Trainer) -> int:
-    """Batches of one validation on this rank, over all loaders; 0 if the length of a loader is unknown."""
-    batches = sum(trainer.fit_loop.epoch_loop.val_loop.max_batches)
-    return 0 if batches == float("inf") else int(batches)
-
-
-def resumed_before_validation(trainer: Trainer) -> bool:
-    """In on_train_start: whether the checkpoint was saved in on_train_batch_end, before a validation of its step."""
-    return trainer.fit_loop.epoch_loop.restarted_on_train_batch_end
 
 
 def validate_when_resuming(trainer: Trainer) -> None:
@@ -249,7 +219,7 @@ def validate_when_resuming(trainer: Trainer) -> None:
         validation._restart_stage = RestartStage.RESTARTED_MID_EVALUATION
         loop._batches_that_stepped -= 1  # otherwise counted before and after the validation
 
-    undo = wrap(loop, "on_run_start", begin_with_validation, "validation after a resume")
+    undo = wrap(loop, "on_run_start", begin_with_validation)
 
 
 def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> Callable[[], None]:
@@ -272,9 +242,9 @@ def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> Callable
             return
         raise_limit_by(1)
         undos.append(lambda: raise_limit_by(-1))
-        undos.append(wrap(fit, "on_run_start", on_run_start, "StopOnSignal"))
-        undos.append(wrap(loop.val_loop, "on_run_start", on_validation, "StopOnSignal"))
-        undos.append(wrap(loop, "advance", advance, "StopOnSignal"))
+        undos.append(wrap(fit, "on_run_start", on_run_start))
+        undos.append(wrap(loop.val_loop, "on_run_start", on_validation))
+        undos.append(wrap(loop, "advance", advance))
 
     def leave() -> None:
         _undo_all(undos)
@@ -300,7 +270,7 @@ def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> Callable
         leave()
         inner()
 
-    undos: list[Callable[[], None]] = [wrap(fit, "setup_data", setup_data, "StopOnSignal")]
+    undos: list[Callable[[], None]] = [wrap(fit, "setup_data", setup_data)]
     return leave
 
 
@@ -336,7 +306,7 @@ def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
             epoch_loop._batches_that_stepped -= 1
             return []
 
-    return wrap(loop, "run", run, "StopOnSignal")
+    return wrap(loop, "run", run)
 
 
 def check_after_validation(callback: Callback) -> bool:
@@ -413,7 +383,7 @@ def note_sigterm_only(trainer: Trainer) -> Callable[[], None]:
     def note(inner: Callable[..., Any], signum: int, frame: Any) -> None:
         connector.received_sigterm = True
 
-    return wrap(connector, "_sigterm_notifier_fn", note, "StopOnSignal")
+    return wrap(connector, "_sigterm_notifier_fn", note)
 
 
 def take_sigterm(trainer: Trainer) -> bool:
@@ -425,36 +395,29 @@ def take_sigterm(trainer: Trainer) -> bool:
 
 def without_sigterm_broadcast(trainer: Trainer) -> Callable[[], None]:
     """Remove the broadcast of a SIGTERM flag before every micro-batch. Returns the function that undoes it."""
-    return wrap(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda inner: None, "StopOnSignal")
+    return wrap(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda inner: None)
 
 
 # -- actions that the Trainer reports to its profiler -------------------------------------------------------------------
 
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
 SAVE = "save_checkpoint"
+VALIDATION = "validation"  # of `fit`; the Trainer reports its parts only
 SAMPLES = "generate_samples"  # of TextSamples
 TASKS = "score_tasks"  # of TaskScores
+_ACTIONS = {FETCH: "data_stall", SAVE: "checkpoint", VALIDATION: "validation"}
 _STRATEGY = {"training_step": "forward", "backward": "backward", "batch_to_device": "data_stall"}
 _MODULE = {"optimizer_step": "optimizer", "optimizer_zero_grad": "optimizer"}
-_ESSENTIAL = frozenset({"forward", "backward", "optimizer"})
 
 
 def part_of(action: str) -> str | None:
     """The part of training that a reported action belongs to, or None."""
-    if action == FETCH:
-        return "data_stall"
-    if action == SAVE:
-        return "checkpoint"
+    if action in _ACTIONS:
+        return _ACTIONS[action]
     hook = action.rpartition(".")[2]
     if action.startswith("[Strategy]"):
         return _STRATEGY.get(hook)
     return _MODULE.get(hook) if action.startswith("[LightningModule]") else None
-
-
-def missing_from(actions: Collection[str]) -> list[str]:
-    """The actions and parts of every step with automatic optimization that are missing from `actions`."""
-    missing = [] if FETCH in actions else [FETCH]
-    return missing + sorted(_ESSENTIAL - {part_of(action) for action in actions})
 
 
 def is_optimizer_step(action: str) -> bool:
@@ -462,8 +425,8 @@ def is_optimizer_step(action: str) -> bool:
     return action.startswith("[LightningModule]") and action.endswith(".optimizer_step")
 
 
-def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[str], None], need: str) -> Callable[[], None]:
-    """Call `started(action)` and `stopped(action)` for the actions that the Trainer reports to its profiler.
+def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[str], None]) -> Callable[[], None]:
+    """Call `started(action)` and `stopped(action)` for VALIDATION and the actions that the Trainer reports to its profiler.
 
     Several callbacks can listen, and stop in any order. The profiler works as before. Returns the function that undoes it.
     """
@@ -477,21 +440,16 @@ def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[
         stopped(action_name)
         inner(action_name)
 
-    undo = [wrap(profiler, "start", start, need), wrap(profiler, "stop", stop, need)]
-    return partial(_undo_all, undo)
-
-
-def around_validation(trainer: Trainer, began: Callable[[], None], ended: Callable[[], None], need: str) -> Callable[[], None]:
-    """Call `began()` before and `ended()` after each validation in `fit`, also after errors. Returns the undo function."""
-
-    def run(inner: Callable[[], Any]) -> Any:
-        began()
+    def validate(inner: Callable[[], Any]) -> Any:
+        started(VALIDATION)
         try:
             return inner()
         finally:
-            ended()
+            stopped(VALIDATION)
 
-    return wrap(trainer.fit_loop.epoch_loop.val_loop, "run", run, need)
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    undo = [wrap(profiler, "start", start), wrap(profiler, "stop", stop), wrap(loop, "run", validate)]
+    return partial(_undo_all, undo)
 
 
 # -- callbacks, ranks ----------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from torch.profiler import profile
 T = TypeVar("T")
 AVERAGE = "ema_state_dict"
 """Key of a checkpoint: `EMA`'s average by the names of `state_dict`, in fp32. Trainable parameters only."""
+IGNORED = -100
+"""A target that does not count, as in `torch.nn.functional.cross_entropy`."""
 
 
 def tensors_in(nested: Any) -> Iterator[Tensor]:

@@ -53,8 +53,8 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
     run it resumed from wrote.
 
     Links and deletions wait until the save has succeeded: until the trainer's CheckpointIO says so, if it has a method
-    `finished` (`contracts.py`), which rank 0 calls after every micro-batch during a save; otherwise, until the file is a new
-    one that can be opened. Lightning reports a save that the disk refused as a warning only.
+    `finished` (`contracts.py`), which rank 0 calls after every micro-batch during a save; otherwise, until the file is there
+    and complete. Lightning ignores that a disk gives no permission.
 
     A stop in the middle of an accumulation window (a Timer, a callback that sets `trainer.should_stop`) is delayed to its end,
     because a checkpoint does not contain the gradients of half a window.
@@ -118,7 +118,6 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         self._folder = Path()
         self._files = _Files()
         self._saving: _Files | None = None  # the run's files once the save in progress is on disk; its own is the newest
-        self._before: frozenset[tuple[int, ...]] = frozenset()  # what stood in the place of the newest before that save
         self._restored = False  # whether the files are those of a checkpoint that is resumed
         self._stable_step = 0
         self._saved_step = 0  # step and time of the last save begun
@@ -208,14 +207,9 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        score = None if accumulates(trainer) else self._improved_task_score(trainer)  # `TaskScores` may have just made it
-        if trainer.global_step != self._saved_step or score is not None:
-            if accumulates(trainer):
-                rank_zero_warn(
-                    f"Training stopped inside an accumulation window, after optimizer step {trainer.global_step}. That step"
-                    f" was not saved. The newest checkpoint is {self.last_model_path or 'none'}."
-                )
-            else:
+        if not accumulates(trainer):  # else the module has stopped within a step, whose gradients no checkpoint has
+            score = self._improved_task_score(trainer)  # `TaskScores` may have just made it
+            if trainer.global_step != self._saved_step or score is not None:
                 self._save(trainer, score)
         self._settle_together(trainer)  # code after fit finds the links on any rank
 
@@ -288,14 +282,12 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         step = trainer.global_step
         known = {*self._files.kept, *self._files.permanent}
         self._saving = self._plan(step, best_score)  # before saving, because the checkpoint contains this list
-        if trainer.is_global_zero and offered(trainer.strategy.checkpoint_io, SavesInBackground) is None:
-            target = self._folder / self._saving.kept[-1]
-            self._before = _identity(target)
-            if self._before and target.name not in known:
-                rank_zero_warn(f"{target} was there before this run and is replaced ({setting(StepCheckpoint, 'dirpath')}).")
+        target = self._folder / self._saving.kept[-1]
+        if offered(trainer.strategy.checkpoint_io, SavesInBackground) is None and target.name not in known and target.exists():
+            rank_zero_warn(f"{target} was there before this run and is replaced ({setting(StepCheckpoint, 'dirpath')}).")
         self._saved_step, self._saved_at, self._look_at_clock = step, time.monotonic(), 0
         try:
-            trainer.save_checkpoint(self._folder / self._saving.kept[-1])  # ends with a barrier
+            trainer.save_checkpoint(target, weights_only=False)  # the default, of which Lightning tells; ends with a barrier
         except BaseException:
             self._saving = None
             raise
@@ -335,7 +327,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         if in_thread and wait:
             with contextlib.suppress(Exception):  # Lightning raises it again
                 plugin.teardown()  # waits for the thread; the next save starts another
-        if _identity(path) not in (self._before, frozenset()) and _can_be_opened(path):
+        if _is_complete(path):
             return True
         if in_thread and not wait:
             return None
@@ -416,24 +408,10 @@ def _name(step: int) -> str:
     return f"step-{step:08d}.ckpt"
 
 
-def _identity(path: Path) -> frozenset[tuple[int, ...]]:
-    """Inode, time of the last change and size of a file, or of each file in a folder; empty if there is none."""
-    found = set()
-    for each in [path, *path.rglob("*")]:
-        with contextlib.suppress(OSError):
-            if each.is_file():
-                status = each.stat()
-                found.add((status.st_ino, status.st_mtime_ns, status.st_size))
-    return frozenset(found)
-
-
-def _can_be_opened(path: Path) -> bool:
-    """Whether a file in torch's format, a ZIP archive, is complete: its directory stands at the end. Other files pass."""
-    try:
-        with path.open("rb") as file:
-            is_archive = file.read(2) == b"PK"
-    except IsADirectoryError:
-        return True
-    except OSError:
-        return False
+def _is_complete(path: Path) -> bool:
+    """Whether there is a file or folder. One in torch's format, a ZIP archive, has its directory at the end."""
+    if not path.is_file():
+        return path.exists()
+    with path.open("rb") as file:
+        is_archive = file.read(2) == b"PK"
     return not is_archive or zipfile.is_zipfile(path)

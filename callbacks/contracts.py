@@ -6,13 +6,11 @@ Each Protocol is optional. `offered` says whether a thing has all of its attribu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -31,19 +29,9 @@ def offered_by_data(trainer: Trainer, protocol: type[P]) -> P | None:
     return offered(getattr(trainer, "datamodule", None), protocol)
 
 
-def offered_step_loss(module: LightningModule) -> SaysStepLoss | None:
-    """The module, if it says the loss of a step. Warns once if it has `step_loss` alone, which is then not used."""
-    says = offered(module, SaysStepLoss)
-    if says is None and getattr(module, "step_loss", None) is not None:
-        _warn_without_count(type(module).__name__)
-    return says
-
-
-@cache
-def _warn_without_count(name: str) -> None:
-    rank_zero_warn(
-        f"{name}.step_loss is not used, because {name} has no step_count, the number of counted targets of the step: set both."
-    )
+def fact_of_data(trainer: Trainer, name: str) -> int | None:
+    """An attribute of the trainer's data module; None without."""
+    return getattr(getattr(trainer, "datamodule", None), name, None)
 
 
 # -- of a LightningModule -----------------------------------------------------------------------------------------------
@@ -146,29 +134,15 @@ class NumbersSamples(Protocol):
     """Global numbers of the samples in the next optimizer step."""
 
 
-class HasVocabulary(Protocol):
-    """For `HealthSignals`, of a model without an embedding."""
+class TellsOfText(Protocol):
+    """For `HealthSignals`, which takes those of these attributes that exist (`fact_of_data`)."""
 
     vocab_size: int
-
-
-class HasUnknownToken(Protocol):
-    """For `HealthSignals`."""
-
+    """Number of ids that occur, which a padded embedding does not tell."""
     unknown_id: int
     """Stands for characters that the tokenizer does not have, and for nothing else."""
-
-
-class HasOpeningToken(Protocol):
-    """For `HealthSignals`."""
-
     bos_id: int
     """Opens every document."""
-
-
-class CountsTokens(Protocol):
-    """For `HealthSignals`."""
-
     train_tokens: int
     """Length of the training text."""
 

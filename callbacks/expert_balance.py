@@ -26,10 +26,10 @@ class ExpertBalance(Callback):
     So accumulation, ranks and recomputation do not change it. A skipped step moves nothing: one that `SpikeGuard` skips, and
     one whose norm is not finite, if `GradientNorm` computes it: a loss scaler skips it.
 
-    Logs, at logged steps, of that step's global batch:
-        `experts/load`: tokens of the busiest expert over the mean; the largest of all layers. 1: balanced.
-        `experts/dead`: experts without a token, of all layers.
-        `experts/bias`: the largest distance of a bias from the mean of its layer: what all have in common chooses nothing.
+    Logs for the global batch of each logged step:
+        `experts/load`: tokens of the busiest expert divided by the mean tokens of an expert, in the least balanced layer.
+        `experts/dead`: number of experts, in all layers, without a token.
+        `experts/bias`: largest distance of an expert's bias from the mean bias of its layer.
         What the module says as well (`router_means`), mean over layers. `LanguageModel`: `experts/entropy`, of the router's
         probabilities in nats, and `experts/z`, logsumexp(logits)², which grows with the logits; means over tokens.
 

@@ -30,16 +30,16 @@ def noise_and_signal(small: Tensor, big: Tensor, small_samples: int, big_samples
 
 
 class GradientNoise(Callback):
-    """Logs the simple gradient noise scale tr(Σ)/|G|², from the micro-batches of a step. Off by default.
+    """Logs the simple gradient noise scale tr(Σ)/|G|², from the micro-batches of a step.
 
     A batch of that size needs twice the steps, and twice the samples, of the least possible (McCandlish et al. 2018). It grows
     while the loss falls. The theory is that of SGD; for Adam it gives the order of magnitude.
 
-    Logs at logged steps, from moving averages of both estimates, which are averaged before the division:
-        `gradient_noise/scale_samples`: tr(Σ)/|G|². Left out while the estimate of |G|² is not above 0.
-        `gradient_noise/scale_tokens`: the same in tokens, if a batch is integers (B, T).
-        `gradient_noise/variance`: tr(Σ), of the gradient of one sample.
-        `gradient_noise/squared_norm`: |G|², without the noise of the batch.
+    Logs at logged steps, where Σ is the covariance of one sample's gradient and G the mean gradient, as moving averages:
+        `gradient_noise/scale_samples`: tr(Σ)/|G|² in samples, if |G|² is estimated above 0.
+        `gradient_noise/scale_tokens`: tr(Σ)/|G|² in tokens, if a batch is integers (B, T).
+        `gradient_noise/variance`: moving average of tr(Σ).
+        `gradient_noise/squared_norm`: moving average of |G|².
 
     The small batch is the first micro-batch of a step on each rank, the big one is the whole step. The loss of a micro-batch is
     its mean, or the module has `first_gradient_scale` (`contracts.py`): NaN or infinite without a target, for a step left out.

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .health_batch import IGNORED
+from ._torch import IGNORED, process_count
 from .health_readings import Readings
 
 _SLOTS = 2**20
@@ -52,12 +52,18 @@ class CountedText:
         if of:
             readings.mean(f"health/{of}unseen", ((self._targets[b] == 0) * counted).sum(), counted.sum())
 
-    def add_rank_difference_to(self, readings: Readings) -> None:
-        """Add how far the shares of targets here are from those on all ranks: half of the summed differences. A collective."""
-        totals = self._targets.clone()
-        dist.all_reduce(totals)
-        mine, all_ranks = (each / each.sum().clamp(min=1) for each in (self._targets, totals))
-        readings.largest("health/rank_text_difference", (mine - all_ranks).abs().sum() / 2)
+    def add_seen_to(self, readings: Readings, vocabulary: int | None) -> None:
+        """Add the share of ids that were no input on any rank, and the largest that was one. A collective.
+
+        Args:
+            vocabulary: ids from it on are padding.
+        """
+        seen = (self._inputs > 0).byte()
+        if process_count() > 1:
+            dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+        seen = seen[:vocabulary]
+        readings.mean("health/untouched_embeddings", (seen == 0).sum(), seen.numel())
+        readings.largest("health/largest_id", (torch.arange(seen.numel(), device=seen.device) * seen).amax())
 
     def add_to(self, readings: Readings, unknown: int | None, opening: int | None) -> None:
         """Add how many targets were counted so far, and shares of tokens.

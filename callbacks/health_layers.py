@@ -1,4 +1,4 @@
-"""Layers of any model by name, and norms of their parameters."""
+"""Layers of any model by name, and what is measured of them: squared norms, norms of updates, shares of zero gradients."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def copies(tensor: Tensor, ranks: int) -> float:
 
 
 class UpdateSample:
-    """Estimates from some of the weights what an update did: every n-th, copied before it with its gradient.
+    """Estimates from some of the weights what an update did: every n-th, copied before it.
 
     A copy of all weights would be exact, but takes memory.
 
@@ -105,28 +105,37 @@ class UpdateSample:
     """
 
     def __init__(self, layers: dict[str, list[Tensor]]) -> None:
-        self._before: dict[str, list[tuple[Tensor, int, Tensor, Tensor | None]]] = {}  # parameter, stride, weights, gradients
-        for layer, parameters in layers.items():
-            weights = [(p, s, _every(p, s).clone()) for p, s in strides(parameters)]
-            self._before[layer] = [(p, s, w, None if p.grad is None else _whole(p, s)) for p, s, w in weights]
+        self._before = {  # parameter, stride, weights
+            layer: [(p, s, _every(p, s).clone()) for p, s in strides(parameters)] for layer, parameters in layers.items()
+        }
 
     def add_to(self, readings: Readings, layer: str, ranks: int) -> None:
-        """Add the norm of a layer's update, and its product with the negative gradient.
+        """Add the norm of a layer's update.
 
         Args:
             ranks: as in `share_of_square`.
         """
-        for parameter, stride, before, gradient in self._before.get(layer, ()):
+        for parameter, stride, before in self._before.get(layer, ()):
             if before.numel() == 0:  # a shard may be empty
                 continue
             change = _every(parameter, stride).to(torch.promote_types(before.dtype, torch.float32)) - before
             share = local_part(parameter).numel() / before.numel() / copies(parameter, ranks)
             readings.root_mean(f"health/update_norm/{layer}", torch.linalg.vector_norm(change).square() * share, 0.0)
-            if gradient is None:
-                continue
-            readings.mean(f"descent/{layer}", -(change * gradient).sum() * share, 0.0)
-            if parameter.dim() > 1 and "." in layer:  # of embeddings, most rows have no gradient
-                readings.mean("health/zero_gradients", (gradient == 0).sum() * share, before.numel() * share)
+
+
+def add_zero_gradients(readings: Readings, layer: str, parameters: list[Tensor], ranks: int) -> None:
+    """Add the share of zeros among every n-th gradient of a layer's matrices; of embeddings, most rows have no gradient.
+
+    Args:
+        ranks: as in `share_of_square`.
+    """
+    for parameter, stride in strides(parameters):
+        if parameter.grad is None or parameter.dim() < 2 or "." not in layer:
+            continue
+        gradient = _every(parameter.grad, stride)
+        if gradient.numel():
+            share = local_part(parameter).numel() / gradient.numel() / copies(parameter, ranks)
+            readings.mean("health/zero_gradients", (gradient == 0).sum() * share, gradient.numel() * share)
 
 
 def strides(parameters: list[Tensor]) -> list[tuple[Tensor, int]]:
@@ -141,12 +150,6 @@ def _stride(parameter: Tensor, wanted: int) -> int:
     while math.gcd(wanted, width) > 1:
         wanted += 1
     return max(1, wanted)
-
-
-def _whole(parameter: Tensor, stride: int) -> Tensor:
-    """A copy of some of a parameter's gradients, whose product with weights counts once in the sum over ranks."""
-    assert parameter.grad is not None
-    return _every(parameter.grad, stride) * (copies(parameter, 1) / copies(parameter.grad, 1))  # gradients may be partial sums
 
 
 def _every(parameter: Tensor, stride: int) -> Tensor:

@@ -6,7 +6,7 @@ Shape letters: R probed sequences, L positions, V vocabulary, H query heads, K k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from ._lightning import data_parallel, evaluation_mode, without_traces
 from ._torch import local_part, tensors_in
 from .contracts import HoldsAllLogits, offered
-from .health_batch import IGNORED
 from .health_readings import Readings
 
 MOST_TOKENS = 2**13
@@ -32,7 +31,6 @@ DEAD = 1e-6
 """A hidden unit is dead if it never exceeds this share of its layer's largest value."""
 _ELEMENTS = 2**21  # of temporary tensors: 8 MB
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
-FREQUENCIES = ("common", "middle", "rare")
 
 
 class Probe:
@@ -56,12 +54,11 @@ class Probe:
         trainer: Trainer,
         pl_module: LightningModule,
         ids: Tensor,
-        targets: Tensor | None,
         rows: int,
         number: int,
         readings: Readings,
     ) -> None:
-        """Probe some sequences of a micro-batch of (B, T) ids and targets. Training is not affected.
+        """Probe some sequences of a micro-batch of (B, T) ids. Training is not affected.
 
         Args:
             rows: of the embedding; 0 if unknown.
@@ -92,9 +89,6 @@ class Probe:
             for name, measured in (("future_leak", seeks_leak), ("context_use", not seeks_leak)):
                 if measured:
                     _measure_change(name, logits, other_logits, judged.expand(count, length), readings)
-            if targets is not None:
-                groups = frequency_groups(targets, logits.size(-1))
-                _measure_losses(logits, targets[:count, :length], groups, readings)
 
     def validate(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int, readings: Readings) -> None:
         """How far two evaluations of the same sequences of a validation batch are apart, beside the largest logit.
@@ -174,8 +168,6 @@ def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
     with_probes: list[tuple[nn.Module, str]] = []
     for name, block in blocks.items():
         handles.append(block.register_forward_hook(partial(_of_block, name, readings)))
-        norms = [each for each in block.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)]
-        handles += [norm.register_forward_pre_hook(partial(_of_norm, readings)) for norm in norms]
         probed = {
             "score_probe": partial(_of_scores, name, readings),
             "unit_probe": partial(_of_units, name, readings),
@@ -187,8 +179,8 @@ def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
         if not any(attribute == "unit_probe" for _, attribute in found):
             for each in block.modules():
                 if isinstance(each, _ACTIVATIONS):
-                    hook = partial(_of_activation, probed["unit_probe"])
-                    handles.append(each.register_forward_hook(hook))
+                    units = probed["unit_probe"]
+                    handles.append(each.register_forward_hook(lambda _module, _args, output, units=units: units(output)))
     try:
         yield
     finally:
@@ -198,10 +190,6 @@ def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
             setattr(each, attribute, None)
 
 
-def _of_activation(probe: Callable[[Tensor], None], module: nn.Module, args: Any, output: Tensor) -> None:
-    probe(output)
-
-
 def _of_block(name: str, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:
     """The output of a block: (R, L, d), or a tuple that begins with it."""
     if (x := next(tensors_in(output), None)) is None:
@@ -209,17 +197,6 @@ def _of_block(name: str, readings: Readings, module: nn.Module, args: Any, outpu
     x = local_part(x)
     readings.root_mean(f"health/activation_rms/{name}", torch.linalg.vector_norm(x, dtype=torch.float32).square(), x.numel())
     readings.largest(f"health/activation_max/{name}", _largest(x).amax())
-
-
-def _of_norm(readings: Readings, norm: nn.LayerNorm | nn.RMSNorm, args: Any) -> None:
-    """The input of a norm: (R, …, d)."""
-    x = next(tensors_in(args), None)
-    if x is None:
-        return
-    x = local_part(x).float()
-    square = x.var(dim=-1, correction=0).mean() if isinstance(norm, nn.LayerNorm) else x.square().mean()
-    eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
-    readings.largest("health/norm_epsilon", eps / square.clamp(min=torch.finfo(torch.float32).tiny))
 
 
 def _of_units(name: str, readings: Readings, hidden: Tensor) -> None:
@@ -277,33 +254,3 @@ def _measure_change(name: str, logits: Tensor, others: Tensor, judged: Tensor, r
     for row, places, z in _chunks(logits):
         change = (z - others[row, places]).abs().amax(dim=-1)  # (n,)
         readings.largest(f"health/{name}", change.where(judged[row, places], 0).amax() / size)
-
-
-def frequency_groups(targets: Tensor, vocabulary: int) -> Tensor:
-    """(V,): 0, 1 or 2 = common, middle or rare in a micro-batch's targets.
-
-    Common ids are the most frequent ones that make up a third of the counted targets, rare ones the least frequent third.
-    """
-    place = torch.where(targets == IGNORED, vocabulary, targets.clamp(0, vocabulary - 1)).flatten()
-    counts = torch.zeros(vocabulary + 1, dtype=torch.int64, device=targets.device)
-    counts = counts.scatter_add_(0, place, torch.ones_like(place))[:vocabulary]
-    counts, order = counts.sort(descending=True, stable=True)
-    before = (counts.cumsum(0) - counts) * 3 // counts.sum().clamp(min=1)  # thirds that more frequent ids fill
-    return torch.empty_like(order).scatter_(0, order, before.clamp(max=2))
-
-
-def _measure_losses(logits: Tensor, targets: Tensor, groups: Tensor, readings: Readings) -> None:
-    """The loss of (R, L, V) logits, by quarters of the sequence and by frequency of the target."""
-    length = logits.size(1)
-    for row, places, z in _chunks(logits):
-        target = targets[row, places]
-        counted = target != IGNORED
-        target = target.clamp(0, z.size(-1) - 1)
-        nll = nn.functional.cross_entropy(z, target, reduction="none")  # (n,)
-        quarter = torch.arange(places.start, places.stop, device=z.device) * 4 // length
-        group = groups[target]
-        parts = {f"position/{number + 1}": quarter == number for number in range(4)}
-        parts |= {f"frequency/{name}": group == number for number, name in enumerate(FREQUENCIES)}
-        for name, part in parts.items():
-            which = counted & part
-            readings.mean(f"health/loss_by_{name}", nll.where(which, 0).sum(), which.sum())

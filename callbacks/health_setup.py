@@ -13,26 +13,11 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from ._torch import local_part
-from .contracts import CountsTokens, HasVocabulary, offered_by_data
-
-SETUP_DESCRIPTIONS = {
-    "setup/decayed_vectors": "parameters of one dimension (norm weights, biases) in a parameter group with weight decay",
-    "setup/unoptimized": "elements of parameters that require gradients and are in no parameter group",
-    "setup/frozen": "elements of parameters that do not require gradients",
-    "setup/ranks": "processes that train",
-    "setup/weight_decay": "largest weight decay of a parameter group",
-    "setup/epsilon": "largest epsilon of a parameter group",
-    "setup/initial_gain": "before step 1: largest root mean square of a Linear's weights, times the root of its inputs",
-    "setup/alike_units": "before step 1: share of the Linears in which every row has the same weights, other than 0",
-    "setup/fresh_matrices": "before step 1: of the Linears that three or more blocks have, such as `query`, the share whose "
-    "weights are 0, or look like random draws by their sizes",
-    "setup/vocab_size": "rows of the embedding, or the data module's `vocab_size`",
-    "setup/train_tokens": "the data module's `train_tokens`",
-}
+from .contracts import fact_of_data
 
 
 def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict[str, float]:
-    """The facts by tag, as `SETUP_DESCRIPTIONS` says. What cannot be known is left out.
+    """The facts by tag, as docs/reference/health.md explains them. What cannot be known is left out.
 
     Of sharded parameters the whole counts, but the gain is that of this rank's shards. Of a pipeline, the stage counts.
 
@@ -48,14 +33,12 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         "setup/ranks": trainer.world_size,
         "setup/frozen": sum(p.numel() for p in pl_module.parameters() if not p.requires_grad),
     }
-    for name, key in (("setup/weight_decay", "weight_decay"), ("setup/epsilon", "eps")):
-        if known := [float(value) for group in groups if isinstance(value := group.get(key), int | float)]:
-            facts[name] = max(known)
-    data = offered_by_data(trainer, HasVocabulary)
-    if vocabulary := rows or (data and data.vocab_size):
+    if known := [float(value) for group in groups if isinstance(value := group.get("weight_decay"), int | float)]:
+        facts["setup/weight_decay"] = max(known)
+    if vocabulary := fact_of_data(trainer, "vocab_size") or rows:
         facts["setup/vocab_size"] = vocabulary
-    if text := offered_by_data(trainer, CountsTokens):
-        facts["setup/train_tokens"] = text.train_tokens
+    if (tokens := fact_of_data(trainer, "train_tokens")) is not None:
+        facts["setup/train_tokens"] = tokens
     if trainer.global_step == 0:
         named = {name: module for name, module in pl_module.named_modules() if isinstance(module, nn.Linear)}
         named = {name: each for name, each in named.items() if _has_numbers(getattr(each, "weight", None))}

@@ -104,34 +104,59 @@ class ValidationOverlap:
         readings.mean("health/validation_overlap", self._found.sum(), self._found.numel())
 
 
-class RepeatedSpans:
-    """The share of spans that have occurred before, of a sixteenth of all spans: those whose hash says so.
-
-    The choice depends on the tokens alone, so that a copy is found at any position. A table of 65,536 hashes (0.5 MB) remembers
-    about the last million tokens of this rank.
-    """
+class RepeatedText:
+    """The shares of sequences and of spans that have occurred before on this rank."""
 
     def __init__(self) -> None:
+        self._sequences = _Seen("health/repeated_samples", 1)
+        self._spans = _Seen("health/repeated_spans", _SAMPLED)
+
+    def add(self, ids_BT: Tensor) -> None:
+        """Count the sequences and spans of a batch, then remember them."""
+        self._sequences.add(span_hashes(ids_BT, ids_BT.shape[1]).flatten().sort().values)
+        if (length := span_length(ids_BT)) is not None:
+            self._spans.add(span_hashes(ids_BT, length).flatten())
+
+    def add_to(self, readings: Readings) -> None:
+        """Add the shares since the last call. Every rank adds them, also if its sequences were too short."""
+        self._sequences.add_to(readings)
+        self._spans.add_to(readings)
+
+
+class _Seen:
+    """Counts hashes that have occurred before, in a table of 65,536 (0.5 MB), which forgets old ones.
+
+    Args:
+        sampled: one in this many hashes is counted, a power of 2. The choice depends on the tokens alone, so that a copy is
+            found at any position. Of one in 16 spans, the table has those of about the last million tokens.
+    """
+
+    def __init__(self, name: str, sampled: int) -> None:
+        self._name, self._sampled = name, sampled
         self._table: Tensor | None = None
         self._seen: Tensor | float = 0.0
         self._all: Tensor | float = 0.0
 
-    def add(self, ids_BT: Tensor) -> None:
-        """Count the spans of a batch, then remember them."""
-        length = span_length(ids_BT)
-        if length is None:
-            return
+    def add(self, hashes: Tensor) -> None:
+        """Count (N,) hashes, then remember them. One that equals the hash before it counts as seen."""
         if self._table is None:
-            self._table = torch.zeros(_SLOTS + 1, dtype=torch.int64, device=ids_BT.device)
-        hashes = span_hashes(ids_BT, length).flatten()
-        sampled = (hashes & (_SAMPLED - 1)) == 0
+            self._table = torch.zeros(_SLOTS + 1, dtype=torch.int64, device=hashes.device)
+        sampled = (hashes & (self._sampled - 1)) == 0
         slots = (hashes >> 4) & (_SLOTS - 1)  # bits beside those that choose
-        self._seen = self._seen + (sampled & (self._table[slots] == hashes)).sum()
+        again = (self._table[slots] == hashes) | pad(hashes[1:] == hashes[:-1], (1, 0))
+        self._seen = self._seen + (sampled & again).sum()
         self._all = self._all + sampled.sum()
-        # Not a boolean index, whose size the host would have to know: other spans write into a slot that nobody reads.
+        # Not a boolean index, whose size the host would have to know: other hashes go into a slot that nobody reads.
         self._table.scatter_(0, torch.where(sampled, slots, _SLOTS), hashes)
 
     def add_to(self, readings: Readings) -> None:
-        """Add the share since the last call. Every rank adds it, also if its sequences were too short."""
-        readings.mean("health/repeated_spans", self._seen, self._all)
+        readings.mean(self._name, self._seen, self._all)
         self._seen = self._all = 0.0
+
+
+def add_shared_to(readings: Readings, ids_BT: Tensor) -> None:
+    """Add whether a micro-batch begins with the sequence of another rank. A collective."""
+    mine = span_hashes(ids_BT[:1], ids_BT.shape[1]).flatten()
+    all_ranks = [torch.empty_like(mine) for _ in range(process_count())]
+    dist.all_gather(all_ranks, mine)
+    readings.mean("health/shared_samples", (torch.cat(all_ranks) == mine).sum() > 1, 1.0)

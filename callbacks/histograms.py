@@ -32,11 +32,11 @@ class Histograms(Callback):
     A histogram has 64 bins of one width between the smallest and the largest finite value, as `numpy.histogram(x, 64)`. So
     edges differ from step to step, and one outlier widens all bins.
 
-    Logs, to TensorBoard and W&B; other loggers have no histograms, and without one of the two nothing is computed:
-        `weights/NAME`: before the update. NAME as in `named_parameters`.
-        `gradients/NAME`: of the whole step, before clipping. List this callback before `GradientNorm`.
-        `nonfinite/weights/NAME`, `nonfinite/gradients/NAME`: numbers, to every logger: how many values are NaN or infinite, if
-            there are any. They are in no bin.
+    Logs histograms to TensorBoard and W&B only, and nothing if a run has neither:
+        `weights/NAME`: histogram of a parameter before the update; NAME is its name in `named_parameters`.
+        `gradients/NAME`: histogram of its gradient before clipping. List this callback before `GradientNorm`.
+        `nonfinite/weights/NAME`, `nonfinite/gradients/NAME`: number of values that are NaN or infinite, to every logger, if
+            there are any; the histograms leave these values out.
 
     Contract:
         on_fit_start: chooses parameters, and warns if no logger takes histograms; nothing is computed then.

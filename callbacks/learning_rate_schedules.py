@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -98,15 +99,19 @@ class Schedule(Callback, ABC):
 
     Raises:
         UserError: numbers out of range; `total_steps` is None, and neither `Trainer(max_steps)` nor `Trainer(max_epochs)` and
-            the data say how long the run is; several optimizers; the LightningModule also returns a learning-rate scheduler.
+            the data say how long the run is; several optimizers; the LightningModule also returns a learning-rate scheduler;
+            a subclass ignores its warmup.
     """
+
+    # Defaults of the class, so that the `__init__` of a subclass need not call this one.
+    warmup_steps: int = 0
+    _peaks: list[float]  # one per parameter group; set by on_fit_start
+    _saved_peaks: Sequence[float] = ()  # in the checkpoint that is resumed, if groups had been added
+    _set_for = 0  # the last update whose rates were set
 
     def __init__(self, warmup_steps: Annotated[int, whole(0, STEPS)] = 0) -> None:
         check_ranges(type(self), locals())
         self.warmup_steps = warmup_steps
-        self._peaks: list[float] = []  # one per parameter group
-        self._saved_peaks: list[float] = []  # in the checkpoint that is resumed, if groups had been added
-        self._set_for = 0  # the last update whose rates were set
 
     @abstractmethod
     def rate(self, t: int, peak: float) -> float:
@@ -125,6 +130,11 @@ class Schedule(Callback, ABC):
         if len(trainer.optimizers) != 1:
             raise UserError(f"{type(self).__name__} needs exactly one optimizer, not {len(trainer.optimizers)}.")
         self.resolve(trainer)
+        if self.warmup_steps > 1 and self.rate(1, 1.0) >= self.rate(self.warmup_steps, 1.0):
+            raise UserError(
+                f"{type(self).__name__}'s rate does not rise in its {self.warmup_steps} warmup steps: let its method `rate` use"
+                f" self.warmup_steps, or set {setting(type(self), 'warmup_steps')} to 0."
+            )
         self._peaks = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
         self._set_for = 0
 
@@ -235,38 +245,26 @@ class _Horizon(Schedule):
 
 
 class Cosine(_Horizon):
-    """Warmup, then half a cosine to `final_ratio`·peak at `total_steps`. See :func:`wsd`, :class:`Schedule`."""
+    """The rate rises in the warmup, then falls by a cosine to `final_ratio`·peak at `total_steps`. See :class:`Schedule`."""
 
     shape = "cosine"
 
-    def __init__(self, warmup_steps: int = 0, final_ratio: float = 0.1, total_steps: int | None = None) -> None:
-        super().__init__(warmup_steps, final_ratio, total_steps)
-
 
 class Linear(_Horizon):
-    """Warmup, then a straight line to `final_ratio`·peak at `total_steps`. See :func:`wsd`, :class:`Schedule`."""
+    """The rate rises in the warmup, then falls evenly to `final_ratio`·peak at `total_steps`. See :class:`Schedule`."""
 
     shape = "linear"
 
-    def __init__(self, warmup_steps: int = 0, final_ratio: float = 0.1, total_steps: int | None = None) -> None:
-        super().__init__(warmup_steps, final_ratio, total_steps)
-
 
 class Constant(Schedule):
-    """Warmup, then the peak forever. See :class:`Schedule`."""
-
-    def __init__(self, warmup_steps: int = 0) -> None:
-        super().__init__(warmup_steps)
+    """The rate rises in the warmup, then stays at its peak. See :class:`Schedule`."""
 
     def rate(self, t: int, peak: float) -> float:
         return peak * t / self.warmup_steps if t <= self.warmup_steps else peak
 
 
 class InverseSquareRoot(Schedule):
-    """Warmup, then peak·√(warmup_steps/t) (Vaswani et al. 2017). Without warmup: peak/√t. See :class:`Schedule`."""
-
-    def __init__(self, warmup_steps: int = 0) -> None:
-        super().__init__(warmup_steps)
+    """The rate rises in the warmup, then is peak·√(warmup_steps/t) at step t (Vaswani et al. 2017), else peak/√t."""
 
     def rate(self, t: int, peak: float) -> float:
         if t <= self.warmup_steps:
@@ -275,7 +273,7 @@ class InverseSquareRoot(Schedule):
 
 
 class WSD(_Horizon):
-    """Warmup, stable, decay over the last steps. See :func:`wsd`, :class:`Schedule`.
+    """The rate rises in the warmup, stays at its peak, and falls in the last steps. See :func:`wsd`, :class:`Schedule`.
 
     Rates before the decay do not depend on `total_steps`. So a checkpoint of the stable phase can be continued with a
     larger `total_steps`, or branched into a decay.
@@ -323,7 +321,7 @@ class WSD(_Horizon):
 
 
 class Decay(Schedule):
-    """Decays the rates of the resumed checkpoint to `final_ratio` of them, over all remaining steps.
+    """Decays the learning rates of the resumed checkpoint to `final_ratio` times these rates, over all remaining steps.
 
     Use it to anneal any checkpoint, whatever its schedule was: without warmup, and without a jump of the rate. The decay
     begins at the checkpoint's step with the checkpoint's rates, one per parameter group. Both are saved, so an interrupted

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ from ._lightning import wrap
 RETRY_SECONDS = 30.0
 """Time between two attempts to write again."""
 _PROBE = bytes(2**16)
-_QUEUE = 10  # values that TensorBoard's writer holds in its thread's queue (its max_queue_size)
 _METHODS = ("log_hyperparams", "log_graph", "save")
 
 
@@ -31,8 +29,8 @@ class LoggerErrors(Callback):
 
     Covered: the methods of every logger, and those of TensorBoard's `logger.experiment`, whoever calls them.
 
-    Logs: nothing. Warns when a logger fails, when it writes again, and at the end if rows were lost. The number is an upper
-    bound: TensorBoard writes in a thread, so rows just before the error may be lost too.
+    Logs: nothing. Warns when a logger fails, when it writes again, and at the end if rows were lost. TensorBoard writes in a
+    thread, so a row just before the error may be lost, too.
 
     Contract:
         setup: wraps the methods of the trainer's loggers. They stay wrapped: loggers are finalized after all hooks.
@@ -54,7 +52,7 @@ class LoggerErrors(Callback):
 
     @property
     def lost(self) -> int:
-        """Rows that were not written, at most, over all loggers."""
+        """Rows that were not written, over all loggers."""
         return sum(guard.lost for guard in self._guards)
 
 
@@ -70,19 +68,16 @@ class _Guard:
         self.lost = 0
         self.error: OSError | None = None  # why it cannot write now
         self._trying = False
-        self._row = 0
         self._retry_at = 0.0
         self._writer = logger.experiment if isinstance(logger, TensorBoardLogger) and writes else None
-        # Rows that may not be on disk yet: those of the last values in the writer's queue; of other loggers, since their save.
-        self._pending: deque[int] = deque(maxlen=None if self._writer is None else _QUEUE + 1)
         for name in _METHODS:
             if callable(getattr(logger, name, None)):
-                wrap(logger, name, self._save if name == "save" else self._call, "LoggerErrors")
-        wrap(logger, "log_metrics", self._log_metrics, "LoggerErrors")
-        wrap(logger, "finalize", self._finalize, "LoggerErrors")
+                wrap(logger, name, self._call)
+        wrap(logger, "log_metrics", self._log_metrics)
+        wrap(logger, "finalize", self._finalize)
         for name in dir(self._writer):
             if name.startswith("add_") or name in ("flush", "close"):
-                wrap(self._writer, name, self._add if name.startswith("add_") else self._save, "LoggerErrors")
+                wrap(self._writer, name, self._call)
 
     def _call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method, unless the logger cannot write."""
@@ -103,7 +98,7 @@ class _Guard:
             self._trying = False
         if again:
             self.error = None
-            rank_zero_warn(f"{self.name} writes again. Rows lost until here: at most {self.lost}.")
+            rank_zero_warn(f"{self.name} writes again. It has lost about {self.lost} rows.")
         return result
 
     def _may_try(self) -> bool:
@@ -125,10 +120,8 @@ class _Guard:
 
     def _fail(self, error: OSError) -> None:
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        if self._writer is not None:
-            self.lost += len(set(self._pending) - {self._row})  # the current row is counted by `_log_metrics`
-            self._pending.clear()
         if self.error is None:
+            self.lost += 1  # the current row; TensorBoard's thread may have lost the one before, too
             rank_zero_warn(
                 f"{self.name} cannot write: {error.strerror or error}. Training goes on without its rows. It is tried again "
                 f"every {RETRY_SECONDS:.0f} s: make room on the disk, or restore the folder."
@@ -136,33 +129,14 @@ class _Guard:
         self.error = error
 
     def _log_metrics(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        self._row += 1
-        if self._writer is None:
-            self._pending.append(self._row)
+        failed_before = self.error is not None
         self._call(inner, *args, **kwargs)
-        if self.error is not None:
-            self.lost += 1
-            if self._pending and self._pending[-1] == self._row:
-                self._pending.pop()
-        self._row += 1  # what is written next is not part of this row
-
-    def _add(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.error is None:
-            self._pending.append(self._row)
-        return self._call(inner, *args, **kwargs)
-
-    def _save(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        result = self._call(inner, *args, **kwargs)
-        if self.error is None:
-            self._pending.clear()
-        return result
+        self.lost += failed_before and self.error is not None
 
     def _finalize(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        self._save(inner, *args, **kwargs)
-        self.lost += len(self._pending) if self.error is not None else 0
-        self._pending.clear()
+        self._call(inner, *args, **kwargs)
         if self.lost:
-            rank_zero_warn(f"{self.name} could not write {self.lost} rows at most. The curves have gaps there.")
+            rank_zero_warn(f"{self.name} could not write about {self.lost} rows. The curves have gaps there.")
 
 
 _reporter: Callable[[threading.ExceptHookArgs], Any] = threading.excepthook

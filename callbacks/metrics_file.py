@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from .ordinary_files import complete_file, open_ordinary, read_ordinary
+from .files import complete_file, set_aside
 
 _NOT_METRICS = ("step", "time")
-_MOST_OF_A_ROW = 2**24  # bytes
 
 
 class MetricsFile(Logger):
@@ -35,7 +35,8 @@ class MetricsFile(Logger):
     Args:
         path: of the file. Its folder is made if it is missing.
         resume_step: the optimizer step from which training is resumed, -1 for a new run. Rows of later steps are removed from
-            the file when the first row is written, because they are logged again. None: every row is kept.
+            the file when the first row is written, because they are logged again. None: every row is kept, but the file of an
+            earlier run is renamed to `<name>.1` (or 2, 3, …), with a warning, when a Trainer begins without a checkpoint.
     """
 
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
@@ -45,6 +46,7 @@ class MetricsFile(Logger):
         self._row: dict[str, Any] = {}  # the values of `_step` that are not written yet
         self._time = 0.0  # of the first of them
         self._begun = False  # rows of an earlier launch have been removed
+        self._at_start: Trainer | None = None  # a Trainer that begins at step 0
         self._whole = True  # the file ends with a complete line
 
     @property
@@ -62,6 +64,11 @@ class MetricsFile(Logger):
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the file has metrics only."""
+
+    def log_graph(self, model: LightningModule, input_array: Any = None) -> None:  # type: ignore[override]
+        """Lightning calls it when a Trainer begins. Writes nothing: it notes a Trainer at step 0."""
+        trainer = model.trainer
+        self._at_start = trainer if trainer.state.fn == TrainerFn.FITTING and trainer.global_step == 0 else None
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -92,19 +99,27 @@ class MetricsFile(Logger):
             return
         if not self._begun:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Some strategies restore a checkpoint, and so set ckpt_path, after `log_graph`.
+            if self.resume_step is None and self._at_start is not None and self._at_start.ckpt_path is None:
+                self._set_aside()
             _keep_rows(self.path, math.inf if self.resume_step is None else self.resume_step)
             self._begun = True
         line = json.dumps({"step": self._step, "time": round(self._time, 3), **self._row}) + "\n"
         # Opened for each line, so that a deleted or replaced file is noticed. After an error the file may end within a line.
         repair, self._whole = not self._whole, False
-        with open(open_ordinary(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW), "ab", buffering=0) as file:
+        with open(self.path, "ab", buffering=2**20) as file:  # one call writes the line when the file is closed
             if repair:
-                file.truncate(read_ordinary(self.path, self.path.stat().st_size).rfind(b"\n") + 1)
-            content = line.encode()
-            written = file.write(content)
-            if written != len(content):
-                file.write(content[written:])  # raises: the disk took a part
+                file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+            file.write(line.encode())
         self._whole, self._row = True, {}
+
+    def _set_aside(self) -> None:
+        """Give the file of an earlier run a name of its own."""
+        if self.path.exists() and self.path.stat().st_size:
+            old = set_aside(self.path)
+            rank_zero_warn(
+                f"{self.path} had rows of an earlier run, which are now in {old}: this run begins at step 0 (MetricsFile)."
+            )
 
 
 def _number(value: Any) -> int | float | str | None:
@@ -123,22 +138,17 @@ def _number(value: Any) -> int | float | str | None:
 
 
 def _keep_rows(path: Path, step: float) -> None:
-    """Remove the rows after a step, and lines that are none. The file is replaced whole, or left as it is.
-
-    A link is replaced, and so is a file with another name, such as one in a copy with hard links: rows are appended here only.
-    """
-    if not os.path.lexists(path):
+    """Remove the rows after a step, and lines that are none. The file is replaced whole, or left as it is."""
+    if not path.exists():
         return
-    with complete_file(path, path.with_name(f".{path.name}.partial")) as kept:
-        if path.exists():
-            with open(open_ordinary(path), "rb") as old:
-                kept.writelines(line for line in iter(lambda: old.readline(_MOST_OF_A_ROW), b"") if _is_row_until(line, step))
+    with complete_file(path, path.with_name(f".{path.name}.partial")) as kept, open(path, "rb") as old:
+        kept.writelines(line for line in old if _is_row_until(line, step))
 
 
 def _is_row_until(line: bytes, step: float) -> bool:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     whole = line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int)
     return whole and row["step"] <= step

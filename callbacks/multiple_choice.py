@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import UserError
-from .ordinary_files import read_text
+from .files import read_text
 
 
 class Question(NamedTuple):
@@ -62,11 +62,6 @@ def _question(line: str, place: str) -> Question:
         raise UserError(f'{place}: "choices" must be at least two texts that are not empty.')
     if not 0 <= gold < len(choices):
         raise UserError(f'{place}: "gold" is {gold}, but must be the index of a choice, from 0 to {len(choices) - 1}.')
-    try:
-        "".join((query, *choices)).encode()
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])
-        raise UserError(f"{place} has half of a surrogate pair, {half}, which is no character.") from None
     return Question(query, choices, gold)
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor
 
 from ._lightning import _AfterSteps, is_logged
-from .contracts import SaysStepLoss, offered_step_loss
+from .contracts import KnowsNorm, SaysStepLoss, offered
 
 # Metrics in a line after the loss: name, label, format.
 _SHOWN = (
@@ -74,26 +74,16 @@ def format_line(
     return "  ".join(part for part in parts if part)
 
 
-def format_validation(step: int, metrics: Mapping[str, float], seconds: float) -> str:
-    """Like "validation after step 500: val/loss 2.1234  val/perplexity 8.36  (3s)"."""
-    values = "  ".join(f"{name} {value:.5g}" for name, value in metrics.items() if name.startswith("val"))
-    return f"validation after step {step}: {values}  ({format_duration(seconds)})"
-
-
-def format_validating(step: int, done: int, batches: float) -> str:
-    """Like "validating after step 500: batch 120 of 400"; no total if the number of batches is not known."""
-    total = "" if batches == float("inf") else f" of {batches:.0f}"
-    return f"validating after step {step}: batch {done}{total}"
-
-
 class TrainingProgress(_AfterSteps, ProgressBar):
     """Shows the optimizer step, loss, perplexity, learning rate, gradient norm, tokens/s and remaining time.
 
     The loss is the mean over the counted targets of all steps since the last line, where the module says the loss of a step
-    (`SaysStepLoss`), and the perplexity is e to that loss: one step's loss is noisy. `train/loss` is that of one step.
+    (`SaysStepLoss`), and the perplexity is e to that loss: one step's loss is noisy. `train/loss` is that of one step. A module
+    that logs no perplexity, such as one with a loss of pairs, has none here. "(mean of 9)" counts steps with a counted target.
 
     On a terminal: one bar, redrawn at logged steps and otherwise at most ten times a second, and a second bar during
-    validation. Elsewhere (a log file, CI): one plain line per logged step, and one every 30 seconds of a validation. Both
+    validation. Elsewhere (a log file, CI): one plain line per logged step and for the last step, and one every 30 seconds of a
+    validation. Both
     print one line with each validation result.
 
     Reads the loss, `train/perplexity`, `lr`, `grad/norm` and `throughput/tokens_per_second` from
@@ -106,7 +96,8 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         on_train_start: opens the bar at the resumed step.
         on_train_batch_end: draws the bar or prints the line.
         on_validation_*: bar and result line, except in the sanity check.
-        on_train_end, on_exception, teardown: close the bars.
+        on_train_end: shows the steps since the last line, and closes the bars.
+        on_exception, teardown: close the bars.
         State: none. Rank 0 only.
 
     Args:
@@ -119,12 +110,8 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         self._enabled = True
         self._bar: Tqdm | None = None
         self._val_bar: Tqdm | None = None
-        self._drawn = 0.0  # time of the last drawing
-        self._first: tuple[int, float] | None = None  # the first step of this process and the time of its end
         self._val_since = self._val_said = 0.0
         self._val_done = 0
-        self._unsaid: list[Tensor | float] = [0.0, 0.0]  # since the last line: the sum over counted targets, their number
-        self._unsaid_steps = 0
 
     def disable(self) -> None:
         self._enabled = False
@@ -147,8 +134,11 @@ class TrainingProgress(_AfterSteps, ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._first, self._drawn = None, 0.0
-        self._unsaid, self._unsaid_steps = [0.0, 0.0], 0
+        self._drawn = 0.0  # time of the last drawing
+        self._first: tuple[int, float] | None = None  # the first step of this process and the time of its end
+        # Since the last line: the sum over counted targets, their number, and the steps that have any.
+        self._unsaid: list[Tensor | float] = [0.0, 0.0, 0.0]
+        self._unsaid_steps = 0
         if self._enabled and sys.stdout.isatty():
             sized = trainer.max_steps >= 0
             self._bar = Tqdm(
@@ -163,21 +153,33 @@ class TrainingProgress(_AfterSteps, ProgressBar):
     def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if not self._enabled:
             return
-        says = offered_step_loss(pl_module) if self.loss == "train/loss" else None
+        says = offered(pl_module, SaysStepLoss) if self.loss == "train/loss" else None
         if says is not None:
             self._add(says)
         now = time.monotonic()
         if self._first is None:
             self._first = (step, now)
-        if not is_logged(trainer, step):
-            is_last = step == trainer.max_steps
-            if self._bar is not None and (is_last or now - self._drawn >= _REFRESH_SECONDS):
-                self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
-            return
-        metrics = _floats(trainer)
-        steps = 1
-        if says is not None:
-            steps = self._replace_by_mean(metrics)
+        is_last = step == trainer.max_steps
+        if is_logged(trainer, step):
+            metrics = _floats(trainer)
+            self._show(trainer, step, metrics, 1 if says is None else self._replace_by_mean(metrics))
+        elif is_last and says is not None:
+            self._show_rest(trainer)
+        elif self._bar is not None and (is_last or now - self._drawn >= _REFRESH_SECONDS):
+            self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
+
+    def _show_rest(self, trainer: Trainer) -> None:
+        """The mean loss of the last steps, none of which was a logged one, and the last step's rate and norm, if known."""
+        metrics = {"train/perplexity": 0.0} if "train/perplexity" in trainer.callback_metrics else {}
+        if "lr" in trainer.callback_metrics and not trainer.lr_scheduler_configs:  # torch's have set the rate of the next step
+            metrics["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if (knows := offered(callback, KnowsNorm)) is not None and knows.latest_norm is not None:
+                metrics["grad/norm"] = float(knows.latest_norm)
+        self._show(trainer, trainer.global_step, metrics, self._replace_by_mean(metrics))
+
+    def _show(self, trainer: Trainer, step: int, metrics: Mapping[str, float], steps: int) -> None:
+        now = time.monotonic()
         eta = self._eta(step, trainer.max_steps, now)
         if self._bar is None:
             self.print(format_line(step, trainer.max_steps, metrics, eta, self.loss, steps))
@@ -190,22 +192,22 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         counted = says.step_count > 0
         self._unsaid[0] = self._unsaid[0] + torch.where(counted, says.step_loss.detach() * says.step_count, 0.0)
         self._unsaid[1] = self._unsaid[1] + says.step_count
+        self._unsaid[2] = self._unsaid[2] + counted
         self._unsaid_steps += 1
 
     def _replace_by_mean(self, metrics: dict[str, float]) -> int:
-        """Set loss and perplexity to the means since the last line, or remove them without a target. Returns the number of
-        steps.
+        """Set loss and perplexity to the means since the last line, or remove them without a target. A logged step without a
+        target has no loss of its own. Returns the number of steps with targets.
         """
-        total, count = map(float, self._unsaid)
-        steps, self._unsaid, self._unsaid_steps = self._unsaid_steps, [0.0, 0.0], 0
-        if not count:
-            metrics.pop(self.loss, None)
-            metrics.pop("train/perplexity", None)
-        elif self.loss in metrics:
+        total, count, steps = map(float, self._unsaid)
+        self._unsaid, self._unsaid_steps = [0.0, 0.0, 0.0], 0
+        metrics.pop(self.loss, None)
+        has_perplexity = metrics.pop("train/perplexity", None) is not None
+        if count:
             metrics[self.loss] = total / count
-            if "train/perplexity" in metrics:
+            if has_perplexity:
                 metrics["train/perplexity"] = math.exp(min(total / count, 700.0))
-        return steps
+        return round(steps)
 
     def _eta(self, step: int, max_steps: int, now: float) -> float | None:
         assert self._first is not None
@@ -247,15 +249,18 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             self._val_bar.update()
         elif time.monotonic() - self._val_said >= _LINE_SECONDS:
             self._val_said = time.monotonic()
-            self.print(format_validating(trainer.global_step, self._val_done, sum(trainer.num_val_batches)))
+            batches = sum(trainer.num_val_batches)
+            total = "" if batches == float("inf") else f" of {batches:.0f}"
+            self.print(f"validating after step {trainer.global_step}: batch {self._val_done}{total}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not self._enabled:
             return
         self._close_validation()
         if trainer.state.fn == "fit":  # `trainer.validate` prints its own table
-            seconds = time.monotonic() - self._val_since
-            self.print(format_validation(trainer.global_step, _floats(trainer), seconds))
+            values = "  ".join(f"{name} {value:.5g}" for name, value in _floats(trainer).items() if name.startswith("val"))
+            seconds = format_duration(time.monotonic() - self._val_since)
+            self.print(f"validation after step {trainer.global_step}: {values}  ({seconds})")
 
     def _close_validation(self) -> None:
         if self._val_bar is not None:
@@ -269,7 +274,12 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             self._bar.close()
             self._bar = None
 
-    on_train_end = on_exception = teardown = _close  # type: ignore[assignment]
+    on_exception = teardown = _close  # type: ignore[assignment]
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._enabled and self._unsaid_steps:  # training ended before `max_steps`
+            self._show_rest(trainer)
+        self._close()
 
 
 def _floats(trainer: Trainer) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ._lightning import _PutsBack, is_logged, refuse_other_shards, wrap, write_row
 from ._torch import process_count
-from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, ScalesLoss, offered, offered_by_data, offered_step_loss
+from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, SaysStepLoss, ScalesLoss, offered, offered_by_data
 from .errors import UserError, refused, setting, without
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device, refuse_late_unscaling
 from .ranges import STEPS, above, check_ranges, whole
@@ -45,10 +45,10 @@ class SpikeGuard(_PutsBack):
     With fp16 loss scaling, a norm that is not finite while the loss is finite is an overflow, left to the scaler: it
     is not reported, and its values do not enter the window.
 
-    Logs, at logged steps: `spike/skipped`, the number of steps skipped since the last row. A warning names them, with
-    global sample numbers if the data module has `step_samples` (a range). After `max_consecutive` skipped steps in a row,
-    checked at logged steps, training stops (`trainer.should_stop`) with the reason in `diagnosis` (otherwise None). The
-    weights are then those of the last good step.
+    Logs, at logged steps: `spike/skipped`, the number of steps skipped since the last row. A warning names these steps, and
+    their global sample numbers if the data module has `step_samples` (a range). After `max_consecutive` skipped steps in a row,
+    checked at logged steps, training stops (`trainer.should_stop`) with the weights of the last good step, and the reason
+    in `diagnosis` (otherwise None).
 
     Contract:
         on_train_start: wraps `optimizer.step`; teardown, on_exception: unwraps it.
@@ -66,7 +66,7 @@ class SpikeGuard(_PutsBack):
         max_consecutive: skipped steps in a row after which training stops.
 
     Raises:
-        UserError: numbers out of range; several optimizers; LBFGS, which evaluates a step several times; fp16 loss
+        UserError: numbers out of range; several optimizers; fp16 loss
             scaling with a fused optimizer, which unscales the gradients only after this callback reads them; a strategy that
             shards without DTensor.
     """
@@ -106,8 +106,6 @@ class SpikeGuard(_PutsBack):
                 f" {without(SpikeGuard)}."
             )
         optimizer = trainer.optimizers[0]
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise UserError(f"SpikeGuard tests a step once, but LBFGS evaluates it several times: {without(SpikeGuard)}.")
         refuse_other_shards(trainer, SpikeGuard)
         scaling = offered(trainer.precision_plugin, ScalesLoss)
         self._scaler = None if scaling is None else scaling.scaler
@@ -138,7 +136,7 @@ class SpikeGuard(_PutsBack):
                 original(**kwargs)
             return result
 
-        self._undo = (wrap(optimizer, "step", step, "SpikeGuard"),)
+        self._undo = (wrap(optimizer, "step", step),)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.add(trainer, loss)
@@ -151,7 +149,7 @@ class SpikeGuard(_PutsBack):
             norm = None if self._norm_source is None else self._norm_source.latest_norm
             if norm is None:
                 norm = gradient_norm(trainer, optimizer)
-            says, data = offered_step_loss(pl_module), offered_by_data(trainer, NumbersSamples)
+            says, data = offered(pl_module, SaysStepLoss), offered_by_data(trainer, NumbersSamples)
             values = torch.stack(
                 [each.to(self._good.device, torch.float32) for each in (mean if says is None else says.step_loss, norm)]
             )
@@ -237,7 +235,7 @@ class SpikeGuard(_PutsBack):
 
 
 def _is_fused(optimizer: Optimizer) -> bool:
-    """Whether `found_inf` is free. Otherwise it costs copies, while on a CPU reading the result costs nothing."""
+    """Whether `found_inf` is free. Other optimizers make copies for it; on a CPU, reading the result on the host is cheaper."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 

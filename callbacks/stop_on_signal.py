@@ -28,13 +28,12 @@ from ._lightning import (
     stop_now,
     take_sigterm,
     validate_when_resuming,
-    validation_batches,
     validation_follows,
     without_sigterm_broadcast,
 )
 from ._torch import process_count
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))  # not on Windows
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopOnSignal(_PutsBack, _AfterSteps):
@@ -156,7 +155,8 @@ class StopOnSignal(_PutsBack, _AfterSteps):
             self._validation_batches = -1  # never 0: check before every batch
             return
         # The minimum over ranks, because every all-reduce needs all of them.
-        batches = torch.tensor(validation_batches(trainer))
+        known = sum(trainer.fit_loop.epoch_loop.val_loop.max_batches)  # infinite if the length of a loader is unknown
+        batches = torch.tensor(0 if known == float("inf") else int(known))
         dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
         self._validation_batches = int(batches)
 

@@ -21,10 +21,10 @@ class Stragglers(_PutsBack):
 
     Fast ranks wait for the slowest one, so a step takes equally long on all. A rank's work is the step without its waits.
 
-    Logs at logged steps, about that step only (not the first two steps of a process; nothing on one process):
-        `rank/step_time_max`: work of the slowest rank, in seconds.
-        `rank/step_time_mean`: the mean over ranks. If it equals the maximum, the ranks are balanced.
-        `rank/straggler`: the slowest rank. A faulty one shows up repeatedly; otherwise the number varies by chance.
+    Logs for each logged step but a process's first two, if there are several ranks:
+        `rank/step_time_max`: seconds that the slowest rank computes in the step.
+        `rank/step_time_mean`: seconds that a rank computes in the step, averaged over ranks.
+        `rank/straggler`: number of the slowest rank. A faulty rank shows up repeatedly; otherwise the number varies by chance.
 
     A step is measured from the end of one gradient synchronisation to the end of the next, unless validation or a save is in
     it. Measured waits:
@@ -50,14 +50,11 @@ class Stragglers(_PutsBack):
     Cost: not measurable on two gloo processes (benchmarks/callback_cost.py). On CUDA the host synchronises at logged steps.
     """
 
-    def __init__(self) -> None:
-        self._several = False  # ranks
-        self._first = 0  # optimizer step
-        self._clock = clock_of(torch.device("cpu"))
+    def _forget(self) -> None:
         self._step_began: Any = None  # a time of the clock; None = this step is not measured
         self._step_ended: Any = None
-        self._waits: list[tuple[Any, Any]] = []  # begin and end
         self._wait_began: Any = None
+        self._waits: list[tuple[Any, Any]] = []  # begin and end
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._put_back()
@@ -144,10 +141,6 @@ class Stragglers(_PutsBack):
 
     def _is_measured(self, trainer: Trainer, step: int) -> bool:
         return is_logged(trainer, step) and step >= self._first  # so never step 1
-
-    def _forget(self) -> None:
-        self._step_began = self._step_ended = self._wait_began = None
-        self._waits = []
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._forget()

@@ -43,8 +43,8 @@ class TaskScores(_AfterSteps):
 
     Needs of the LightningModule: `tokenizer`, `context_length`, and for tasks that generate text `greedy_ids` (`contracts.py`).
 
-    Logs: `task/NAME/METRIC`, of a file `acc`, `acc_norm` and `bits_per_byte` (`multiple_choice.scores`), of other tasks their
-    own metrics. Prints them, one line a task.
+    Logs: `task/NAME/METRIC`. For a file of questions, METRIC is `acc`, `acc_norm` and `bits_per_byte`
+    (`multiple_choice.scores`), for a task of lm-evaluation-harness the task's own metrics. Prints one line for each task.
 
     Contract:
         setup: reads files, loads tasks and their data.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ._lightning import is_logged
 
@@ -96,7 +94,8 @@ class TensorBoardPage(Callback):
             return
         self._metrics = len(names)
         for charts in CHARTS.values():
-            self._titles |= {title for title, tags in charts.items() if any(_draws(tags, name) for name in names)}
+            drawn = ((title, tag) for title, tags in charts.items() for tag in tags.split())
+            self._titles |= {title for title, tag in drawn if any(re.match(tag, name) for name in names)}
         if self._titles == self._laid_out:
             return
         self._laid_out = set(self._titles)
@@ -111,10 +110,6 @@ class TensorBoardPage(Callback):
                 logger.experiment.add_custom_scalars(page)
 
 
-def _draws(tags: str, name: str) -> bool:
-    return any(re.match(tag, name) for tag in tags.split())
-
-
 def tensorboard_logger(run_dir: Path, resume_step: int | None) -> TensorBoardLogger:
     """Event files in `run_dir` itself, behind those of earlier launches.
 
@@ -122,24 +117,4 @@ def tensorboard_logger(run_dir: Path, resume_step: int | None) -> TensorBoardLog
         resume_step: the optimizer step from which training is resumed. Rows of later steps, which an interrupted run wrote
             after its checkpoint, are removed. None: every row is.
     """
-    wait_for_later_name(run_dir)
     return TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=0 if resume_step is None else resume_step + 1)
-
-
-def wait_for_later_name(run_dir: Path) -> None:
-    """Wait until an event file made now has a name behind those in the folder: at most two seconds, usually none.
-
-    TensorBoard reads the files of a folder in the order of their names, which begin with the second
-    (`events.out.tfevents.1795495981.host.pid.number`). If a run is continued in the second in which it began, the process
-    number decides. Read in the wrong order, the first file removes the rows of the second. If the clock is further behind, a
-    warning says so.
-    """
-    names = (re.match(r"events\.out\.tfevents\.(\d+)\.", path.name) for path in run_dir.glob("events.*"))
-    ahead = max((int(name[1]) for name in names if name), default=0) + 1 - time.time()
-    if ahead > 2:
-        rank_zero_warn(
-            f"An event file in {run_dir} is {ahead:.0f} s ahead of this machine's clock. TensorBoard reads the files in the "
-            "order of their names and may leave out rows; metrics.jsonl has them all. Set the clock."
-        )
-    elif ahead > 0:
-        time.sleep(ahead + 0.01)  # a sleep may end a little early by this clock

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from typing import Annotated, Any
 
-import lightning
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 
 from ._lightning import (
     FETCH,
     SAMPLES,
     SAVE,
     TASKS,
-    LightningChanged,
+    VALIDATION,
     _PutsBack,
-    around_validation,
     data_parallel,
     is_logged,
     listen,
@@ -30,13 +29,8 @@ from .device_peaks import peak_of, peaks_of
 from .errors import UserError, setting
 from .ranges import above, check_ranges
 
-try:
-    import resource
-except ImportError:  # Windows has no getrusage
-    resource = None  # type: ignore[assignment]
-
 # Profiler actions that are not part of a training step. Other callbacks may announce long work as SAMPLES.
-_OUTSIDE = (SAVE, SAMPLES, TASKS)
+_OUTSIDE = (SAVE, SAMPLES, TASKS, VALIDATION)
 
 
 def count_tokens(batch: Any) -> int:
@@ -57,19 +51,19 @@ def count_tokens(batch: Any) -> int:
 
 
 class Throughput(_PutsBack):
-    """Measures the speed of training between two rows.
+    """Measures the speed of training between two logged steps.
 
     The measured time runs from one row to the next, when the gradients of a logged step are ready and CUDA is synchronised:
     whole optimizer steps with data, logging and every callback. Excluded: validation, saving, text samples and tasks, and the
     first step of a process (compilation, warm-up), so the first row has no speed.
 
     Logs at logged steps:
-        `throughput/tokens_per_second`: of all ranks together.
+        `throughput/tokens_per_second`: tokens per second of all ranks together.
         `throughput/mfu`: tokens/s · FLOPs per token / (devices · dense peak); absent if the peak is unknown. FLOPs per
             token is `LightningModule.flops_per_token` if it exists, else 6 · parameters. FLOPs and peak are printed once.
         `time/data_fraction`: share of the measured time spent in the train loader's next().
-        `memory/peak_gb`: peak since the process began, in GB (1e9 bytes): allocated CUDA memory, else resident memory.
-        `progress/tokens`: tokens consumed since the beginning of training, of all ranks, across resumes.
+        `memory/peak_gb`: peak memory since the process began, in GB (1e9 bytes): allocated CUDA memory, else resident memory.
+        `progress/tokens`: tokens that all ranks have read since the beginning of training, across resumes.
 
     Contract:
         on_train_start: wraps `trainer.profiler`, to which the Trainer reports fetching and saving.
@@ -95,7 +89,6 @@ class Throughput(_PutsBack):
         self._cuda = False
         self._flops_per_token: float | None = None
         self._peak: float | None = None  # FLOP/s of all devices
-        self._fetched = False  # whether the Trainer has reported a fetch to its profiler
         # The window since the last row:
         self._begin: float | None = None  # None before the end of the first step
         self._begin_tokens = 0
@@ -105,7 +98,6 @@ class Throughput(_PutsBack):
         self._outside_depth = 0
         self._outside_since = 0.0
         self._fetch_since = 0.0
-        self._warned = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._world = data_parallel(trainer)[1]
@@ -113,7 +105,6 @@ class Throughput(_PutsBack):
         self._begin, self._outside_depth = None, 0
         self._find_peak(trainer, pl_module)
         self._put_back()
-        self._fetched = False
         clock = time.perf_counter
 
         def started(action: str) -> None:
@@ -124,15 +115,11 @@ class Throughput(_PutsBack):
 
         def stopped(action: str) -> None:
             if action == FETCH:
-                self._fetched = True
                 self._data_seconds += clock() - self._fetch_since
             elif action in _OUTSIDE:
                 self._leave_outside()
 
-        self._undo = (
-            listen(trainer, started, stopped, "Throughput"),
-            around_validation(trainer, self._enter_outside, self._leave_outside, "Throughput"),
-        )
+        self._undo = (listen(trainer, started, stopped),)
 
     def _find_peak(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._peak = None
@@ -182,8 +169,8 @@ class Throughput(_PutsBack):
 
     def _peak_memory(self) -> int:
         """The most bytes that the device has allocated, or on a CPU that this process has had resident."""
-        if self._cuda or resource is None:
-            return torch.cuda.max_memory_allocated() if self._cuda else 0
+        if self._cuda:
+            return torch.cuda.max_memory_allocated()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
@@ -200,8 +187,6 @@ class Throughput(_PutsBack):
         now = time.perf_counter()
         row = {"progress/tokens": float(self._tokens), "memory/peak_gb": self._peak_memory() / 1e9}
         if self._begin is not None:
-            if not self._fetched:
-                raise LightningChanged(f"does not announce {FETCH!r} to its profiler", "Throughput")
             seconds = max(now - self._begin - self._outside_seconds, 1e-9)
             speed = (self._tokens - self._begin_tokens) / seconds
             row["throughput/tokens_per_second"] = speed
@@ -212,14 +197,6 @@ class Throughput(_PutsBack):
         self._data_seconds = self._outside_seconds = 0.0
         if logged:  # otherwise the first step of a process, which only starts the clock
             write_row(trainer, row, step)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._undo and self._outside_depth == 0 and not self._warned:
-            self._warned = True
-            rank_zero_warn(
-                f"Throughput counts the time of this save as training: lightning {lightning.__version__} does not announce"
-                f" {SAVE!r} to its profiler."
-            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"tokens": self._tokens}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,17 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from ._lightning import (
-    LightningChanged,
-    _PutsBack,
-    around_validation,
-    is_logged,
-    is_optimizer_step,
-    listen,
-    missing_from,
-    part_of,
-    write_row,
-)
+from ._lightning import _PutsBack, is_logged, is_optimizer_step, listen, part_of, write_row
 from ._torch import is_profiling, profiler_events
 from .errors import UserError, without
 from .ranges import STEPS, check_ranges, whole
@@ -37,13 +26,13 @@ _FOLD_AT = 4096  # marks kept before finished ones are added up
 
 
 class TimeBreakdown(_PutsBack):
-    """Logs the parts of the wall-clock time since the last row, on rank 0. Off by default.
+    """Logs the parts of the wall-clock time since the last row, on rank 0.
 
-    Logs at logged steps (not the first step of a process), fractions of the time since the last row that add up to 1:
+    Logs at logged steps (not the first step of a process), fractions of the time since the last logged step:
         `time/data_stall_fraction`: waiting for the train loader's next(), and moving the batch to the device.
         `time/forward_fraction`, `time/backward_fraction`: `training_step` and the backward pass.
-        `time/communication_fraction`: time in forward, backward and optimizer in which only collectives run, waits for a slower
-            rank included. It is subtracted from those parts. What overlaps with computation is not counted.
+        `time/communication_fraction`: time in which a rank only waits for collectives, slower ranks included. It is subtracted
+            from forward, backward and optimizer. Collectives that overlap with computation are not counted.
         `time/optimizer_fraction`: norm, clipping, every callback's `on_before_optimizer_step`, the update, zeroing gradients.
         `time/checkpoint_fraction`, `time/validation_fraction`: saving, as long as it blocks training, and validation.
         `time/other_fraction`: callbacks, loggers, the Trainer's loop, text samples.
@@ -77,18 +66,6 @@ class TimeBreakdown(_PutsBack):
     def __init__(self, communication_every_n_steps: Annotated[int, whole(1, STEPS)] = 100) -> None:
         check_ranges(TimeBreakdown, locals())
         self.communication_every_n_steps = communication_every_n_steps
-        self._clock: _HostClock | _DeviceClock = _HostClock()
-        self._running: list[str] = []  # open parts, the innermost last
-        self._marks: deque[tuple[Any, str]] = deque()  # a time, and the part that ran until then
-        self._seconds = dict.fromkeys(PARTS, 0.0)  # since the last row, from the marks added up so far
-        self._begun = False
-        self._several = False  # processes
-        self._recording: profile | None = None
-        self._recorded: list[tuple[int, str]] = []  # marks of the step being sampled, in ns since the epoch
-        self._sample_at = 0  # the next optimizer step to sample
-        self._seen = 0  # the last step handled: on_train_batch_start runs once per micro-batch
-        self._waits: dict[str, float] | None = None  # communication share of each part, in the last sampled step
-        self._parts: dict[str, str | None] = {}  # the part of each action that the Trainer has reported
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
@@ -96,16 +73,19 @@ class TimeBreakdown(_PutsBack):
                 f"{type(pl_module).__name__} uses manual optimization, which TimeBreakdown cannot divide into parts:"
                 f" {without(TimeBreakdown)}."
             )
-        device = trainer.strategy.root_device
-        self._clock = clock_of(device)
-        self._several = trainer.world_size > 1
-        self._begun, self._waits, self._recording = False, None, None
-        self._sample_at = trainer.global_step + 3  # DDP rebuilds its buckets in the second step
-        self._running.clear()
-        self._marks.clear()
         self._put_back()
-        parts = self._parts = {}
-        validation = partial(self._enter, "validation")
+        self._clock = clock_of(trainer.strategy.root_device)
+        self._running: list[str] = []  # open parts, the innermost last
+        self._marks: deque[tuple[Any, str]] = deque()  # a time, and the part that ran until then
+        self._seconds = dict.fromkeys(PARTS, 0.0)  # since the last row, from the marks added up so far
+        self._begun = False
+        self._several = trainer.world_size > 1
+        self._recording: profile | None = None
+        self._recorded: list[tuple[int, str]] = []  # marks of the step being sampled, in ns since the epoch
+        self._sample_at = trainer.global_step + 3  # the next optimizer step to sample; DDP rebuilds its buckets in the second
+        self._seen = 0  # the last step handled: on_train_batch_start runs once per micro-batch
+        self._waits: dict[str, float] | None = None  # communication share of each part, in the last sampled step
+        parts: dict[str, str | None] = {}  # the part of each action that the Trainer has reported
 
         def started(action: str) -> None:
             if (part := parts.setdefault(action, part_of(action))) is not None:
@@ -117,11 +97,7 @@ class TimeBreakdown(_PutsBack):
             if self._recording is not None and is_optimizer_step(action):
                 self._end_sample()
 
-        self._undo = (
-            self._stop_recording,
-            listen(trainer, started, stopped, "TimeBreakdown"),
-            around_validation(trainer, validation, self._leave, "TimeBreakdown"),
-        )
+        self._undo = (self._stop_recording, listen(trainer, started, stopped))
 
     def _enter(self, part: str) -> None:
         self._mark()
@@ -182,8 +158,6 @@ class TimeBreakdown(_PutsBack):
         if not self._begun:  # the first step of a process compiles and warms up
             self._begun = True
             return
-        if missing := missing_from(self._parts):
-            raise LightningChanged(f"does not announce {', '.join(missing)} to its profiler", "TimeBreakdown")
         write_row(trainer, row, step)
 
     def _fractions(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from ._lightning import accumulates, check_after_validation, resumed_before_validation, validate_when_resuming
+from ._lightning import accumulates, check_after_validation, validate_when_resuming
 from .errors import UserError, setting, without
 from .ranges import STEPS, check_ranges, whole
 
@@ -67,7 +67,7 @@ class ValidateEvery(Callback):
         step = trainer.global_step
         due = step > 0 and self._due(trainer, step)
         self._set(trainer, due=due)
-        if due and resumed_before_validation(trainer):
+        if due and trainer.fit_loop.epoch_loop.restarted_on_train_batch_end:  # saved before the validation of its step
             validate_when_resuming(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -1,7 +1,7 @@
 """Recipes for training language models with PyTorch Lightning.
 
-`load_recipe`, `fit` and `TrainedModel` are imported from `lit_llm.api` on first use, and `callbacks` likewise: the import of
-lit_llm alone takes no torch and no Lightning.
+`load_recipe`, `fit`, `TrainedModel` and `Sampling` are imported from `lit_llm.api` on first use, and `callbacks` likewise,
+so that `import lit_llm` alone needs no torch and no Lightning.
 """
 
 from importlib import import_module
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lit_llm import callbacks
-    from lit_llm.api import TrainedModel, fit, load_recipe
+    from lit_llm.api import Sampling, TrainedModel, fit, load_recipe
 
-__all__ = ["TrainedModel", "callbacks", "fit", "load_recipe"]
+__all__ = ["Sampling", "TrainedModel", "callbacks", "fit", "load_recipe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m lit_llm COMMAND`: one table of commands, and the one place where a user's mistake becomes exit code 2."""
+"""`python -m lit_llm COMMAND`: the table of commands, and the only place where a user's mistake becomes exit code 2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib
 import importlib.metadata
 import os
 import sys
-from typing import NoReturn
+import warnings
+from typing import Any, NoReturn
 
 from lit_llm.callbacks.errors import flags
 from lit_llm.config.arguments import refuse_other_encodings, underscored
@@ -16,8 +17,8 @@ from lit_llm.core.errors import UserError, failed_outside, refuse, report
 from lit_llm.core.ranks import wrong_numbers
 from lit_llm.training.bounded_exit import run_and_end
 
-# Command → module with `main(arguments) -> exit code`, or module:function; what it does, an example. A module is imported when
-# its command runs: Lightning takes seconds to import, and listing recipes needs none of it.
+# Command → (module with `main(arguments) -> exit code`, or module:function; what it does; an example). A module is imported
+# when its command runs, because Lightning takes seconds to import, and listing recipes does not need it.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "recipes": ("recipes", "the collection", "recipes   (also: show NAME, diff A B, copy NAME DIR)"),
     "fit": ("fit", "train", "fit --config quickstart --resume auto"),
@@ -29,14 +30,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "test": ("fit:test", "loss on the test set", "test --run runs/quickstart"),
     "generate": ("generate", "text from a run", 'generate --run runs/quickstart --prompt "def "'),
     "chat": ("chat", "talk to a run", "chat --run runs/sft"),
-    "curve": ("curve", "a run's curve as CSV", "curve --run runs/quickstart --out quickstart.csv"),
     "report": ("report", "one page about runs", "report --run runs/quickstart --out report.html"),
     "doctor": ("doctor", "what is wrong with a run", "doctor --run runs/quickstart"),
     "clean": ("clean", "filter, deduplicate text", "clean --data.paths 'raw/*.jsonl' --exact_duplicates true --out cleaned"),
     "prepare": ("prepare", "text to token shards", "prepare --data TextFiles --data.paths 'books/*.txt' --out shards"),
-    "consolidate": ("consolidate", "a checkpoint as one file", "consolidate --run runs/quickstart --out model.ckpt"),
     "import": ("import_hf", "weights from Hugging Face", "import --from llama-folder --out runs/llama"),
-    "export": ("export", "weights to Hugging Face", "export --run runs/llama --out llama-hf"),
+    "export": ("export", "weights for other programs", "export --run runs/llama --out llama-hf"),
     "certify": ("certify", "proof on this machine", "certify --devices 2 --budget 10"),
 }
 TRAINING = ("fit", "validate", "test")
@@ -111,16 +110,30 @@ def console_script() -> NoReturn:
 
 
 def _bound_spinning() -> None:
-    """Let OpenMP's threads sleep after a short wait: awake, one may take the processor from the one that it waits for.
+    """Let OpenMP's threads sleep after a short wait: a spinning thread may take the processor from the one that it waits for.
 
-    GNU's OpenMP reads it when torch is imported, and processes that this one starts inherit it (docs/evidence/measurements.md).
+    GNU's OpenMP reads GOMP_SPINCOUNT when torch is imported. Child processes inherit it (docs/evidence/measurements.md).
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"  # iterations; the default is 300,000
 
 
+def _plain_warnings() -> None:
+    """Print a warning of lit_llm's own files as one line. Lightning replaces `formatwarning`, but not `showwarning`."""
+    others, ours = warnings.showwarning, os.path.join(os.path.dirname(__file__), "")
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
+        if filename.startswith(ours):
+            print(f"warning: {message}", file=sys.stderr)
+        else:
+            others(message, category, filename, *rest)
+
+    warnings.showwarning = show  # type: ignore[assignment]
+
+
 def _run() -> NoReturn:
     _bound_spinning()
+    _plain_warnings()
     run_and_end(main, needs_output=sys.argv[1:2] != ["fit"])
 
 

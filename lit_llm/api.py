@@ -1,4 +1,4 @@
-"""The commands' Python side: a recipe as a model, data and a Trainer, its training, and a finished run as a module."""
+"""The Python interface: a recipe as model, data and Trainer, its training, and a finished run as a module."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from lit_llm.config.groups import flag_of
 from lit_llm.config.resolve import read_recipe
 from lit_llm.core.hardware import chosen_device
 from lit_llm.core.yaml_reading import as_flag
-from lit_llm.models.generation import Sampling, end_id, generate, prompt_ids
+from lit_llm.models.generation import Sampling as Sampling
+from lit_llm.models.generation import end_id, generate, prompt_ids
+from lit_llm.plan.host_memory import memory_problem
 from lit_llm.runs.run_folder import expanded
-from lit_llm.runs.saved_run import SavedRun, named_checkpoint
-from lit_llm.tokenizers import load_tokenizer
+from lit_llm.runs.saved_run import SavedRun, named_checkpoint, no_tokenizer
 from lit_llm.training.fit import fit as _fit
 from lit_llm.training.lost_peer import record_collectives
 from lit_llm.training.output_streams import log_to
@@ -30,8 +31,8 @@ def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None)
     """Build the `trainer`, `model`, `datamodule` and `config` of `fit --config …`. This writes nothing and reads no data.
 
     Args:
-        configs: names of shipped recipes or paths of YAML files; a later one overrides an earlier one, key by key.
-        settings: values by dotted key, as flags have them: ``{"trainer.max_steps": 100}``.
+        configs: names of shipped recipes or paths of YAML files. A later recipe overrides an earlier one, key by key.
+        settings: values by dotted key, with the keys of flags: ``{"trainer.max_steps": 100}``.
 
     Raises:
         UserError: Everything that is wrong with the recipe, one sentence a line.
@@ -39,11 +40,11 @@ def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None)
     words = [f"--config={config}" for config in configs]
     words += [f"--{key}={as_flag(value)}" for key, value in (settings or {}).items()]
     with flags(flag_of):  # a dotted key is a flag
-        return build(read_recipe("fit", spelling.check("fit", read(words), alone=True)))
+        return build(read_recipe("fit", spelling.check("fit", read(words), alone=True)), memory=memory_problem)
 
 
 def fit(recipe: Built) -> int:
-    """Train as the command does, with its log and its evaluation at the end; returns the command's exit code.
+    """Train as the command `fit` does, with its log and its evaluation at the end; return the command's exit code.
 
     0: the run is complete. 1: training went wrong, which was printed. 75: a signal stopped it, and everything is saved:
     load the recipe with ``{"resume": "auto"}`` to continue.
@@ -61,11 +62,11 @@ def fit(recipe: Built) -> int:
 
 
 class TrainedModel(nn.Module):
-    """The model of a run with its tokenizer, in fp32 and in eval mode.
+    """The model of a run with its tokenizer, if it has one, in fp32 and in eval mode.
 
     Attributes:
-        model: the module that was trained: a GPT, or a model class of the user.
-        tokenizer: encodes text into ids and decodes ids.
+        model: the module that was trained: a GPT, or a `CustomModel` whose `network` is the user's module.
+        tokenizer: encodes text into ids and decodes ids; None if the data of the run had none.
     """
 
     def __init__(self, run: str | Path, ckpt_path: str = "last", *, device: str = "auto", ema: bool = False) -> None:
@@ -79,11 +80,10 @@ class TrainedModel(nn.Module):
             UserError: There is no such run or checkpoint, or its files are damaged or do not fit together.
         """
         super().__init__()
-        folder = expanded(str(run))
+        self._run = folder = expanded(str(run))
         checkpoint = named_checkpoint(folder, ckpt_path)
         self._saved = SavedRun.read(checkpoint)
-        self._saved.require_tokenizer(folder)
-        self.tokenizer = load_tokenizer(folder)
+        self.tokenizer = self._saved.tokenizer(folder)
         self.model = load_model(checkpoint, chosen_device(device), average=ema)
         self.eval()
 
@@ -92,7 +92,13 @@ class TrainedModel(nn.Module):
         return self.model(input_ids.long())
 
     def generate(self, prompt: str, *, max_new_tokens: int = 200, sampling: Sampling | None = None) -> str:
-        """The prompt and its continuation. `sampling`: temperature, top_k, top_p and seed."""
+        """The prompt and its continuation. `sampling`: a `lit_llm.Sampling(temperature=…, top_k=…, top_p=…, seed=…)`.
+
+        Raises:
+            UserError: The run has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise no_tokenizer(self._run)
         ids = prompt_ids(self.tokenizer, prompt, prefix=self._saved.prompt_start)
         stop = end_id(self.tokenizer, self.model.config)
         size = self.tokenizer.vocab_size

@@ -12,9 +12,6 @@ from process_state import restored_process_state, share_parsers
 from recipe_runs import RECIPE, TEXT
 from tensorboard.summary.writer import event_file_writer
 
-from lit_llm.ingest import workers
-from lit_llm.ingest.workers import Workers
-
 SECONDS = {"slow": 900, "soak": 3600}
 """Time limit of a test with this marker. pyproject.toml has that of the others."""
 
@@ -65,12 +62,6 @@ def shard_cache(tmp_path_factory):
 def isolated():
     with restored_process_state():
         yield
-
-
-@pytest.fixture
-def without_worker(monkeypatch):
-    """`clean` and `prepare` with one worker do its work here: a process takes 0.3 s to start, twice for each command."""
-    monkeypatch.setattr(workers, "Workers", lambda count, make: Workers(count if count > 1 else 0, make))
 
 
 @pytest.fixture

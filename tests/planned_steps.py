@@ -4,7 +4,7 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Hardware, Layout, Memory, Optimizer, Options, RunSettings, peak_memory
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.segments import Step
-from lit_llm.plan.speed import dense_peak, step_times
+from lit_llm.plan.speed import step_times
 
 
 def settings_of(model: GPTConfig, *, sequences: int, accumulation: int = 1, **settings) -> RunSettings:
@@ -30,5 +30,5 @@ def planned_mfu(settings: RunSettings, hardware: Hardware, options: Options) -> 
     """Useful FLOP/s over the dense peak while a rank computes, without recomputation and communication."""
     times = step_times(settings, hardware, options)
     flops = flops_per_token(settings.model, settings.lora, settings.length).total * settings.tokens_per_step
-    peak = settings.layout.devices * dense_peak(settings, hardware) * 1e12
+    peak = settings.layout.devices * settings.dense_peak(hardware) * 1e12
     return flops * times.recomputation / (times.compute * peak)

@@ -32,7 +32,7 @@ NOT_COMPARED = (
     ),
     *("health/unigram_loss", "health/bigram_loss", "health/validation_unigram_loss", "health/validation_bigram_loss"),
     *("health/commonest_target", "health/counted_pairs", "health/validation_length"),
-    *("health/unknown_tokens", "health/unlearned_inputs", "health/validation_unseen", "health/rank_text_difference"),
+    *("health/unknown_tokens", "health/unlearned_inputs", "health/validation_unseen"),
 )
 # The same in a checkpoint, and the files on disk: a signal saves one more.
 NOT_COMPARED_STATE = re.compile(r"time|second|StepCheckpoint\.(kept|permanent|leaving)")

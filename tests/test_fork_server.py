@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import fork_server
 import pytest
@@ -78,38 +76,3 @@ def test_it_ends_as_an_interpreter_does(source, code, said):
     done = fork_server.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert done.returncode == code and done.stderr.endswith(said) and bool(done.stderr) == bool(said)
     assert done.stdout == ("first\nlast\n" if "last" in source else "")
-
-
-@pytest.mark.parametrize("kind", NEW)
-def test_random_numbers_differ(kind):
-    first, second = (fork_server.run([sys.executable, "-c", NEW[kind]], capture_output=True).stdout for _ in range(2))
-    assert 0 < float(first) != float(second)
-
-
-def test_a_rank_is_known_from_the_environment():
-    source = "from lightning.pytorch.utilities.rank_zero import rank_zero_only; print(rank_zero_only.rank)"
-    for variables, rank in (({}, 0), ({"LOCAL_RANK": "2"}, 2), ({"RANK": "3", "LOCAL_RANK": "1"}, 3)):
-        done = fork_server.run([sys.executable, "-c", source], env=os.environ | variables, capture_output=True, text=True)
-        assert done.stdout == f"{rank}\n"
-
-
-def test_processes_are_grouped_signalled_and_waited_for():
-    sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
-    leader = fork_server.Popen(sleep, process_group=0)
-    member = fork_server.Popen(sleep, process_group=leader.pid)
-    own = fork_server.Popen(sleep, start_new_session=True)
-    assert os.getpgid(member.pid) == os.getpgid(leader.pid) == leader.pid and os.getsid(own.pid) == own.pid
-    with pytest.raises(subprocess.TimeoutExpired):
-        leader.wait(0.01)
-    os.killpg(leader.pid, signal.SIGTERM)
-    assert (leader.wait(60), member.wait(60), own.poll()) == (-signal.SIGTERM, -signal.SIGTERM, None)
-    own.kill()
-    while (state := Path(f"/proc/{own.pid}/stat").read_text().rpartition(")")[2].split()[0]) != "Z":
-        assert state in "RSD"  # and then a zombie until it is waited for
-        time.sleep(0.01)
-    assert own.wait(60) == -signal.SIGKILL == own.returncode
-
-
-def test_a_variable_that_comes_too_late_is_refused():
-    with pytest.raises(AssertionError, match="PYTHONHASHSEED"):
-        fork_server.Popen([sys.executable, "-c", ""], env=os.environ | {"PYTHONHASHSEED": "3"})

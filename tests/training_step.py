@@ -19,11 +19,11 @@ from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
+from lit_llm.models.own_flops import FLOPS
 from lit_llm.optim import optimizer_of
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.optimizer import MuonWork
-from lit_llm.plan.recorder import FLOPS
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import OwnModel, PlannedModel, total_parameters, weights_of
 

@@ -1,1 +1,1 @@
-"""Checks of what the library promises, on the machine that runs them, and the certificate that says what was shown."""
+"""Checks of the library's promises on the machine that runs them, and the certificate that records their outcomes."""

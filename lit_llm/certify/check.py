@@ -7,9 +7,10 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from lit_llm.certify.processes import Job, run_ranks
@@ -17,12 +18,12 @@ from lit_llm.core.errors import UserError
 
 FORMAT = 1
 REQUIRED = "required"
-"""The word for all checks that are."""
+"""The word that selects all required checks."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a check measured. It passes if the value is at most the tolerance; without a tolerance it is only recorded."""
+    """The measured value of a check, which passes if it is at most the tolerance. Without a tolerance it is only recorded."""
 
     value: float
     tolerance: float | None = None
@@ -36,8 +37,8 @@ class Check:
 
     Args:
         jobs: names of the jobs whose results `judge` gets, in this order.
-        judge: a figure, or the reason why there is none.
-        required: it fails if it is skipped.
+        judge: returns a figure, or the reason why there is none.
+        required: whether the check fails if it is skipped.
     """
 
     name: str
@@ -51,8 +52,8 @@ class Group:
     """Checks that share jobs.
 
     Args:
-        starts: for each start of processes their number, and their jobs by name, one after another.
-        unless: why this machine cannot show any of it.
+        starts: for each start of processes: their number, and the jobs by name that they run one after another.
+        unless: why this machine can run none of the checks; empty if it can.
     """
 
     promise: str
@@ -63,7 +64,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one check found."""
+    """The result of one check."""
 
     name: str
     promise: str
@@ -73,7 +74,7 @@ class Outcome:
     unit: str = ""
     required: bool = False
     reason: str = ""
-    """Why it was skipped, or why it failed without a figure."""
+    """Why the check was skipped, or why it failed without a figure."""
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -83,11 +84,13 @@ def run_checks(
     accelerator: str,
     seconds: float,
     on_outcomes: Callable[[list[Outcome]], None] = lambda outcomes: None,
+    elsewhere: Mapping[int, Iterable[Group]] = MappingProxyType({}),
 ) -> tuple[list[Outcome], str | None]:
-    """The outcomes of all checks, or of those that `only` names, and why it ended early (None: it did not).
+    """(outcomes of all checks, or of those that `only` names; why the run of checks ended early, or None).
 
     Args:
         on_outcomes: called with the outcomes of each group as soon as they are known.
+        elsewhere: the checks of other numbers of devices, for messages.
 
     Raises:
         UserError: `only` has a word that no check has, or there was no time for a single check.
@@ -96,6 +99,9 @@ def run_checks(
     names = [check.name for group in groups for check in group.checks]
     for word in only:
         if word != REQUIRED and not any(_has(name, word) for name in names):
+            for devices, others in elsewhere.items():
+                if any(_has(check.name, word) for group in others for check in group.checks):
+                    raise UserError(f"'{word}' needs {devices} devices: --devices {devices} (--only)")
             near = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0.0))
             raise UserError(f"no check is called '{word}': use the name of a check, such as {near}, or its beginning (--only)")
     deadline, ended, found = time.monotonic() + seconds, "", list[Outcome]()
@@ -116,14 +122,14 @@ def run_checks(
 
 
 def _needed(found: Outcome) -> Outcome:
-    """A check that is required fails if it is skipped."""
+    """The outcome, but failed if the check is required and was skipped."""
     if not found.required or found.outcome != "skipped":
         return found
     return replace(found, outcome="failed", reason=f"it is required, but {found.reason}")
 
 
 def _has(name: str, word: str) -> bool:
-    """Whether it is this check's name, or its first parts."""
+    """Whether `word` is a check's name, or its first parts."""
     return f"{name}/".startswith(f"{word}/")
 
 
@@ -132,7 +138,7 @@ def _is(check: Check, word: str) -> bool:
 
 
 def _results(group: Group, accelerator: str, needed: set[str], deadline: float) -> tuple[dict[str, dict[str, Any]], str]:
-    """Results of jobs by name, and why a process ended by itself. What fails in a job does not end the jobs after it."""
+    """(results of jobs by name, why a process ended by itself or ""). If a job fails, new processes run the jobs after it."""
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
         for ranks, jobs in group.starts:
@@ -140,7 +146,7 @@ def _results(group: Group, accelerator: str, needed: set[str], deadline: float) 
             while left and (seconds := deadline - time.monotonic()) > 0:
                 found, ended = run_ranks(Path(folder), ranks, accelerator, left, seconds)
                 if ended and (killed := next((name for name in left if "kill_at" in left[name] and name not in found), None)):
-                    found[killed] = {"found": {}}  # as it should be
+                    found[killed] = {"found": {}}  # the job was to be killed
                 results |= found
                 if ended and not found.keys() & left.keys():
                     return results, ended
@@ -187,7 +193,7 @@ KINDS = ("kind", "passed", "required", "failed", "skipped", "recorded", "largest
 
 
 def by_kind(checks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A row of `KINDS` for each kind, the first word of names. `required`: how many of the required ones passed."""
+    """A row of `KINDS` for each kind, which is the first word of a check's name. `required`: how many of these passed."""
     rows = []
     for kind in dict.fromkeys(each["name"].partition("/")[0] for each in checks):
         of_kind = [each for each in checks if each["name"].partition("/")[0] == kind]
@@ -209,12 +215,12 @@ def certificate(outcomes: list[Outcome], machine: dict[str, Any], ended: str | N
 
 
 def _command(name: str, devices: int) -> str:
-    """What runs this check alone."""
+    """The command that runs only this check."""
     return f"python -m lit_llm certify --devices {devices} --only '{name}'"
 
 
 def table(outcomes: list[Outcome], devices: int) -> list[str]:
-    """One line for each check; a failed one has its command below."""
+    """One line for each check, and below a failed check the command that repeats it."""
     lines = []
     for each in outcomes:
         figure = "" if each.figure is None else f"{each.figure:.3g}"

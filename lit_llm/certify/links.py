@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,53 +14,43 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lit_llm.checkpoint import disk_format
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 TIMES = 5
 
 
 def dimensions(devices: int) -> dict[str, int]:
-    """Of the mesh whose links are measured: name → size. Neighbours are `inner`, as ranks of tensor parallelism."""
+    """The dimensions of the mesh whose links are measured, name → size. Neighbouring ranks are in one `inner` group."""
     if devices == 1:
         return {}
     return {"outer": 2, "inner": devices // 2} if devices > 2 and devices % 2 == 0 else {"inner": devices}
 
 
 def links(folder: Path, *, ranks: int, accelerator: str, mb: int) -> dict[str, float]:
-    """GB/s that a device sends in each kind of collective along each dimension of a mesh; median of five."""
+    """GB/s that a device sends in an all-reduce along each dimension of a mesh; median of five."""
     dist.init_process_group("nccl" if accelerator == "cuda" else "gloo")
     sizes = dimensions(ranks)
     mesh = init_device_mesh(accelerator, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     return {
-        f"{name}/{kind}": _gbps(kind, mesh.get_group(name), n, int(mb * 1e6 / 4) // n * n, mesh.device_type)
-        for name, n in sizes.items()
-        for kind in KINDS
+        f"{name}/all_reduce": _gbps(mesh.get_group(name), n, int(mb * 1e6 / 4), mesh.device_type) for name, n in sizes.items()
     }
 
 
-def _gbps(kind: str, group: dist.ProcessGroup, n: int, length: int, device: str) -> float:
-    whole, part, other = (torch.ones(size, device=device) for size in (length, length // n, length))
-    calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
-    }
-    taken = []
+def _gbps(group: dist.ProcessGroup, n: int, length: int, device: str) -> float:
+    tensor, taken = torch.ones(length, device=device), []
     for _ in range(TIMES + 1):
         begin = time.perf_counter()
-        calls[kind]()
+        dist.all_reduce(tensor, group=group)
         if device == "cuda":
             torch.cuda.synchronize()
         taken.append(time.perf_counter() - begin)
-    sent = (2 if kind == "all_reduce" else 1) * (n - 1) / n * length * 4
+    sent = 2 * (n - 1) / n * length * 4
     return sent / statistics.median(taken[1:]) / 1e9
 
 
 def disk(folder: Path, *, ranks: int, accelerator: str, place: str, mb: int) -> dict[str, float]:
-    """GB/s of writing a checkpoint (hashed, checked, on the disk), of a plain write with fsync, and of reading the first.
+    """GB/s of writing a checkpoint (hashed, checked, on the disk), of a plain write with fsync, and of reading the checkpoint.
 
     Args:
-        place: the folder whose disk is meant. Nothing stays there.
+        place: the folder whose disk is measured. Nothing stays there.
     """
     path, size = Path(place) / f".certify-{os.getpid()}", mb * 10**6
     content = {"state_dict": {"weight": torch.rand(size // 4)}, "global_step": 1}

@@ -1,4 +1,4 @@
-"""The rank processes of a check: forks of this process, which has imported what they need. It must not have used a GPU."""
+"""The rank processes of a check: forks of this process, which has imported their modules and must not have used a GPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lit_llm.core.errors import UserError
 Job = dict[str, Any]
 """`do`, a key of `_work`'s table, and arguments of that function."""
 _GRACE = 60.0
-"""Seconds that the job under way may take when the time is over."""
+"""Seconds that the running job may still take when the time is over."""
 
 
 def run_ranks(
     folder: Path, ranks: int, accelerator: str, jobs: dict[str, Job], seconds: float
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """Results of rank 0 by job, or of a rank on which the job failed, and why a process ended by itself ("": none did).
+    """(results by job, of rank 0 or of a rank on which the job failed; why a process ended by itself, "" if none did).
 
-    A result has `found`, `refused` (a UserError) or `failed`. Jobs for which the time does not suffice have none.
+    A result has `found`, `refused` (a UserError) or `failed`. A job for which the time does not suffice has no result.
     """
     from lit_llm.certify.training import write_text  # imports torch and Lightning once, here, instead of in each process
 
@@ -44,7 +44,7 @@ def run_ranks(
         environment = {name: str(value) for name, value in names.items()} | address
         pids.append(_fork(folder / f"rank-{rank}.log", environment, partial(_work, folder, accelerator, jobs, deadline)))
     codes: dict[int, int] = {}
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else they would go on without this process
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else ranks would outlive this process
     try:
         while len(codes) < ranks and not any(codes.values()) and time.monotonic() < deadline + _GRACE:
             time.sleep(0.02)
@@ -55,19 +55,20 @@ def run_ranks(
         signal.signal(signal.SIGTERM, before)
         for pid in pids:
             if pid not in codes:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                os.kill(pid, signal.SIGALRM)  # not SIGKILL: a process that something else has killed has another code
+                if (code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) != -signal.SIGALRM:
+                    codes[pid] = code  # this process was ending already; its peer only lost the connection
     found = _results(folder)
     if not (failed := {pid: code for pid, code in codes.items() if code}):
         return found, ""
     pid, code = min(failed.items(), key=lambda each: each[1])
-    if code < 0:  # killed: what the other processes say of the job under way is only that their connection is gone
+    if code < 0:  # killed: the other processes fail only because their connection is gone
         found = {name: result for name, result in found.items() if "failed" not in result}
     return found, _end(folder, pids.index(pid), code)
 
 
 def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> int:
-    """The id of a process that does the work. A terminal's Ctrl-C does not reach it: the command ends it."""
+    """Fork a process that calls `work`, and return its id. A terminal's Ctrl-C does not reach it: the command ends it."""
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
@@ -76,7 +77,7 @@ def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> i
     try:
         os.setsid()
         sys.stdout = sys.stderr = open(log, "w", buffering=1)  # noqa: SIM115  # until the process ends
-        for descriptor in (1, 2):  # of libraries
+        for descriptor in (1, 2):  # output of libraries
             os.dup2(sys.stdout.fileno(), descriptor)
         for name in [each for each in os.environ if each.startswith(("TORCHELASTIC_", "PL_GLOBAL_SEED", "SLURM_"))]:
             del os.environ[name]
@@ -86,17 +87,17 @@ def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> i
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)  # exit handlers are those of the command
+        os._exit(code)  # skips exit handlers, which are the command's
 
 
 def _work(folder: Path, accelerator: str, jobs: dict[str, Job], deadline: float) -> None:
-    """Run jobs one after another, while there is time. The ranks agree about it."""
+    """Run jobs one after another until the deadline, which rank 0 decides for all ranks."""
     import torch
     import torch.distributed as dist
 
-    from lit_llm.certify import attention, links, training
+    from lit_llm.certify import links, training
 
-    does: dict[str, Callable[..., Any]] = {"train": training.train, "attention": attention.error, "gpu": training.gpu}
+    does: dict[str, Callable[..., Any]] = {"train": training.train, "gpu": training.gpu}
     does |= {"links": links.links, "disk": links.disk}
     torch.set_num_threads(1)
     rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))  # Lightning removes them when a training ends
@@ -125,7 +126,7 @@ def _write(folder: Path, rank: int, result: dict[str, Any]) -> None:
 
 
 def _results(folder: Path) -> dict[str, dict[str, Any]]:
-    """What rank 0 wrote, or the rank on which a job failed; half-written lines are left out."""
+    """The results that rank 0 wrote, or a rank on which a job failed. Half-written lines are left out."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("results-*.jsonl")):
         for each in map(json.loads, path.read_text().rpartition("\n")[0].splitlines()):

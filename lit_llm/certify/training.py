@@ -60,14 +60,14 @@ LEARNING_RATE = 3e-3  # higher, and AdamW amplifies rounding: 8e-6 after 9 steps
 
 
 class Losses(Callback):
-    """The loss and the time of every step."""
+    """Keeps the loss and the end of every logged step, and kills the process after step `kill_at`."""
 
     def __init__(self, kill_at: int | None) -> None:
         self.losses, self.ends = dict[int, float](), list[float]()
         self.kill_at = kill_at
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.last = trainer.global_step  # of a run that is continued
+        self.last = trainer.global_step  # not 0 if a run is continued
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step = trainer.global_step
@@ -103,14 +103,16 @@ def train(
     ramp: tuple[int, int] | None = None,
     watch: str | None = None,
 ) -> dict[str, Any]:
-    """Train on the same text as every other job: the loss of each step, and what `watch` found.
+    """Train on the text that all jobs share. Return the loss of each step, and the measurements of `watch`.
 
     Args:
-        micro_batch: None: two for a step, so that gradients are accumulated.
-        save: folder of a checkpoint after every third step; `sharded` by all ranks, in the `background`.
+        micro_batch: sequences of a micro-batch. None: half of a rank's batch, so that gradients are accumulated.
+        save: folder for a checkpoint after every third step.
+        sharded: whether all ranks write parts of a checkpoint.
+        background: whether checkpoints are written in the background.
         resume: the folder whose newest good checkpoint is continued.
         kill_at: the step after which each rank kills itself.
-        ramp: sequences of the first batches, and of how many in all. Then there are validations, too.
+        ramp: (sequences of a batch at the start, sequences after which batches grow). With a ramp, there are validations, too.
         watch: a key of `WATCHES`.
 
     Raises:
@@ -182,14 +184,14 @@ def train(
 
 
 def write_text(folder: Path) -> None:
-    """The text that every job trains on. Once for all ranks, because a changed file is tokenised again."""
+    """Write the text that every job trains on, once for all ranks, because a changed file is tokenised again."""
     path = folder / "text.txt"
     if not path.exists():
         path.write_text("".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(2000)))
 
 
 def text_data(folder: Path, config: GPTConfig, micro_batch: int, batch: int) -> TextFiles:
-    """It, in bytes."""
+    """The DataModule of the text that `write_text` wrote, with bytes as tokens."""
     return TextFiles(
         paths=[str(folder / "text.txt")],
         cache_dir=str(folder / "cache"),
@@ -212,5 +214,5 @@ def _strategy(strategy: str | dict[str, Any], sharded: bool) -> Any:
 
 
 def gpu(folder: Path, *, ranks: int, accelerator: str) -> dict[str, Any]:
-    """The name of this machine's GPU, and GB/s of its links as the plan assumes them."""
+    """The name of this machine's GPU, and the GB/s that the plan assumes for its links."""
     return {"name": torch.cuda.get_device_name(), "node_gbps": this_machine(measure=False).node_gbps}

@@ -1,4 +1,4 @@
-"""What is measured while a model trains: memory and traffic beside the plan, graphs, host synchronisations, a plain loop."""
+"""Measurements while a model trains: memory and traffic beside the plan, graphs, host synchronisations, a plain loop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lit_llm.callbacks._lightning import is_logged
 from lit_llm.callbacks._torch import gathered
-from lit_llm.core._torch import DispatchMode
 from lit_llm.core.hardware import this_machine
 from lit_llm.core.measured_speed import matmul_tflops
 from lit_llm.distributed.block_kernels import compile_blocks
@@ -33,16 +31,16 @@ from lit_llm.plan import peak_memory
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.measured_run import settings_values
+from lit_llm.plan.plan_monitor import settings_of_trainer
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.plan_monitor import settings_of_trainer
 
 STEP = "a step that is measured"
 FEW = 2
-"""Steps before the first that is measured: they make the optimizer's state, and compile."""
+"""Number of steps before the first measured step: they make the optimizer's state, and compile."""
 
 
 class Watch(Callback):
-    """Watches a training from `with` to its end; `found` has what it measured."""
+    """Watches a training within a `with` block; `found` has the measurements afterwards."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
@@ -53,18 +51,18 @@ class Watch(Callback):
 
 
 def _in_turn(k: int, scores: Tensor) -> Tensor:
-    """The experts of N tokens in turn, whatever their scores: (N, E) → (N, k), in ascending order."""
+    """Assign experts to N tokens in turn, whatever their scores: (N, E) → (N, k), in ascending order."""
     tokens, experts = scores.shape
     places = torch.arange(tokens * k, device=scores.device).view(tokens, k)
     return (places % experts).sort(dim=1).values
 
 
 class PlanWatch(Watch):
-    """Peak memory and bytes sent, of the rank that has most, beside what the plan says of them.
+    """Measures the peak memory and the bytes sent of the rank that has most, beside the planned figures.
 
-    Traffic is counted in the first measured step, memory in those after it: on a GPU by torch's allocator. On a CPU from the
-    tensors at the start of a step and the allocator's log. There the peak is the lowest of the steps, because threads of gloo
-    free what they have sent at any time, if `Settled` does not reach them.
+    Traffic is counted in the first measured step, memory in the steps after it. On a GPU, torch's allocator counts memory. On a
+    CPU, it follows from the tensors at the start of a step and the allocator's log, and the lowest peak of the steps counts,
+    because gloo's threads may free sent tensors late.
 
     The plan gives each expert the same number of tokens, and so does this training.
     """
@@ -73,10 +71,8 @@ class PlanWatch(Watch):
         log = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._log: Any = nullcontext() if torch.cuda.is_available() else log
         gc.collect()
-        self._old = _storages()  # not of this training; held, so that their addresses stay theirs
-        self._log.__enter__()  # it does not see the release of what was allocated before
-        self._settled: Any = nullcontext() if torch.cuda.is_available() else Settled()
-        self._settled.__enter__()
+        self._old = _storages()  # earlier storages; held, so that no other gets their addresses
+        self._log.__enter__()  # it does not see releases of earlier allocations
         self._live: list[dict[int, int]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -90,14 +86,14 @@ class PlanWatch(Watch):
         self._traffic, self._begun = Traffic(*[] if mesh is None else [mesh]), -1
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        step, is_first = trainer.global_step, trainer.global_step != self._begun  # of the step's micro-batches
+        step, is_first = trainer.global_step, trainer.global_step != self._begun  # is_first: of the step's micro-batches
         self._begun = step
         if is_first and step == FEW:
             self._traffic.__enter__()
         elif is_first and step > FEW:
             if pl_module.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            # Also DDP's buckets and all gradients: whatever was an argument under a dispatch mode is an object of Python.
+            # This has DDP's buckets and all gradients, too: an argument under a dispatch mode is an object of Python.
             live = {address: storage.nbytes() for address, storage in _storages().items() if address not in self._old}
             self._live.append(live)
             with record_function(STEP):
@@ -108,7 +104,6 @@ class PlanWatch(Watch):
             self._traffic.__exit__(None, None, None)
 
     def __exit__(self, error: object, *_: object) -> None:
-        self._settled.__exit__(None, None, None)
         self._log.__exit__(None, None, None)
         if error is not None:
             return
@@ -122,35 +117,17 @@ class PlanWatch(Watch):
         self.found["traffic"] |= {f"{row.dimension}/{row.kind}": row.sent for row in self._traffic.rows()}
 
 
-class Settled(DispatchMode):
-    """After each functional collective, time for gloo's thread to drop its reference to the tensors.
-
-    The thread may drop it after this one has: then the tensor is freed where the allocator's log does not see it. Measured with
-    tensor parallelism on two processes: 0.03 % above the plan each time, without the pause 0.04 to 0.8 %.
-    """
-
-    supports_higher_order_operators = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # it then runs on local tensors, with the collectives that it needs
-        found = func(*args, **(kwargs or {}))
-        if func.name().startswith("_c10d_functional::wait_tensor"):
-            time.sleep(0.003)
-        return found
-
-
 def _storages() -> dict[int, torch.UntypedStorage]:
-    """Of all tensors on the CPU, by address."""
+    """The storages of all tensors on the CPU, by address."""
     tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]  # also a DTensor's part
     return {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors if each.device.type == "cpu"}
 
 
 def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
-    """The most bytes that were live in each step that STEP marks, which began with those of `lives`, by address.
+    """The most live bytes in each step that STEP marks. `lives`: for each step, the live bytes at its start, by address.
 
-    What gloo allocates inside a collective is not counted, because it is gloo's alone. What its threads free is not in the
-    log: it counts until its address is used again, or the step ends.
+    Memory that gloo allocates inside a collective is not counted, because only gloo uses it. The log has no releases by gloo's
+    threads: such memory counts until its address is used again, or the step ends.
     """
     changes: list[tuple[int, int, int]] = []
     begins, todo = list[int](), list(log.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
@@ -178,7 +155,7 @@ def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
 
 
 class GraphsWatch(Watch):
-    """Generates text after each validation: its length grows, beyond the context."""
+    """Generates text after each validation. The text grows beyond the context, so generation runs at many lengths."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModel)
@@ -186,7 +163,7 @@ class GraphsWatch(Watch):
 
 
 class WaitsWatch(Watch):
-    """The places that make the host wait for a GPU between two logged rows; torch finds them on CUDA only."""
+    """Collects the places that make the host wait for a GPU between two logged rows; torch finds them on CUDA only."""
 
     def __enter__(self) -> None:
         self._caught = warnings.catch_warnings(record=True)
@@ -204,7 +181,7 @@ class WaitsWatch(Watch):
 
 
 class SpeedWatch(Watch):
-    """After each step of the Trainer the same step of a plain PyTorch loop with the same block, so that load affects both."""
+    """Runs the step of a plain PyTorch loop with the same block after each step of the Trainer, so that load affects both."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settings = settings_of_trainer(trainer, pl_module)
@@ -249,7 +226,7 @@ class SpeedWatch(Watch):
         seconds, plain = (statistics.median(each) for each in zip(*times, strict=True))
         settings, hardware = self._settings, this_machine(measure=False, device=pl_module.device)
         peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
-        peak = peak or matmul_tflops(pl_module.device, torch.float32)  # of a processor nobody publishes it
+        peak = peak or matmul_tflops(pl_module.device, torch.float32)  # nobody publishes a CPU's peak
         flops = flops_per_token(settings.model, settings.lora, settings.length).total
         tokens = settings.tokens_per_step / seconds
         measured = {"step_seconds": seconds, "rows": len(times)}

@@ -1,7 +1,7 @@
-"""Weights in checkpoints: of LoRA runs, which hold adapters only and name their base, and the average that EMA keeps.
+"""Weights in checkpoints: adapters of LoRA runs, whose checkpoints name their base weights, and the average that EMA keeps.
 
 lora    the settings of `LoRAConfig`
-base    path: the base's checkpoint when the run started; sha256: what `base_sha256` gives for it
+base    path: the checkpoint of the base when the run started; sha256: its `base_sha256`
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def saved_lora(content: dict[str, Any]) -> LoRAConfig | None:
 
 
 def base_record(checkpoint: Path) -> dict[str, str]:
-    """What the checkpoints of a LoRA run remember about their base. Plain values."""
+    """The entry `base` in the checkpoints of a LoRA run: path and `base_sha256` of its base weights."""
     return {"path": str(real_path(checkpoint)), "sha256": base_sha256(checkpoint)}
 
 
 def base_sha256(checkpoint: Path) -> str:
-    """Identifies the content of a checkpoint. Of a folder this reads only the manifest, which has a checksum of each file."""
+    """A checksum of a checkpoint's content. In a folder, this reads only the manifest, which has a checksum of each file."""
     if not checkpoint.is_dir():
         return sha256_of(checkpoint)
     return hashlib.sha256(json.dumps(read_manifest(checkpoint)["files"], sort_keys=True).encode()).hexdigest()
@@ -46,11 +46,11 @@ def base_checkpoint(content: dict[str, Any], checkpoint: Path, named: Path | Non
     """The checkpoint of the base of a LoRA checkpoint.
 
     Args:
-        named: where the user says it is; None: where it was.
-        can_be_named: whether --init_from of the command names it; not if it is the base of what --init_from names.
+        named: the path of the base that the user gave; None: the path that the checkpoint records.
+        can_be_named: whether the command's --init_from can name this base. It cannot if it names the checkpoint itself.
 
     Raises:
-        UserError: it is missing, or holds other weights than those that the adapters were trained with.
+        UserError: the base is missing, or its weights are not the ones with which the adapters were trained.
     """
     was = Path(content[BASE]["path"])
     path = was if named is None else named
@@ -74,19 +74,19 @@ def saved_weights(
     base_can_be_named: bool = True,
     average: str | None = None,
 ) -> dict[str, Any]:
-    """The weights in a checkpoint by name: tensors, or with shards on disk `TensorOnDisk`.
+    """The weights in a checkpoint by name: tensors, or `TensorOnDisk` for tensors in shards.
 
-    Of a LoRA run, the weights of its base; those with an adapter are a `MergedTensor`.
+    For a LoRA run, these are the weights of its base. A weight with an adapter is a `MergedTensor`.
 
     Args:
         base: where the base weights of a LoRA run are; None: where they were in training.
-        verify: verify the base.
-        base_can_be_named: as `can_be_named` of `base_checkpoint`.
-        average: the flag that asks for the average of the weights instead.
+        verify: whether to verify the base's checkpoint first.
+        base_can_be_named: `can_be_named` of `base_checkpoint`.
+        average: the flag that asks for the average of the weights instead; None: the weights.
 
     Raises:
-        UserError: base weights are missing, damaged, or others than in training; or they are named and there are none; or
-            there is no average.
+        UserError: base weights are missing, damaged, or not the ones used in training; `base` is given, but the checkpoint has
+            no adapters; there is no average.
     """
     if "state_dict" not in content:
         raise UserError(f"{checkpoint} has no weights (state_dict): restore it, or use another one")
@@ -103,12 +103,12 @@ def saved_weights(
 
 
 def no_base(checkpoint: Path) -> str:
-    """A sentence for an --init_from beside a checkpoint without adapters."""
+    """The sentence that refuses --init_from for a checkpoint without adapters."""
     return f"{checkpoint} holds a whole model, no adapters, so it has no base weights to name: leave out --init_from"
 
 
 def base_damage(content: dict[str, Any], checkpoint: Path) -> str | None:
-    """Why the base of what --init_from names, or a base of that, cannot be used, as a sentence. Reads each once."""
+    """Why the base of a checkpoint, or the base of that base, cannot be used, as a sentence; None if both can be used."""
     if LORA not in content:
         return None
     try:
@@ -123,18 +123,14 @@ EMA_HELP = "the average of the weights that the run kept (--ema EMA) instead of 
 
 
 def average_problem(content: Mapping[str, Any], checkpoint: Path, flag: str) -> str | None:
-    """A sentence if a checkpoint has no average.
-
-    Args:
-        flag: which asks for one.
-    """
+    """A sentence if a checkpoint has no average of the weights, for which `flag` asks; None if it has one."""
     if AVERAGE in content:
         return None
     return f"{checkpoint} holds no average of the weights: train with --ema EMA, or leave out {flag}"
 
 
 def averaged(content: Mapping[str, Any], checkpoint: Path, flag: str) -> dict[str, Any]:
-    """The state dict of a checkpoint with the average of the weights. Buffers and frozen weights have none.
+    """The state dict of a checkpoint with averaged weights. Buffers and frozen weights have no average, and stay as they are.
 
     Raises:
         UserError: There is no average.

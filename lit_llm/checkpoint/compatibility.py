@@ -32,7 +32,7 @@ TRAINING = ("moe.balance", "moe.sequence_balance", "moe.z_loss", "dropout", "mas
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
-    """The settings that a checkpoint stores, as plain values: all of a GPT's; of another model's the class and what counts."""
+    """The settings that a checkpoint stores, as plain values. For a custom model: `SETTINGS`, its class and arguments."""
     if architecture is None:
         return asdict(model)
     return {name: getattr(model, name) for name in SETTINGS} | {"architecture": asdict(architecture)}
@@ -50,13 +50,13 @@ def saved_architecture(content: dict[str, Any]) -> Architecture | None:
 
 
 def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> GPTConfig:
-    """The model settings in a checkpoint. There may be a `saved_architecture`, too.
+    """The model settings in a checkpoint. For a custom model, `saved_architecture` has the rest.
 
     Args:
         flag: The flag that named the checkpoint, for messages.
 
     Raises:
-        UserError: It is not a checkpoint of lit_llm, or of a version with other settings.
+        UserError: It is not a checkpoint of lit_llm, or it is from a version with other settings.
     """
     if "model_config" not in content:
         raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config ({flag})")
@@ -74,7 +74,7 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with those of groups by names such as moe.top_k; the first is null without the group, as in earlier versions."""
+    """Settings with groups flattened into names such as moe.top_k. Without a group, moe.experts or latent.kv_rank is null."""
     groups = {"moe": settings.get("moe") or {}, "latent": settings.get("latent") or {}}
     layers = settings.get("layers") or {}
     if not all(isinstance(group, dict) for group in groups.values()):
@@ -144,7 +144,7 @@ def model_changes(
 
 
 def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
-    """Why the optimizer's state does not fit, although the weights do: with a base, the optimizer has more groups."""
+    """Why the optimizer's state does not fit, although the weights do: with a base width or depth, it has other groups."""
     had = any(saved.get(name) is not None for name in BASES)
     if had == (model.size_ratios is not None):
         return []
@@ -153,22 +153,22 @@ def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
 
 
 def _changed_settings(saved: dict[str, Any], model: GPTConfig) -> list[tuple[str, Any, Any]]:
-    """Name, saved and current value of each setting that differs and still matters. A null follows the data."""
+    """(name, saved value, current value) of each setting that matters and differs. Null ids follow the data."""
     before, now = _flat(saved), _flat(asdict(model))
     same = {*INITIAL, *(name for name in ("vocab_size", "eos_id") if now[name] is None)}
     return [(name, before[name], value) for name, value in now.items() if before.get(name, value) != value and name not in same]
 
 
 def _changed_arguments(was: dict[str, Any], architecture: Architecture) -> list[tuple[str, Any, Any]]:
-    """Name with a dot, saved and current value of each argument of a custom architecture that differs."""
+    """(name with a dot, saved value, current value) of each argument of a custom architecture that differs."""
     saved, arguments = was["init_args"], architecture.init_args
     return [(f".{name}", saved[name], value) for name, value in arguments.items() if saved.get(name, value) != value]
 
 
 def reinterpretations(saved: dict[str, Any], model: GPTConfig, architecture: Architecture | None) -> list[str]:
-    """`model.name before → now` of each setting that no shape depends on, but what trained weights compute.
+    """`model.name before → now` for each changed setting that leaves shapes as they are, but changes what the weights compute.
 
-    Of a custom architecture, also of each argument: only its code knows what it means.
+    All changed arguments of a custom architecture are listed too, because only its code knows their meaning.
     """
     changed = [
         (f"model.{name}", before, now)

@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.disk import naming, open_ordinary
+from lit_llm.core.disk import naming
 
 
 class HashingFile:
     """A new file that computes the SHA-256 of its content while it is written, and is fsynced when it is closed.
 
-    An OSError is raised on closing: torch's C++ writer would turn it into an unrelated RuntimeError.
+    An OSError in a write is raised on closing, because torch's C++ writer would turn it into an unrelated RuntimeError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class HashingFile:
         self._file = open(path, "xb")  # noqa: SIM115  # closed by __exit__
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write bytes. After an error, does nothing."""
+        """Write bytes, and return their number. After an error, nothing is written."""
         if self._error is None:
             try:
                 self._file.write(data)
@@ -36,7 +36,7 @@ class HashingFile:
         return len(data)
 
     def flush(self) -> None:
-        """torch.save calls it. `__exit__` flushes and fsyncs."""
+        """Does nothing: torch.save needs the method, and `__exit__` flushes and fsyncs."""
 
     def __enter__(self) -> HashingFile:
         return self
@@ -53,7 +53,7 @@ class HashingFile:
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, in hex, read a MiB at a time."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 20))
-    with open(open_ordinary(path), "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return digest.hexdigest()
@@ -68,9 +68,9 @@ def make_folder(folder: Path) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """fsync a file, or the entries of a folder. Without the latter, a power failure can undo a rename.
+    """fsync a file, or the entries of a folder: without the fsync of its folder, a power failure can undo a rename.
 
-    Some file systems (FUSE, CIFS) have no fsync of a folder, and answer EINVAL or ENOTSUP. Nothing can be done then.
+    Some file systems (FUSE, CIFS) cannot fsync a folder, and answer EINVAL or ENOTSUP. These errors are ignored.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a folder of torch.distributed.checkpoint (DCP), for programs that load nothing else."""
+"""Writes a checkpoint as a folder of torch.distributed.checkpoint (DCP), for programs that load only this format."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from lit_llm.checkpoint.sharded import TensorOnDisk
 def write_dcp(checkpoint: dict[str, Any], folder: Path) -> int:
     """Write a checkpoint to `folder`, which must be empty or new; returns the number of tensors.
 
-    `dcp.load` finds them under the same nested keys. It joins keys by dots, and makes text of the numbers of parameters.
+    `dcp.load` finds them under the same nested keys. DCP joins keys by dots, and turns the numbers of parameters into text.
 
-    One tensor at a time is in memory. So each has its own file: torch's writer keeps all tensors of a file until that is done.
-    One more file has all other values.
+    Only one tensor at a time is in memory. So each tensor has its own file, because torch's writer keeps all tensors of a file
+    until that file is written. One more file has all other values.
 
     Args:
-        checkpoint: Lightning's dict, its tensors mapped from files or `TensorOnDisk`.
+        checkpoint: Lightning's dict. Its tensors are memory-mapped or `TensorOnDisk`.
     """
     on_disk: dict[int, TensorOnDisk] = {}
 
@@ -48,7 +48,7 @@ def write_dcp(checkpoint: dict[str, Any], folder: Path) -> int:
 
 
 class _Writer(FileSystemWriter):
-    """Writes values that are no tensors into one file."""
+    """Writes all values that are no tensors into one file, and each tensor into its own."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
@@ -62,7 +62,7 @@ class _Writer(FileSystemWriter):
 
 
 class _FromDisk(DefaultSavePlanner):
-    """Plans with tensors without data, and reads each one when it is written."""
+    """Plans with tensors on the meta device, and reads the data of each one when it is written."""
 
     def __init__(self, on_disk: dict[int, TensorOnDisk]) -> None:
         super().__init__()

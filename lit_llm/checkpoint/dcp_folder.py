@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from lit_llm.checkpoint.dcp_metadata import METADATA, StoredBytes, read_metadata
-from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError, library_errors
 
 _LIGHTNING = "meta.pt"
-"""What Lightning saves beside the tensors."""
+"""The file in which Lightning saves values that are no tensors."""
 
 
 def is_dcp_folder(folder: Path) -> bool:
@@ -31,12 +30,12 @@ class DcpFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._metadata = read_metadata(folder)
-        self.files: dict[str, Path] = {name: folder for name in self._metadata.tensors}
-        """Tensor name → the folder, which has its pieces."""
+        self._tensors, self._values, self._paths = read_metadata(folder)
+        self.files: dict[str, Path] = {name: folder for name in self._tensors}
+        """Tensor name → the folder, which holds the pieces of the tensor."""
 
     def __getitem__(self, name: str) -> Tensor:
-        shape, dtype, pieces = self._metadata.tensors[name]
+        shape, dtype, pieces = self._tensors[name]
         whole = torch.empty(shape, dtype=dtype)
         for offset, size, place in pieces:
             piece = self._load(place, name)
@@ -52,8 +51,8 @@ class DcpFolder:
             if isinstance(beside, dict) and key in beside:
                 return beside[key]
         found: dict[str, Any] = {}
-        for name, place in self._metadata.values.items():
-            path = self._metadata.paths.get(name, (name,))
+        for name, place in self._values.items():
+            path = self._paths.get(name, (name,))
             if path[0] == key:
                 level = found
                 for step in path[:-1]:
@@ -62,7 +61,7 @@ class DcpFolder:
         return found.get(key)
 
     def _load(self, place: StoredBytes, name: str) -> Any:
-        with open(open_ordinary(place.file), "rb") as file:
+        with open(place.file, "rb") as file:
             file.seek(place.start)
             content = io.BytesIO(file.read(place.length))
         with library_errors(f"{place.file}: {name} is damaged or holds more than tensors and plain values"):

@@ -1,7 +1,7 @@
 """Reads `.metadata` of torch.distributed.checkpoint (DCP) without executing it.
 
-That file is a pickle, which can call anything when it is loaded. Here it can only make plain values and the metadata classes of
-torch that DCP writes, all of them as stand-ins without behaviour. Anything else is refused before it is called.
+That file is a pickle, which can call anything when it is loaded. Here, it can only make plain values, and stand-ins without
+behaviour for the metadata classes of torch that DCP writes. Anything else is refused before it is called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_llm.core.disk import naming, open_ordinary
+from lit_llm.core.disk import naming
 from lit_llm.core.errors import UserError, library_errors
 
 METADATA = ".metadata"
@@ -46,29 +46,26 @@ class StoredBytes(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in pieces that do not overlap: the offset and the shape of each, and where it is."""
+    """A tensor in pieces that do not overlap. A piece is (offset in the tensor, shape, place in a file)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     pieces: list[tuple[tuple[int, ...], tuple[int, ...], StoredBytes]]
 
 
-class DcpMetadata(NamedTuple):
-    """What a DCP folder holds, by name: tensors, other values as bytes, and the keys of each in the dict that was saved."""
-
-    tensors: dict[str, StoredTensor]
-    values: dict[str, StoredBytes]
-    paths: dict[str, tuple[Any, ...]]
+Content = tuple[dict[str, StoredTensor], dict[str, StoredBytes], dict[str, tuple[Any, ...]]]
+"""Content of a DCP folder: (name → tensor, name → bytes of another value, name → keys in the nested dict that was saved)."""
 
 
-def read_metadata(folder: Path) -> DcpMetadata:
+def read_metadata(folder: Path) -> Content:
     """The metadata of a DCP folder, checked against the files in it.
 
     Raises:
-        UserError: `.metadata` is missing, damaged, would execute something, or names a file outside the folder.
+        UserError: `.metadata` is missing or damaged, would execute something, or names a file that is missing, too short
+            or outside the folder.
     """
     what = f"{folder / METADATA} is damaged, or not the metadata of torch.distributed.checkpoint"
-    with naming(folder / METADATA), library_errors(what), open(open_ordinary(folder / METADATA), "rb") as file:
+    with naming(folder / METADATA), library_errors(what), open(folder / METADATA, "rb") as file:
         return _checked(_Reader(file, folder).load(), folder)
 
 
@@ -78,17 +75,17 @@ class _Record:
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
             self.__dict__.update(state)
-        else:  # of TensorProperties
+        else:  # TensorProperties saves a tuple, which begins with the dtype
             self.dtype = state[0]
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler that finds only what DCP writes."""
+    """An unpickler that finds only the classes that DCP writes, and refuses all others."""
 
     def __init__(self, file: Any, folder: Path) -> None:
         super().__init__(file)
         self.folder = folder
-        # A pickle can change the classes that it finds. So each reader has its own.
+        # A pickle can change the classes that it finds. So each reader has its own classes.
         self.known: dict[tuple[str, str], Any] = {key: type(key[1], (_Record,), {}) for key in _RECORDS}
         # Python 3.11.0 to 3.11.3 write a member of an enum as getattr of its class and name.
         self.known |= dict.fromkeys((*_ENCODINGS, ("builtins", "getattr")), lambda *_: None)
@@ -104,14 +101,11 @@ class _Reader(pickle.Unpickler):
             )
         return self.known[module, name]
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise UserError(f"{self.folder / METADATA} is refused: it refers to an object outside of it")
 
-
-def _checked(content: Any, folder: Path) -> DcpMetadata:
+def _checked(content: Any, folder: Path) -> Content:
     stored: dict[tuple[str, tuple[int, ...] | None], StoredBytes] = {}
     for index, info in content.storage_data.items():
-        offset = vars(index).get("offset")  # None for what is not a tensor
+        offset = vars(index).get("offset")  # None for values that are no tensors
         stored[index.fqn, None if offset is None else _numbers(offset)] = _place(index.fqn, info, folder)
     tensors: dict[str, StoredTensor] = {}
     values: dict[str, StoredBytes] = {}
@@ -128,29 +122,28 @@ def _checked(content: Any, folder: Path) -> DcpMetadata:
         tensors[name] = StoredTensor(_numbers(entry.size), dtype, pieces)
         _refuse_incomplete(name, tensors[name], folder)
     paths = content.planner_data if isinstance(content.planner_data, dict) else {}
-    return DcpMetadata(tensors, values, {name: tuple(path) for name, path in paths.items()})
+    return tensors, values, {name: tuple(path) for name, path in paths.items()}
 
 
 def _refuse_incomplete(name: str, tensor: StoredTensor, folder: Path) -> None:
-    """Raise a UserError unless the pieces are the whole tensor, once, and each has as many bytes as its values need."""
+    """Raise a UserError unless the pieces make the whole tensor, and each has as many bytes as its values need."""
     inside = all(
         len(offset) == len(shape) == len(tensor.shape)
         and all(first + size <= whole for first, size, whole in zip(offset, shape, tensor.shape, strict=True))
         and math.prod(shape) * tensor.dtype.itemsize <= place.length
         for offset, shape, place in tensor.pieces
     )
-    apart = len({offset for offset, *_ in tensor.pieces}) == len(tensor.pieces)
-    if not inside or not apart or sum(math.prod(shape) for _, shape, _ in tensor.pieces) != math.prod(tensor.shape):
+    if not inside or sum(math.prod(shape) for _, shape, _ in tensor.pieces) != math.prod(tensor.shape):
         raise UserError(f"{folder / METADATA}: the pieces of {name} are not the whole tensor")
 
 
 def _place(name: str, info: Any, folder: Path) -> StoredBytes:
     if vars(info).get("transform_descriptors"):
         raise UserError(f"{folder} holds {name} compressed ({info.transform_descriptors}): save it again without extensions")
-    relative, (start, length) = info.relative_path, _numbers((info.offset, info.length))
-    if not isinstance(relative, str) or relative in ("", ".", "..") or set(relative) & {"/", "\\", "\0"}:
-        raise UserError(f"{folder / METADATA} names a file outside of its folder: {str(relative)[:80]!r}")
-    file = folder / relative
+    start, length = _numbers((info.offset, info.length))
+    file = folder / info.relative_path
+    if Path(info.relative_path).is_absolute() or ".." in Path(info.relative_path).parts:
+        raise UserError(f"{folder / METADATA} names {info.relative_path}, a file outside the folder")
     if not file.is_file():
         raise UserError(f"{file} is missing, but {METADATA} lists it")
     if start + length > file.stat().st_size:

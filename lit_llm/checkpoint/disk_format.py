@@ -18,12 +18,10 @@ partial folder. `lit_llm.runs.lock` ensures that.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import os
 import pickle
 import re
-import sys
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -41,15 +39,14 @@ from lit_llm.checkpoint.manifest import (
     MANIFEST,
     encode,
     intact_manifest,
-    is_of_later_version,
     make_manifest,
     manifest_in,
     recorded_damage,
 )
 from lit_llm.checkpoint.schema import content_problem, part_problem
 from lit_llm.checkpoint.sharded import join
-from lit_llm.core.disk import delete, naming, open_ordinary, ordinary_file, real_path
-from lit_llm.core.errors import UserError, first_line, library_errors
+from lit_llm.core.disk import delete, naming, real_path
+from lit_llm.core.errors import UserError, first_line, library_errors, need
 
 T = TypeVar("T")
 
@@ -116,7 +113,7 @@ def _together(group: Any, work: Callable[[], T]) -> list[T]:
     """Call `work` on every rank of a group and gather the results.
 
     Raises:
-        OSError: On every rank if `work` failed on one of them. The failing rank raises its own error.
+        OSError: `work` failed on another rank. The failing rank raises its own error.
     """
     if group is None:
         return [work()]
@@ -136,10 +133,10 @@ def _together(group: Any, work: Callable[[], T]) -> list[T]:
 
 
 def remove(path: str | Path) -> None:
-    """Delete a checkpoint, folder or file. A kill in between leaves nothing incomplete under its name.
+    """Delete a checkpoint, folder or file. If the process is killed meanwhile, no incomplete checkpoint has the name.
 
     Raises:
-        OSError: It cannot be renamed, as on a read-only disk.
+        OSError: The checkpoint cannot be renamed, for example on a read-only disk.
     """
     path = Path(path)
     if not os.path.lexists(path):
@@ -175,7 +172,7 @@ def _shown(hidden: Path) -> Path:
 
 
 def clear_leftovers(folder: Path, name: str = "last.ckpt") -> None:
-    """Finish or undo what a killed process started in a folder of checkpoints, or with the checkpoint called `name`."""
+    """Finish or undo the saves and deletions of a killed process, of `name` and of every other checkpoint in a folder."""
     roles = ("partial", "removed", "replaced")
     found = {role: {*folder.glob(f".*.ckpt.{role}"), _hidden(folder / name, role)} for role in roles}
     for aside in found["replaced"]:
@@ -211,16 +208,16 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
             raise UserError(f"{location / name} {problem}: restore the checkpoint, or use another one")
         return parts
 
-    shards = shard_names(location)  # no others
+    shards = shard_names(location)  # a shard that the manifest does not list is not read
     content = _checked(_load(_data(location), location), location)
     return join(content, shards, load, lazy=lazy) if shards else content
 
 
 def read_values(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint holds, with tensors without data, and placeholders for those in shards. Nothing is verified.
+    """The dict of a checkpoint, with tensors on the meta device and placeholders for tensors in shards. Nothing is verified.
 
-    Reads no shard, so it also works if one is damaged, and its time does not grow with their number. What it returns may be
-    kept: no file stays open for it.
+    This reads no shard, so it also works if one is damaged, and its time does not grow with their number. No file stays open,
+    so the dict may be kept.
 
     Raises:
         UserError: It is missing, in another format, or checkpoint.pt cannot be loaded.
@@ -235,27 +232,10 @@ def _data(location: Path) -> Path:
 
 
 def _checked(content: dict[str, Any], location: Path, *, has_data: bool = True) -> dict[str, Any]:
-    """The same content, or a UserError: a value is not what `lit_llm.checkpoint.schema` asks for."""
+    """Return `content`. Raises a UserError if a value breaks a rule of `lit_llm.checkpoint.schema`."""
     if problem := content_problem(content, has_data=has_data):
         raise UserError(f"checkpoint {location} {problem}: restore it, or use another one")
     return content
-
-
-def compression_problem(file: Path) -> str | None:
-    """Why a file is not one that torch.save wrote on such a machine: compressed entries can unpack to any size, and torch would
-    turn the bytes of numbers in a mapped file. None if it is."""
-    with open(open_ordinary(file), "rb") as content:
-        if not zipfile.is_zipfile(content):
-            return None  # torch's older format
-        with zipfile.ZipFile(content) as archive:
-            entries = archive.infolist()
-            packed = next((entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED), None)
-            if packed is not None:
-                return f"its entry {packed.filename[:80]} is compressed, and torch.save compresses nothing"
-            order = [entry for entry in entries if entry.filename.endswith("/byteorder") and entry.file_size < 16]
-            if order and archive.read(order[0]) != sys.byteorder.encode():
-                return "its numbers have another byte order than this machine's"
-    return None
 
 
 def damage(path: str | Path, *, shards: bool = True) -> str | None:
@@ -278,18 +258,18 @@ def damage(path: str | Path, *, shards: bool = True) -> str | None:
 
 
 def damage_before_load(path: str | Path, *, ranks: int) -> str | None:
-    """As `damage`, of a checkpoint that is named, before `ranks` processes load it: several share its shards then.
+    """`damage` of a checkpoint that the user named. If several `ranks` will load it, they hash its shards, not this function.
 
-    One that is recorded as damaged may have been repaired, so it is hashed again.
+    A checkpoint that is recorded as damaged may have been repaired, so its shards are hashed here, whatever `ranks` is.
     """
     return damage(path, shards=ranks == 1 or recorded_damage(Path(path)) is not None)
 
 
 def shard_names(path: str | Path) -> list[str]:
-    """The shards of a checkpoint, in the order of the ranks that wrote them. A plain file has none.
+    """Names of a checkpoint's shards, in the order of the ranks that wrote them. A plain file has none.
 
     Raises:
-        UserError: It is missing, or its manifest is missing, damaged or of a later version of the format.
+        UserError: It is missing, or its manifest is missing, damaged or of another version of the format.
     """
     location = _locate(path)
     files = manifest_in(location)["files"] if location.is_dir() else {}
@@ -297,7 +277,7 @@ def shard_names(path: str | Path) -> list[str]:
 
 
 def shard_problem(path: str | Path, name: str) -> str | None:
-    """Why the shard `name` is not as it was written, as the end of a sentence; None if it is. Reads all of it."""
+    """How the shard `name` differs from the manifest, as the end of a sentence; None if it does not. Hashes the whole shard."""
     folder = _locate(path)
     try:
         return _file_problem(folder, name, manifest_in(folder)["files"][name])
@@ -309,7 +289,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     """The manifest of a checkpoint folder, checked against its own checksum. Other files are not read.
 
     Raises:
-        UserError: There is no such folder, or its manifest is missing, damaged or of a later version of the format.
+        UserError: There is no such folder, or its manifest is missing, damaged or of another version of the format.
     """
     return manifest_in(_locate(path))
 
@@ -331,25 +311,19 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
 def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint of a folder, and one sentence for each damaged one that is, or may be, newer.
 
-    Args:
-        shards: As for `damage`.
-
-    Raises:
-        UserError: A newer one is intact, but of a later version of the format: an older one would undo what it holds.
+    `shards` is passed to `damage`.
     """
     damaged: list[str] = []
     for candidate in checkpoints_in(folder):
         problem = damage(candidate, shards=shards)
         if problem is None:
             return candidate, damaged
-        if is_of_later_version(candidate):
-            raise UserError(f"{problem.rstrip('.')}, or go back to an older checkpoint (--resume PATH)")
         damaged.append(problem)
     return None, damaged
 
 
 def _age(path: Path) -> tuple[float, int]:
-    """(save, step): sorts checkpoints from oldest to newest."""
+    """(number of the save, step): the key that sorts checkpoints from oldest to newest."""
     in_name = re.search(r"step[-=](\d+)", path.name)
     step = int(in_name[1]) if in_name else -1
     if path.is_dir():
@@ -363,40 +337,28 @@ def _age(path: Path) -> tuple[float, int]:
 
 
 def _load(file: Path, name: Path, *, map_location: str = "cpu") -> dict[str, Any]:
-    """The dict in `file`. Error messages call the checkpoint `name`."""
+    """The dict in `file`. Error messages call the checkpoint `name`.
+
+    The dict may hold compressed optimizer states of torchao, an optional package, which registers its classes as safe when it
+    is imported.
+    """
+    load = partial(torch.load, file, weights_only=True, map_location=map_location, mmap=True)
     with naming(file), library_errors(f"{name} cannot be loaded"):
-        if problem := compression_problem(file):
-            raise UserError(f"{name} cannot be loaded: {problem}.")
         try:
-            content = _torch_load(file, map_location=map_location)
+            content = load()
         except pickle.UnpicklingError as error:
-            unsafe = re.search(r"GLOBAL (\S+)", str(error))
-            raise UserError(
-                f"{name} cannot be loaded without running code from it: it holds {unsafe[1] if unsafe else 'something'} where "
-                "only tensors and plain values (numbers, strings, lists, dicts) are allowed."
-            ) from error
+            unsafe = get_unsafe_globals_in_checkpoint(file)
+            if not unsafe or not all(each.startswith("torchao.optim.") for each in unsafe):
+                held = unsafe[0] if unsafe else "something"
+                raise UserError(
+                    f"{name} cannot be loaded without running code from it: it holds {held} where only tensors "
+                    "and plain values (numbers, strings, lists, dicts) are allowed."
+                ) from error
+            need("torchao.optim", what=f"the optimizer state in {name}")
+            content = load()
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a checkpoint of lit_llm or of Lightning: it holds no dict.")
     return content
-
-
-def _torch_load(file: Path, *, map_location: str) -> Any:
-    """torch.load of tensors and plain values, and of the compressed optimizer states of torchao, an optional package.
-
-    Those are tensors of classes that torchao registers as safe when it is imported.
-    """
-    load = partial(torch.load, file, weights_only=True, map_location=map_location, mmap=True)
-    try:
-        return load()
-    except pickle.UnpicklingError:
-        unsafe = get_unsafe_globals_in_checkpoint(file)
-        if not unsafe or not all(name.startswith("torchao.optim.") for name in unsafe):
-            raise
-        try:
-            importlib.import_module("torchao.optim")
-        except ImportError:
-            raise UserError(f"{file} holds optimizer state of torchao, which is not installed: pip install torchao") from None
-        return load()
 
 
 def _locate(path: str | Path) -> Path:
@@ -404,7 +366,7 @@ def _locate(path: str | Path) -> Path:
     if path.exists():
         return path
     if path.name.startswith(".") and path.name.endswith(".replaced") and _shown(path).exists():
-        return _shown(path)  # brought back since it was chosen
+        return _shown(path)  # the folder got its name back after it was chosen
     aside = _hidden(real_path(path), "replaced")  # the process was killed while replacing it
     if aside.exists():
         return aside
@@ -413,8 +375,6 @@ def _locate(path: str | Path) -> Path:
 
 def _problem_of_folder(folder: Path, *, shards: bool) -> str | None:
     manifest = manifest_in(folder)
-    if more := sorted({file.name for file in folder.glob("shard-*")} - manifest["files"].keys()):
-        return f"checkpoint {folder} is damaged: {more[0]} is not one of the files in its {MANIFEST}."
     if not shards and (problem := recorded_damage(folder)):
         return problem
     for name, expected in manifest["files"].items():
@@ -436,11 +396,9 @@ def _file_problem(folder: Path, name: str, expected: dict[str, Any], *, hashed: 
 
 
 def _problem_of_file(file: Path) -> str | None:
-    if not zipfile.is_zipfile(ordinary_file(file)):
+    if not zipfile.is_zipfile(file):
         return f"{file} is not a checkpoint, or it is damaged: torch.save writes zip files and this is not one."
     try:
-        if problem := compression_problem(file):
-            return f"checkpoint {file} is damaged: {problem}."
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # a header that makes no sense

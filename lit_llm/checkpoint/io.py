@@ -30,13 +30,11 @@ class FolderCheckpointIO(CheckpointIO):
     as `storage_options`.
 
     Args:
-        verified: A checkpoint that rank 0 has verified already; loading it does not read it a second time for that.
-        shards_left: Rank 0 has not hashed the shards of `verified`.
+        verified: A checkpoint that rank 0 has verified already. If there are several ranks, its shards are not verified yet.
     """
 
-    def __init__(self, verified: str | Path | None = None, *, shards_left: bool = False) -> None:
+    def __init__(self, verified: str | Path | None = None) -> None:
         self._verified = None if verified is None else Path(verified)
-        self._shards_left = shards_left
         self._failed: set[Path] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -55,12 +53,12 @@ class FolderCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """The checkpoint at rank 0's `path`, verified, on the CPU; always loaded with `weights_only=True`.
 
-        Where a process group exists all its ranks call this together. Rank 0 broadcasts its path, so that all ranks load the
-        same checkpoint even if a link was changed meanwhile, and whether it is damaged. Each rank hashes its share of the
-        shards; rank 0 also checkpoint.pt.
+        Where a process group exists, all its ranks call this together. Rank 0 broadcasts its path, so that all ranks load the
+        same checkpoint even if a link was changed meanwhile, and whether the checkpoint is damaged. Each rank hashes its share
+        of the shards; rank 0 also hashes checkpoint.pt.
 
-        The file is memory-mapped, so that ranks share its pages. On a CPU the optimizer keeps using them: if the file is
-        deleted later, its disk space is freed when the process ends.
+        The file is memory-mapped, so that ranks share its pages. On a CPU, the optimizer keeps using these pages: if the file
+        is deleted later, its disk space is freed when the process ends.
 
         Raises:
             UserError: It is missing, in another format, or damaged; on every rank.
@@ -70,21 +68,17 @@ class FolderCheckpointIO(CheckpointIO):
 
     def _verify_together(self, path: Path) -> Path:
         together = process_count() > 1
-        problem, shards_left = None, False
-        if not together or dist.get_rank() == 0:
-            known = path == self._verified
-            problem = None if known else disk_format.damage(path, shards=not together)
-            shards_left = self._shards_left if known else together
+        problem = None
+        if path != self._verified and (not together or dist.get_rank() == 0):
+            problem = disk_format.damage(path, shards=not together)
         if together:
-            choice: list[Any] = [path, problem, shards_left]
+            choice: list[Any] = [path, problem]
             dist.broadcast_object_list(choice)
-            path, problem, shards_left = choice
+            path, problem = choice
         if problem is not None:
             raise UserError(problem)
-        if shards_left:
+        if together:
             verify_shards_together(path)
-            if path == self._verified:
-                self._shards_left = False
         return path
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -100,7 +94,7 @@ class FolderCheckpointIO(CheckpointIO):
         self._report(path, how, error)
 
     def _report(self, path: Path, how: Literal["saved", "deleted"], error: BaseException | None) -> None:
-        """Say that a job failed, and remember it of a save. Errors that are not the disk's are raised."""
+        """Warn if a job failed with an OSError, and raise any other error. `_failed` remembers which saves failed."""
         if how == "saved":
             (self._failed.discard if error is None else self._failed.add)(path)
         if error is None:
@@ -118,21 +112,19 @@ class FolderCheckpointIO(CheckpointIO):
 class AsyncFolderCheckpointIO(FolderCheckpointIO):
     """Writes the same checkpoints in one background thread: training waits only for a copy to host memory.
 
-    Costs host memory of the size of one checkpoint, which the next save reuses; it waits for the save before it. Errors are
-    raised on the main thread, in the next call of any method. Lightning calls `teardown` when a run ends in any way; it
-    waits for the thread.
+    The copy needs host memory of the size of one checkpoint, which the next save reuses. A save waits for the save before it.
+    Errors are raised on the main thread, in the next call of any method. Lightning calls `teardown` when a run ends in any
+    way; it waits for the thread.
 
     Args:
         processes_to_fit: Save in the foreground, with a warning, if at the first save the copies of this many processes on one
-            machine would take more than half of its free memory. None: copy in any case.
+            machine would take more than half of the machine's free memory. None: copy in any case.
     """
 
-    def __init__(
-        self, verified: str | Path | None = None, *, shards_left: bool = False, processes_to_fit: int | None = None
-    ) -> None:
-        super().__init__(verified, shards_left=shards_left)
+    def __init__(self, verified: str | Path | None = None, *, processes_to_fit: int | None = None) -> None:
+        super().__init__(verified)
         self._processes_to_fit = processes_to_fit
-        self._copies: bool | None = None if processes_to_fit else True  # decided at the first save, which has every tensor
+        self._copies: bool | None = None if processes_to_fit else True  # None until the first save shows the size
         self._snapshots = Snapshots()
         self._thread: ThreadPoolExecutor | None = None
         self._jobs: list[tuple[Path, Literal["saved", "deleted"], Future[None]]] = []
@@ -162,7 +154,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         self._submit(Path(path), "deleted", disk_format.remove, path)
 
     def teardown(self) -> None:
-        """Wait until everything is on disk, and free the memory. A later save starts a new thread."""
+        """Wait until everything is on disk, and free the memory of the copy. A later save starts a new thread."""
         try:
             self._collect(wait=True)
         finally:

@@ -32,7 +32,7 @@ def load_model(checkpoint: Path, device: str = "cpu", *, base: Path | None = Non
         average: the average of the weights, which EMA keeps, instead of the weights.
 
     Raises:
-        UserError: The checkpoint is missing, damaged or another program's, or has no average; or its model class is missing or
+        UserError: The checkpoint is missing, damaged or from another program; it has no average; its model class is missing or
             has changed.
     """
     content = read(checkpoint)
@@ -45,21 +45,20 @@ def load_model(checkpoint: Path, device: str = "cpu", *, base: Path | None = Non
         with torch.device("meta"):
             model = GPT(config)
         model.to_empty(device=device)
-        model.init_weights()  # fills what no checkpoint holds: the rotary tables
+        model.init_weights()  # fills the rotary tables, which no checkpoint holds
     weights = saved_weights(content, checkpoint, base=base, verify=True, average="--ema" if average else None)
     copy_weights(model.state_dict(), weights, f"{checkpoint} (--ckpt_path)")
     return model.eval()
 
 
 def load_weights(model: nn.Module, checkpoint: Path, *, average: bool = False) -> None:
-    """Copy a checkpoint's weights into a model, in the model's dtype. Each rank copies its part of distributed ones.
+    """Copy a checkpoint's weights into a model, in the model's dtype. Each rank copies its part of distributed tensors.
 
-    It has been verified on one process; several verify its shards here, together, so all of them call this.
-
-    Of a LoRA run, these are its base's with its adapters merged. Adapters that the model has itself are left as they are.
+    The checkpoint must have been verified. Several processes verify its shards only here, together, so all of them call this.
+    For a LoRA run, its base weights are copied, with its adapters merged into them. The model's own adapters stay as they are.
 
     Args:
-        model: of a pipeline the whole one, with the other ranks' layers on the meta device.
+        model: with a pipeline, the whole model, with the other ranks' layers on the meta device.
         average: the average of the weights, which EMA keeps, instead of the weights.
 
     Raises:
@@ -74,12 +73,12 @@ def load_weights(model: nn.Module, checkpoint: Path, *, average: bool = False) -
 
 
 def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> None:
-    """Copy tensors by name. Of tensors in shards on disk (`sharded.TensorOnDisk`) a rank reads only its part.
+    """Copy tensors by name. A rank reads only its part of a tensor in shards on disk (`sharded.TensorOnDisk`).
 
     Args:
-        own: Tensors on the meta device are other ranks': they are compared, not read.
+        own: Tensors to fill. Tensors on the meta device belong to other ranks: they are compared, not filled.
         source: For messages: where the tensors come from, and the flag that named it.
-        strict: Require the same names on both sides. Otherwise tensors without a counterpart are skipped.
+        strict: Require the same names on both sides. False: skip tensors without a counterpart.
 
     Raises:
         UserError: Shapes differ, or with `strict`, names differ.
@@ -92,7 +91,7 @@ def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: st
 
 
 def mismatch(own: Mapping[str, Any], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> str | None:
-    """How saved weights differ from a model's in names, shapes and dtypes; None if they fit. Arguments as of `copy_weights`."""
+    """How saved weights differ from a model's in names, shapes or dtypes; None if they fit. Arguments as for `copy_weights`."""
     missing, unexpected = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     if strict and (missing or unexpected):
         return (
@@ -103,7 +102,7 @@ def mismatch(own: Mapping[str, Any], saved: Mapping[str, Any], source: str, *, s
         here, there = tuple(own[name].shape), tuple(saved[name].shape)
         if here != there:
             return f"{name} does not fit this model: it has shape {there} and the model's has {here}, in {source}"
-        dtype = saved[name].dtype  # one of 8 bits has a scale elsewhere
+        dtype = saved[name].dtype  # weights of 8 bits need a scale, which is in another tensor
         if own[name].is_floating_point() != dtype.is_floating_point or (dtype.is_floating_point and dtype.itemsize == 1):
             return f"{name} does not fit this model: it has {saved[name].dtype}, the model {own[name].dtype}, in {source}"
     return None

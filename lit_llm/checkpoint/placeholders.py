@@ -26,26 +26,22 @@ def is_placeholder(tree: Any) -> bool:
     return isinstance(tree, dict) and PLACEHOLDER in tree
 
 
-def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of everything in nested dicts and lists that is neither, and of placeholders."""
-    waiting, seen = [("", tree)], set[int]()
-    while waiting:  # not recursive: a tampered tree may be deep, or contain itself
-        where, tree = waiting.pop()
-        if is_placeholder(tree) or not isinstance(tree, Mapping | list | tuple):
-            yield where, tree
-        elif id(tree) not in seen:
-            seen.add(id(tree))
-            items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-            waiting += [(f"{where}.{key}" if where else str(key), value) for key, value in items]
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, value) of every value in nested dicts and lists. A placeholder is one value."""
+    if is_placeholder(tree) or not isinstance(tree, Mapping | list | tuple):
+        yield name, tree
+        return
+    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        yield from leaves(value, f"{name}.{key}" if name else str(key))
 
 
 def placeholders_in(tree: Any) -> Iterator[Placeholder]:
-    """In an order that follows from `tree`."""
+    """The placeholders of `tree`, in its order."""
     return (Placeholder(value) for _, value in leaves(tree) if is_placeholder(value))
 
 
 def replaced(tree: Any, leaf: Callable[[str, Any], Any], name: str = "") -> Any:
-    """`tree` with `leaf(name, value)` instead of each value, and of each placeholder, in nested dicts and lists."""
+    """`tree` with `leaf(name, value)` instead of each value in nested dicts and lists. A placeholder is one value."""
     if isinstance(tree, dict) and not is_placeholder(tree):
         return {key: replaced(value, leaf, f"{name}.{key}" if name else str(key)) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -54,7 +50,7 @@ def replaced(tree: Any, leaf: Callable[[str, Any], Any], name: str = "") -> Any:
 
 
 def take_out(tree: Any, plain: Callable[[str], bool]) -> tuple[Any, dict[str, Tensor]]:
-    """`tree` with a placeholder instead of each distributed tensor, and each other one whose name is `plain`; these by name."""
+    """Take distributed tensors, and those whose name is `plain`, out of `tree`: (tree with placeholders, tensors by name)."""
     tensors: dict[str, Tensor] = {}
 
     def leaf(name: str, value: Any) -> Any:
@@ -67,5 +63,5 @@ def take_out(tree: Any, plain: Callable[[str], bool]) -> tuple[Any, dict[str, Te
 
 
 def put_in(tree: Any, tensor_of: Callable[[Placeholder], Any]) -> Any:
-    """`tree` with what `tensor_of` gives instead of each placeholder."""
+    """`tree` with the result of `tensor_of` in the place of each placeholder."""
     return replaced(tree, lambda name, value: tensor_of(Placeholder(value)) if is_placeholder(value) else value)

@@ -1,4 +1,4 @@
-"""What a checkpoint's values may be. Checksums tell damage, not content: a file from elsewhere can be intact and wrong."""
+"""Rules for the values in a checkpoint. Checksums show only damage: a file from elsewhere can be intact, with wrong values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_llm.checkpoint.placeholders import PLACEHOLDER, is_placeholder, leaves
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind: int from 0 on, str, dict with texts as keys, a dict of kinds, or a list of one kind."""
+    """Whether a value is of a kind: int (from 0 on), dict (keys are texts), a class, a dict or list of kinds, a predicate."""
     if kind is int:
         return type(value) is int and 0 <= value < 2**63
     if kind is dict:
@@ -26,7 +26,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def is_of(value: Any, hint: Any) -> bool:
-    """Whether a plain value has the type of a field of a dataclass. Of a mapping or a list, only that it is one."""
+    """Whether a plain value has the type of a dataclass field. The elements of a mapping or a list are not checked."""
     options = get_args(hint)
     if get_origin(hint) is Literal:
         return value in options
@@ -38,7 +38,7 @@ def is_of(value: Any, hint: Any) -> bool:
 
 
 def _is_optimizer_state(value: Any) -> bool:
-    """As `torch.optim.Optimizer.state_dict` gives it, as far as it is there: state by parameter, and groups of parameters."""
+    """Whether a value looks like an optimizer's state_dict: state by parameter, groups of parameters. Both may be missing."""
     if not _fits(value, dict):
         return False
     states, groups = value.get("state", {}), value.get("param_groups", [])
@@ -55,7 +55,7 @@ def _are_weights(value: Any) -> bool:
     return _fits(value, dict) and all(isinstance(each, Tensor) or is_placeholder(each) for each in value.values())
 
 
-_SCHEMA: dict[str, tuple[Any, str]] = {  # of Lightning's keys and ours; others belong to callbacks and data modules
+_SCHEMA: dict[str, tuple[Any, str]] = {  # keys of Lightning and lit_llm; other keys belong to callbacks and data modules
     **dict.fromkeys(("global_step", "epoch", "tokens"), (int, "a whole number from 0 on")),
     **dict.fromkeys(
         ("callbacks", "loops", "settings", "model_config", "lora"),
@@ -72,10 +72,10 @@ _SCHEMA: dict[str, tuple[Any, str]] = {  # of Lightning's keys and ours; others 
 
 
 def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None:
-    """What is wrong with a checkpoint's values, as the end of a sentence; None if nothing is.
+    """The first problem in a checkpoint's values, as the end of a sentence; None if there is none.
 
     Args:
-        has_data: tensors were not read to the meta device.
+        has_data: whether tensors must have data. False: they were read to the meta device.
     """
     if not _fits(content, dict):
         return "has keys that are no texts"
@@ -88,30 +88,26 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
             return f"has the tensor {name[:80]} without values (sparse, or on the meta device)"
         if is_placeholder(tensor) and not _is_placeholder_of_a_tensor(tensor):
             return f"has a malformed placeholder for the tensor {name[:80]}"
-    return _progress_problem(content.get("loops", {}))
+    return _progress_problem("loops", content.get("loops", {}))
 
 
-def _progress_problem(loops: Mapping[Any, Any]) -> str | None:
-    """What is wrong with the counters of Lightning's loops, which it adds to."""
-    waiting, seen = [("loops", loops)], set[int]()
-    while waiting:  # not recursive, as in `leaves`
-        where, tree = waiting.pop()
-        seen.add(id(tree))
-        for name, value in tree.items():
-            here, is_counted = f"{where}.{name}", where.endswith((".total", ".current")) or name == "_batches_that_stepped"
-            if is_counted and not _fits(value, int):
-                return f"has the {here} {str(value)[:40]!r}, which must be a whole number from 0 on"
-            if name == "is_last_batch" and not isinstance(value, bool):
-                return f"has the {here} {str(value)[:40]!r}, which must be true or false"
-            if name in ("total", "current") and not isinstance(value, Mapping):
-                return f"has the {here} {str(value)[:40]!r}, which must be a dict of numbers"
-            if isinstance(value, Mapping) and id(value) not in seen:
-                waiting.append((here, value))
+def _progress_problem(where: str, loops: Mapping[Any, Any]) -> str | None:
+    """The first problem in the counters of Lightning's loops; None if there is none. Lightning goes on counting from them."""
+    for name, value in loops.items():
+        here, is_counted = f"{where}.{name}", where.endswith((".total", ".current")) or name == "_batches_that_stepped"
+        if is_counted and not _fits(value, int):
+            return f"has the {here} {str(value)[:40]!r}, which must be a whole number from 0 on"
+        if name == "is_last_batch" and not isinstance(value, bool):
+            return f"has the {here} {str(value)[:40]!r}, which must be true or false"
+        if name in ("total", "current") and not isinstance(value, Mapping):
+            return f"has the {here} {str(value)[:40]!r}, which must be a dict of numbers"
+        if isinstance(value, Mapping) and (problem := _progress_problem(here, value)):
+            return problem
     return None
 
 
 def part_problem(parts: Any) -> str | None:
-    """What is wrong with the content of a shard, as the end of a sentence; None if nothing is."""
+    """The first problem in the content of a shard, as the end of a sentence; None if there is none."""
     for name, part in parts.items():
         is_part = isinstance(name, str) and _fits(part, {"offset": [int], "part": Tensor})
         if not (is_part and _has_values(part["part"]) and len(part["offset"]) == part["part"].ndim):

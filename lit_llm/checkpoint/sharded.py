@@ -5,9 +5,9 @@
         shard-00000-of-00004.pt, …    name → offset in the whole tensor and this rank's part of it
         manifest.json                 as in every checkpoint
 
-Why not torch.distributed.checkpoint: loading executes its metadata, which is a pickle, and it writes in place, so a killed
-save leaves an incomplete checkpoint. Here the parts are plain tensors (loaded with `weights_only`). Each file is its own index
-and is memory-mapped, so a rank reads only what it needs from a checkpoint of any layout.
+torch.distributed.checkpoint is not used, because loading executes its metadata, which is a pickle, and because it writes in
+place, so a killed save leaves an incomplete checkpoint. Here the parts are plain tensors (loaded with `weights_only`). Each
+file is its own index and is memory-mapped, so a rank reads only the parts it needs, whatever layout wrote them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lit_llm.core.errors import UserError
 
 
 def split(checkpoint: dict[str, Any], stages: Stages | None = None) -> dict[str, Any]:
-    """{"rest": nested dict with placeholders, "parts": this rank's parts}. Called on all ranks.
+    """Return {"rest": nested dict with placeholders, "parts": this rank's parts}. Called on all ranks.
 
     Plain tensors stay in "rest", except those of pipeline stages.
 
@@ -51,12 +51,10 @@ def split(checkpoint: dict[str, Any], stages: Stages | None = None) -> dict[str,
 
 
 def gather(checkpoint: dict[str, Any], *, keep: bool, stages: Stages | None = None) -> dict[str, Any]:
-    """The checkpoint of one process. Tensors are gathered one by one: into host memory if `keep`, else each is dropped.
-
-    Called on all ranks.
+    """The checkpoint as one process would have it. Called on all ranks, which gather the tensors one by one.
 
     Args:
-        keep: whether this is rank 0.
+        keep: whether this is rank 0, which keeps tensors in host memory. Other ranks drop them and return placeholders.
         stages: the ranks that hold the other pipeline stages of the model.
     """
     rest, tensors, writers = _take_out(checkpoint, stages)
@@ -76,7 +74,7 @@ def gather(checkpoint: dict[str, Any], *, keep: bool, stages: Stages | None = No
 
 
 def _take_out(checkpoint: dict[str, Any], stages: Stages | None) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, int]]:
-    """(the checkpoint with placeholders, this rank's tensors by name, the rank of the pipeline that writes each; else 0)."""
+    """(checkpoint with placeholders, this rank's tensors by name, name → pipeline rank that writes it, {} without stages)."""
     rest, tensors = take_out(checkpoint, lambda name: stages is not None and name.partition(".")[0] in STAGED)
     if stages is None:
         return rest, tensors, {}
@@ -88,7 +86,7 @@ class TensorOnDisk:
     """A tensor whose parts are in memory-mapped files. Indexing with one slice per dimension, or `...`, reads only that box.
 
     Args:
-        parts: boxes of it: the offset in each dimension, and the values.
+        parts: boxes of the tensor, as (offset in each dimension, values).
 
     Raises:
         UserError: The parts do not cover the whole tensor.
@@ -114,11 +112,11 @@ class TensorOnDisk:
 
 
 def join(rest: dict[str, Any], files: Iterable[str], load: Callable[[str], dict[str, Any]], *, lazy: bool) -> dict[str, Any]:
-    """Undo `split`: the checkpoint, from the files of all ranks.
+    """Undo `split`: return the checkpoint, from `rest` and the files of all ranks.
 
     Args:
         load: Loads one file of parts, memory-mapped.
-        lazy: Leave tensors on disk, as `TensorOnDisk`, for ranks that need a part of each.
+        lazy: Leave tensors on disk, as `TensorOnDisk`, for ranks that need only a part of each tensor.
     """
     parts: dict[str, list[tuple[list[int], Tensor]]] = {}
     for file in files:

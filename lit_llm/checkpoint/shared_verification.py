@@ -14,12 +14,12 @@ from lit_llm.core.errors import UserError
 
 
 def verify_shards_together(checkpoint: Path) -> None:
-    """Hash the shards of a checkpoint. Where a process group exists all its ranks call this; each hashes its share.
+    """Hash the shards of a checkpoint. Where a process group exists, all its ranks call this, and each hashes its share.
 
-    A damaged checkpoint is marked on the disk, so that the next `--resume auto` takes the one before it.
+    A damaged checkpoint is marked on the disk, so that the next `--resume auto` takes the checkpoint before it.
 
     Raises:
-        UserError: A shard is damaged; the same sentence on every rank.
+        UserError: A shard is damaged. All ranks raise the same sentence.
     """
     ranks = process_count()
     rank = dist.get_rank() if ranks > 1 else 0
@@ -38,9 +38,9 @@ def verify_shards_together(checkpoint: Path) -> None:
 
 
 def share(shards: list[str], rank: int, ranks: int) -> list[str]:
-    """The shards that a rank hashes: its own, if each rank has written one, or an equal number of consecutive ones.
+    """The shards that a rank hashes: its own shard if as many ranks wrote the checkpoint, and else a run of consecutive ones.
 
-    Consecutive shards are what a rank of another layout mostly reads. Every shard is in the share of exactly one rank.
+    A rank of another layout mostly reads consecutive shards. Every shard is in the share of exactly one rank.
     """
     return shards[rank * len(shards) // ranks : (rank + 1) * len(shards) // ranks]
 

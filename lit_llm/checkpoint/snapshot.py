@@ -1,4 +1,4 @@
-"""Copies of checkpoints in host memory: they can be written while training changes the original."""
+"""Copies of checkpoints in host memory, which can be written to disk while training changes the original."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _Kind = tuple[int, bool]  # bytes, pinned
 class Snapshots:
     """Copies checkpoints into reused host memory: a second copy of the same sizes allocates nothing.
 
-    Costs host memory of the size of the checkpoint, pinned if the tensors are on a CUDA device. Whole storages are copied, so
-    tied weights stay tied, and a saved copy has the size of the saved original.
+    A copy needs host memory of the size of the checkpoint, pinned if the tensors are on a CUDA device. Whole storages are
+    copied, so tied weights stay tied, and a saved copy has the size of the saved original.
     """
 
     def __init__(self) -> None:
         self._buffers: list[tuple[_Kind, UntypedStorage]] = []
-        # Of the copy under way:
+        # During a copy: buffers to reuse, and (device, address, bytes) of a source → its copy.
         self._free: defaultdict[_Kind, list[UntypedStorage]] = defaultdict(list)
         self._done: dict[tuple[torch.device, int, int], UntypedStorage] = {}
 
@@ -56,7 +56,7 @@ class Snapshots:
     def _copy_tensor(self, tensor: Tensor) -> Tensor:
         ordinary = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
         if not ordinary or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-            return tensor.detach().to("cpu", copy=True)  # not defined by storage, sizes and strides alone
+            return tensor.detach().to("cpu", copy=True)  # storage, sizes and strides do not define such a tensor
         source = tensor.untyped_storage()
         key = (source.device, source.data_ptr(), source.nbytes())
         if key not in self._done:

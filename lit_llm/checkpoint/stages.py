@@ -1,7 +1,7 @@
-"""Checkpoints of a model whose pipeline stages are on different ranks. They equal those of one process.
+"""Checkpoints of a model whose pipeline stages are on different ranks. They equal the checkpoints of one process.
 
 Each rank holds the tensors of its own stages, under the names that they have on one process, and an optimizer of its own
-parameters. A tensor that several ranks of a pipeline hold, a tied matrix, has the same values on all. The first one writes it.
+parameters. A tied matrix that several ranks of a pipeline hold has the same values on all; the first of these ranks writes it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Stages:
 
     group: dist.ProcessGroup
     leads: bool
-    """Whether this is the pipeline of rank 0. Its ranks write what the same ranks of other pipelines hold too."""
+    """Whether this is the pipeline of rank 0. Its ranks write the tensors of which other pipelines hold copies."""
     device: torch.device
-    """On which tensors are sent."""
+    """The device on which tensors are sent."""
     weights: list[str]
     """Keys of the state dict that one process has, in its order."""
 
@@ -39,7 +39,7 @@ class Stages:
         return dist.get_rank(self.group)
 
     def merge(self, rest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """(`rest` with the placeholders of all ranks, name of a tensor → the rank that writes it). Called on all ranks."""
+        """(`rest` with the placeholders of all ranks, tensor name → the rank that writes it). Called on all ranks."""
         staged = {key: rest[key] for key in STAGED if key in rest}
         gathered: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(gathered, staged, group=self.group)
@@ -57,7 +57,7 @@ class Stages:
         return rest | merged, writers
 
     def bring_to_first(self, tensor: Tensor | None, rank: int, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
-        """The tensor that `rank` has, on the first rank of the pipeline; None elsewhere. Called on all its ranks."""
+        """Return the `tensor` of `rank` on the pipeline's first rank, and None on its other ranks. Called on all its ranks."""
         if self.rank == rank:
             assert tensor is not None
             if rank == 0:
@@ -71,7 +71,7 @@ class Stages:
 
 
 def _union(a: Any, b: Any) -> Any:
-    """Nested dicts and lists with the keys of both. Where both have a value, that of `a`."""
+    """Merge nested dicts and lists: the result has the keys of both. Where both have a value, it has the value of `a`."""
     if isinstance(a, dict) and isinstance(b, dict) and not is_placeholder(a):
         return {key: _union(a[key], b[key]) if key in a and key in b else value for key, value in {**a, **b}.items()}
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
@@ -84,7 +84,7 @@ def number_as_whole(state: dict[str, Any], own: list[list[str]], whole: list[lis
 
     Args:
         own: names of the optimizer's parameters, by group.
-        whole: the same of the whole model's optimizer: equal groups, with more parameters.
+        whole: names of the parameters of the whole model's optimizer, by group. It has the same groups.
     """
     number = {name: i for i, name in enumerate(chain.from_iterable(whole))}
     names = list(chain.from_iterable(own))
@@ -97,7 +97,7 @@ def number_as_whole(state: dict[str, Any], own: list[list[str]], whole: list[lis
 
 
 def number_as_own(saved: dict[str, Any], own: list[list[str]], whole: list[list[str]]) -> dict[str, Any]:
-    """Undo `number_as_whole`: of a saved state_dict of the whole model's optimizer, that of the parameters `own`."""
+    """Undo `number_as_whole`: take the state of the parameters `own` out of the state_dict of the whole model's optimizer."""
     numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
     number = dict(zip(chain.from_iterable(whole), numbers, strict=True))
     place = {name: i for i, name in enumerate(chain.from_iterable(own))}

@@ -1,4 +1,4 @@
-"""Text in one way of writing it, and text that was decoded with the wrong encoding."""
+"""Normalise how text is written, and repair text that was decoded with the wrong encoding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 
 from lit_llm.core.errors import need
 
-# C0 and C1 control characters but for tab and newline, the byte order mark, and what is no character.
+# C0 and C1 control characters but for tab and newline, the byte order mark, and code points that are no characters.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
 _BLANK_LINES = re.compile(r"\n{3,}")
 _LINE_ENDS = ("\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")  # those of str.splitlines
@@ -20,9 +20,9 @@ def normalise(text: str) -> str:
     """
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
-    for line_end in _LINE_ENDS:  # passes are ten times as fast as a regular expression
+    for line_end in _LINE_ENDS:  # these passes are ten times as fast as one regular expression
         text = text.replace(line_end, "\n")
-    text = _CONTROL.sub("", text.replace("\x1f", " "))  # a separator, as those that end lines
+    text = _CONTROL.sub("", text.replace("\x1f", " "))  # \x1f separates words
     text = "\n".join([line.rstrip() for line in text.split("\n")])
     if "\n\n\n" in text:
         text = _BLANK_LINES.sub("\n\n", text)
@@ -31,7 +31,7 @@ def normalise(text: str) -> str:
 
 
 class FixEncoding:
-    """Repair text ("cafÃ©" becomes "café") with the package ftfy, where its result is surely better.
+    """Repair text ("cafÃ©" becomes "café") with the package ftfy, which changes only what is surely wrong.
 
     Raises:
         UserError: The package is not installed.

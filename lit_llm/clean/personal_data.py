@@ -1,7 +1,7 @@
 """Secrets and e-mail addresses: replace them, or remove the document.
 
-Secrets are found by patterns with a fixed mark, such as ``AKIA`` or ``ghp_``: mostly those of detect-secrets. Its detectors of
-high entropy and of words such as "password" are not used, because they also find hashes, identifiers and prose.
+Secrets are found by patterns with a fixed mark, such as ``AKIA`` or ``ghp_``. Most patterns are those of detect-secrets. Its
+detectors of high entropy and of words such as "password" are not used, because they also find hashes, identifiers and prose.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _EMAIL = re.compile(
 class _Pattern(NamedTuple):
     kind: str
     mark: str
-    """Every match contains it: texts without it are not searched. "" if there is none."""
+    """Every match contains this text, so texts without it are not searched. "": matches have no text in common."""
     pattern: re.Pattern[str]
 
 
-# Detectors of detect-secrets with a fixed mark, and the mark. Others search for words such as "id" or "key" near hex digits.
+# Detector of detect-secrets → the mark of its patterns. Other detectors search for words such as "id" or "key" near hex digits.
 _DETECTORS = {
     "aws.AWSKeyDetector": "",
     "azure_storage_key.AzureStorageKeyDetector": "AccountKey=",
@@ -48,14 +48,14 @@ _DETECTORS = {
     "telegram_token.TelegramBotTokenDetector": "",
     "twilio.TwilioKeyDetector": "",
 }
-# What detect-secrets lacks, or does in a way that does not fit: of a private key it finds the first line only, and its patterns
-# of npm, OpenAI, web tokens and passwords in URLs take quadratic time.
+# Patterns that detect-secrets lacks, or that replace its own: it finds only the first line of a private key, and its patterns
+# for npm, OpenAI, web tokens and passwords in URLs take quadratic time.
 _KEY = r"-----BEGIN (?P<kind>[A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?)-----"
 _OWN = (
     _Pattern(
         "private_key",
         "PRIVATE KEY",
-        # Complete, or cut off: then only lines of base64 belong to it. Line ends may be escaped.
+        # The key is complete, or cut off: then only its lines of base64 match. Line ends may be escaped.
         re.compile(
             rf"(?P<secret>{_KEY}(?:(?:(?!-----)[\s\S]){{32,20000}}?-----END (?P=kind)-----"
             r"|(?:\s|\\[nr])*(?:[A-Za-z0-9+/=]{32,100}(?:\s|\\[nr]|[\"',+])*)+))"
@@ -80,7 +80,7 @@ class Secrets:
     """A rule for keys, tokens and passwords.
 
     Args:
-        action: "redact" puts ``SECRET`` in their places, "remove" removes the document.
+        action: "redact" replaces each of them by ``SECRET``, "remove" removes the document.
 
     Raises:
         UserError: The package detect-secrets is not installed.
@@ -106,7 +106,7 @@ class Secrets:
         return "".join(kept) + text[end:]
 
     def _find(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """First character, end and kind of each secret. They may overlap."""
+        """Yield the first character, the end and the kind of each secret. Secrets may overlap."""
         for kind, mark, pattern in self._patterns:
             if mark in text:
                 for match in pattern.finditer(text):
@@ -118,7 +118,7 @@ class Emails:
     """A rule for e-mail addresses in ASCII.
 
     Args:
-        action: "redact" puts ``EMAIL`` in their places, "remove" removes the document.
+        action: "redact" replaces each of them by ``EMAIL``, "remove" removes the document.
     """
 
     action: str
@@ -133,7 +133,7 @@ class Emails:
 
 
 def _secret_span(match: re.Match[str]) -> tuple[int, int]:
-    """Where the secret is: a group of the pattern that holds it, or the whole match."""
+    """First character and end of the secret: the group of the pattern that holds it, or the whole match."""
     if "secret" in match.re.groupindex:
         return match.span("secret")
     groups = [i for i in range(1, match.re.groups + 1) if match[i] is not None]

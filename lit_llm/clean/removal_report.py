@@ -1,4 +1,4 @@
-"""What was removed by which rule: counts of each step and samples, as files and as a table."""
+"""Report which rule removed which documents: counts of each step, and samples, as files and as a table."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lit_llm.ingest.paths import REMOVED, REPORT
 from lit_llm.ingest.source import public_name
 
 READ = "read"
-"""The name of reading and writing among the steps."""
+"""The name of the step that stands for reading and writing."""
 SAMPLES = 20
-"""Of each rule, the report shows at most this many removed documents."""
+"""The most removed documents that the report shows for each rule."""
 EXCERPT = 300
-"""Characters of a sample."""
+"""Characters of text in a sample."""
 
 
 @dataclass
@@ -38,29 +38,29 @@ class Count:
 
 @dataclass
 class StepCount:
-    """What one step did."""
+    """Counts of one step."""
 
     changed: int = 0
-    """Documents that it kept with another text."""
+    """Documents that the step kept, but changed."""
     seconds: float = 0.0
-    """Of processor time."""
+    """Processor time."""
     removed: dict[str, Count] = field(default_factory=dict)
-    """By rule."""
+    """Rule → the documents that it removed."""
 
 
 @dataclass
 class Tally:
-    """Of one job, or the sum of several."""
+    """Documents, bytes and seconds of a call of `clean`."""
 
     read: Count = field(default_factory=Count)
     kept: Count = field(default_factory=Count)
     without_text: int = 0
-    """Records whose text is null or empty, and that no step has seen."""
+    """Records whose text is null or empty. No step sees them."""
     not_utf8: int = 0
     """Documents with bytes that are not UTF-8, which are read as U+FFFD."""
     steps: dict[str, StepCount] = field(default_factory=dict)
     samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """Of each rule, the removed documents whose source has the smallest hash: a random choice, the same in every order."""
+    """Rule → the removed documents whose sources have the smallest hashes: a random choice, the same in every order."""
 
     def step(self, name: str) -> StepCount:
         return self.steps.setdefault(name, StepCount())
@@ -75,46 +75,28 @@ class Tally:
     def remove(self, step: str, removed: Removed, document: Document) -> None:
         """Count a document that a step has removed, and keep it as a sample if its hash is among the smallest."""
         self.step(step).removed.setdefault(removed.rule, Count()).add(Count(1, len(document.text.encode())))
-        self.samples[removed.rule] = _smallest([*self.samples.get(removed.rule, []), sample_of(removed, document)])
-
-    def add(self, other: Tally) -> None:
-        """Add the counts and samples of another job. What is kept of all is known later."""
-        self.read.add(other.read)
-        self.without_text += other.without_text
-        self.not_utf8 += other.not_utf8
-        for name, found in other.steps.items():
-            own = self.step(name)
-            own.changed += found.changed
-            own.seconds += found.seconds
-            for rule, count in found.removed.items():
-                own.removed.setdefault(rule, Count()).add(count)
-        for rule, samples in other.samples.items():
-            self.samples[rule] = _smallest([*self.samples.get(rule, []), *samples])
+        sample = {"rule": removed.rule, "detail": removed.detail, "source": document.source}
+        sample |= {} if removed.secret else {"excerpt": document.text[:EXCERPT]}  # no sample shows a secret
+        self.samples[removed.rule] = sorted([*self.samples.get(removed.rule, []), sample], key=_source_hash)[:SAMPLES]
 
 
-def sample_of(removed: Removed, document: Document) -> dict[str, str]:
-    """What a line of the samples holds. No excerpt shows what was removed because it is secret."""
-    sample = {"rule": removed.rule, "detail": removed.detail, "source": document.source}
-    return sample if removed.secret else sample | {"excerpt": document.text[:EXCERPT]}
-
-
-def _smallest(samples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
-    return sorted(samples, key=lambda sample: hashlib.blake2b(sample["source"].encode(), digest_size=8).digest())[:SAMPLES]
+def _source_hash(sample: dict[str, str]) -> bytes:
+    return hashlib.blake2b(sample["source"].encode(), digest_size=8).digest()
 
 
 def write_report(out: Path, settings: CleanSettings, tally: Tally) -> None:
-    """Write the counts, and samples of removed documents, a line each."""
+    """Write the counts to ``report.json``, and the samples of removed documents to ``removed.jsonl``, one on each line."""
     content: dict[str, Any] = asdict(tally)
     samples = content.pop("samples")
     public = {name: [public_name(path) for path in getattr(settings, name)] for name in ("paths", "against")}
-    # On one line: a reader of JSONL that meets this file refuses it, instead of taking it for text.
+    # The report is one line, so that a reader of JSONL refuses this file instead of taking it for text.
     write_text(out / REPORT, json.dumps({"settings": asdict(settings) | public, **content}, ensure_ascii=False) + "\n")
     lines = [json.dumps(sample, ensure_ascii=False) + "\n" for rule in sorted(samples) for sample in samples[rule]]
     write_text(out / REMOVED, "".join(lines))
 
 
 def table(tally: Tally) -> Iterator[str]:
-    """Lines for the terminal."""
+    """Yield the lines of the table for the terminal."""
     yield f"{'':40s} {'documents':>12s} {'MB':>10s} {'cpu-seconds':>12s}"
     for name, step in tally.steps.items():
         if name == READ:
@@ -133,10 +115,8 @@ def table(tally: Tally) -> Iterator[str]:
 
 
 def _negative(counts: Iterable[Count]) -> Count:
-    total = Count()
-    for count in counts:
-        total.add(count)
-    return Count(-total.documents, -total.bytes)
+    documents, sizes = zip((0, 0), *((-count.documents, -count.bytes) for count in counts), strict=True)
+    return Count(sum(documents), sum(sizes))
 
 
 def _row(name: str, count: Count, seconds: float | None = None) -> str:

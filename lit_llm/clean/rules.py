@@ -1,4 +1,4 @@
-"""What a rule is: a function of one text; and the whole documents that the rules judge, as a reader gives them."""
+"""The types of rules, which are functions of one text, and of the whole documents that rules judge."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from lit_llm.ingest.readers import DocumentReader
+from lit_llm.ingest.readers.text_value import is_utf8
 
 
 class Document(NamedTuple):
     text: str
-    """Bytes that are not UTF-8 are U+FFFD."""
+    """The whole text. Bytes that are not UTF-8 have become U+FFFD."""
     source: str
     """The file, a colon, and the number of the record in it, from 1. Records without text are counted."""
     is_utf8: bool = True
@@ -18,11 +19,7 @@ class Document(NamedTuple):
 
 
 def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
-    """The documents of a source. Each is held in memory as a whole, because rules judge whole documents.
-
-    Args:
-        name: of the source.
-    """
+    """Yield the documents of the source ``name``. Each is in memory as a whole, because rules judge whole documents."""
     name = name.encode(errors="replace").decode()  # a file's name may not be UTF-8
     found = 0
     pieces: list[bytes] = []
@@ -30,30 +27,24 @@ def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
         pieces.append(piece.text)
         if piece.last:
             found += 1
-            yield _document(b"".join(pieces), f"{name}:{found + reader.skipped}")
+            text = b"".join(pieces)
+            yield Document(text.decode(errors="replace"), f"{name}:{found + reader.skipped}", is_utf8(text))
             pieces = []
-
-
-def _document(text: bytes, source: str) -> Document:
-    try:
-        return Document(text.decode(), source)
-    except UnicodeDecodeError:
-        return Document(text.decode(errors="replace"), source, is_utf8=False)
 
 
 class Removed(NamedTuple):
     """Why a document is removed."""
 
     rule: str
-    """A step and a reason: "gopher/too_few_words". The report counts by it."""
+    """The step and its reason, such as "gopher_quality/short_doc". The report has a count for each."""
     detail: str
-    """What was found in this document, for the samples: "31 words"."""
+    """A detail of this document, for the samples, such as "at character 31"."""
     secret: bool = False
     """Whether the samples must not show the text."""
 
 
 Rule = Callable[[str], str | Removed]
-"""The text, perhaps changed, or why the document is removed. It depends on the text alone, so any worker gives the same."""
+"""Takes a text. Returns the text, perhaps changed, or why the document is removed. Nothing but the text decides the result."""
 
 
 class Step(NamedTuple):

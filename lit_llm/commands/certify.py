@@ -1,8 +1,8 @@
 """`python -m lit_llm certify`: check on this machine what the library promises, and write a certificate.
 
 Each check has a promise, a figure and a tolerance. It passes, fails (exit code 1, with the command that repeats it) or is
-skipped with the reason; a required check that is skipped fails. What is only recorded is not called passed. On the devices
-of one node `torchrun -m lit_llm certify` is the same, with as many devices as it has processes.
+skipped with the reason; a required check that is skipped fails. A figure that is only recorded is not called passed. On one
+node, `torchrun -m lit_llm certify` does the same with as many devices as it has processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from lit_llm.certify.check import KINDS, Outcome, by_kind, certificate, run_checks, summary, table
 from lit_llm.certify.processes import run_ranks
-from lit_llm.commands.new_output import REPLACE_HELP, new_file, new_file_if
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.number_domain import above, whole
@@ -31,7 +31,6 @@ def main(arguments: list[str]) -> int:
     flags.add_argument("--devices", range=whole(1, 4096), help="GPUs, or processes on a machine without one; 1")
     flags.add_argument("--budget", range=above(0, 10**5), default=10.0, help="minutes; then nothing is started")
     flags.add_argument("--out", type=Path, default=Path("certificate.json"), help="the certificate")
-    flags.add_argument("--html", type=Path, metavar="FILE", help="also a page with pictures")
     flags.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="these checks only; losses: all of these, required: those"
     )
@@ -39,7 +38,7 @@ def main(arguments: list[str]) -> int:
     own = flags.parse(arguments)
     devices, is_first = _devices(own.devices)
     if not is_first:
-        return 0  # of torchrun: the first process starts its own ones on all devices
+        return 0  # under torchrun, the first process starts its own processes on all devices
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # processes that use a GPU are forked from this one
     import torch
 
@@ -49,20 +48,16 @@ def main(arguments: list[str]) -> int:
     if device == "cuda" and torch.cuda.device_count() < devices:
         raise UserError(f"devices is {devices}, but this machine has {torch.cuda.device_count()} (--devices)")
     began = time.monotonic()
-    html = new_file_if(own.html, replace=own.replace, flag="--html")
-    with new_file(own.out, replace=own.replace) as partial, html as page_file:
+    with new_file(own.out, replace=own.replace) as partial:
         partial.touch()  # a folder that cannot be written is found before the checks
         name, assumed = _gpu() if device == "cuda" else ("CPU process", None)
         todo = groups(devices, device, place=str(partial.parent), assumed_gbps=assumed)
-        outcomes, ended = run_checks(todo, tuple(own.only), device, own.budget * 60, lambda found: _say(found, devices))
+        more = {count: groups(count, device, place="") for count in (2, 4) if count > devices}
+        outcomes, ended = run_checks(todo, tuple(own.only), device, own.budget * 60, lambda found: _say(found, devices), more)
         said = summary(outcomes, f"{devices} × {name}, torch {torch.__version__}")
         machine = _machine(name, devices, time.monotonic() - began)
         found = certificate(outcomes, machine, ended, said)
         partial.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        if page_file is not None:
-            from lit_llm.certify.page import page
-
-            page_file.write_text(page(found), encoding="utf-8")
     for row in (KINDS, *by_kind(found["checks"])):
         print("{:12s}{:>8s}{:>11s}{:>8s}{:>9s}{:>10s}  {}".format(*row).rstrip())
     print(said)
@@ -78,7 +73,7 @@ def _say(found: list[Outcome], devices: int) -> None:
 
 
 def _devices(asked: int | None) -> tuple[int, bool]:
-    """How many, and whether this process checks them: under torchrun the first one."""
+    """The number of devices, and whether this process checks them: under torchrun, the first process does."""
     if not is_torchrun():
         return asked or 1, True
     world, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -90,7 +85,7 @@ def _devices(asked: int | None) -> tuple[int, bool]:
 
 
 def _gpu() -> tuple[str, float | None]:
-    """Its name, and what the plan assumes of its links in GB/s. Asked in a process of its own."""
+    """The GPU's name, and the GB/s that the plan assumes of its links. A process of its own asks for them."""
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
         found, ended = run_ranks(Path(folder), 1, "cuda", {"gpu": {"do": "gpu"}}, 60)
     if "found" not in found.get("gpu", {}):
@@ -111,7 +106,7 @@ def _machine(device: str, count: int, seconds: float) -> dict[str, Any]:
 
 
 def fingerprints() -> dict[str, str]:
-    """Of the code of each room of lit_llm: they tell which certificates are stale. Comments and blank lines change nothing."""
+    """A hash of the code of each room of lit_llm, to find stale certificates. Comment lines and blank lines do not count."""
     found, root = {}, Path(__file__).parents[1]
     for room in sorted(path for path in root.iterdir() if (path / "__init__.py").exists()):
         lines: list[str] = []

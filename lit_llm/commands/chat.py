@@ -14,7 +14,7 @@ from typing import Any
 from lit_llm.commands.new_output import lock, refuse_inside
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.commands.text_model import TextModel, add_flags, for_output
-from lit_llm.core.disk import naming, open_ordinary
+from lit_llm.core.disk import naming
 from lit_llm.core.errors import UserError, report
 from lit_llm.ingest.chat import NoChatTemplate
 from lit_llm.runs.run_folder import expanded
@@ -48,7 +48,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Answer the lines of standard input. Answers go to standard output, all else to standard error.
+    """Answer the lines of standard input. Answers go to standard output, everything else to standard error.
 
     Ctrl-C stops an answer, and at the prompt ends with 130. On a pipe the exit code is 2 if a line was refused.
     """
@@ -80,14 +80,14 @@ class Transcript:
     """A file of conversations, one a line. The last line grows with its conversation.
 
     Raises:
-        UserError: The file cannot be written, lies in the run, or is another chat's transcript, or this one's.
+        UserError: The file cannot be written, lies in the run, or is the transcript of a chat that goes on, also of this one.
     """
 
     def __init__(self, path: Path, run: str, name: str) -> None:
         refuse_inside(path, expanded(run), flag=name)
         self._path = path
         try:
-            self._file = open(open_ordinary(path, os.O_RDWR | os.O_CREAT), "r+b")  # noqa: SIM115  # until `close`
+            self._file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")  # noqa: SIM115  # until `close`
             self.close = self._file.close
             lock(self._file, f"{path} is the transcript of a chat that goes on: give another file ({name})")
             self._start = self._file.seek(0, os.SEEK_END)
@@ -97,7 +97,7 @@ class Transcript:
             self._start = self._file.write(b"\n") + self._start
 
     def write(self, record: dict[str, Any] | None) -> None:
-        """Replace the line of this conversation."""
+        """Replace the line of this conversation by `record`, or delete it if there is none."""
         line = "" if record is None else json.dumps(record, ensure_ascii=False) + "\n"
         with naming(self._path):
             self._file.seek(self._start)
@@ -106,12 +106,12 @@ class Transcript:
             self._file.flush()
 
     def begin(self) -> None:
-        """A new conversation, with a line of its own."""
+        """Begin a new conversation, with a line of its own."""
         self._start = self._file.seek(0, os.SEEK_END)
 
 
 class Conversation:
-    """Messages and answers. With a chat template they are turns, without one parts of one text."""
+    """Messages and answers. With a chat template they are turns; without one they are parts of one text."""
 
     def __init__(self, model: TextModel, system: str) -> None:
         self._model = model
@@ -144,7 +144,7 @@ class Conversation:
                 code = 0 if self._in_terminal else 2
 
     def _took(self, line: str) -> bool:
-        """Do what a line says; whether it ends the conversation."""
+        """Do what a line says. Returns whether it ends the conversation."""
         command, _, words = line.partition(" ")
         if line[:1] != "/":
             if self._model.chat is None or line.strip():
@@ -185,7 +185,7 @@ class Conversation:
         """The system message, if there is a text.
 
         Raises:
-            UserError: The template knows none, or this one leaves no room for others. Names the key.
+            UserError: The template knows no system message, or it leaves no room for other messages. The error names the key.
         """
         if not text.strip():
             return []
@@ -196,14 +196,14 @@ class Conversation:
         return first
 
     def _answer(self, messages: list[Message]) -> None:
-        """Write an answer to messages, token by token; they and what was said of it become the conversation."""
+        """Print an answer to the messages, token by token. The messages and the printed answer become the conversation."""
         most, block = self._model.options.max_new_tokens, self._model.config.block_size
         if self._model.chat is None:
             ids, most = self._model.prompt_ids(_text(messages))[-block:], most or _CONTINUED
         else:
             mend = "the message is left out; /undo takes back what was said last, /clear all of it"
             ids = self._model.chat_ids([*self._first, *messages], where="the conversation with this message", mend=mend)
-            room = block - len(ids)  # what would be left out first is the system message
+            room = block - len(ids)  # a longer text would lose the system message first
             most = min(most or room, room)
         said, made, is_stopped = "", 0, False
         try:
@@ -213,7 +213,7 @@ class Conversation:
         except KeyboardInterrupt:
             is_stopped = True
         print(flush=True)
-        self._answers += 1  # each has a seed of its own
+        self._answers += 1  # each answer has a seed of its own
         if said or not is_stopped:
             self._become([*messages, {"role": "assistant", "content": said}])
         if self._model.chat is not None and made == most:
@@ -228,14 +228,14 @@ class Conversation:
             self.transcript.write(self._record())
 
     def _record(self) -> dict[str, Any] | None:
-        """The conversation as a line of JSONL has it; None before an answer."""
+        """The conversation as the record of a line of JSONL; None before an answer."""
         if not self._messages:
             return None
         return {"text": _text(self._messages)} if self._model.chat is None else {"messages": [*self._first, *self._messages]}
 
 
 def _text(messages: list[Message]) -> str:
-    """What was typed and what continued it. A line that was typed later begins on a new line; an empty one adds nothing."""
+    """The typed lines and their continuations as one text. A later line begins on a new line; an empty one adds nothing."""
     text = ""
     for one in messages:
         text += ("\n" if text and one["role"] == "user" and one["content"] else "") + one["content"]

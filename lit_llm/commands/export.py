@@ -1,22 +1,24 @@
-"""`python -m lit_llm export`: write a folder that `transformers`, or torch.distributed.checkpoint, loads without lit_llm."""
+"""`python -m lit_llm export`: write what `transformers`, llama.cpp, torch.load or torch.distributed.checkpoint loads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
 
-from lit_llm.checkpoint.adapters import BASE, EMA_HELP, averaged, saved_lora, saved_weights
+from lit_llm.callbacks._torch import AVERAGE
+from lit_llm.checkpoint.adapters import BASE, EMA_HELP, LORA, averaged, saved_lora, saved_weights
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
+from lit_llm.checkpoint.crash_safe import HashingFile
 from lit_llm.checkpoint.dcp_export import write_dcp
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.commands.new_output import REPLACE_HELP, new_file, new_folder
 from lit_llm.commands.own_flags import OwnFlags
-from lit_llm.core.disk import is_there
+from lit_llm.core.disk import write_json
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import above
 from lit_llm.hf.config_map import links, write_config
@@ -26,13 +28,13 @@ from lit_llm.hf.peft import write_adapter
 from lit_llm.hf.read import CONFIG
 from lit_llm.hf.remote_code import code_config, own_names, write_code
 from lit_llm.hf.tensor_map import CHOICE_BIAS, Link
-from lit_llm.hf.tokenizer_files import imported_family, write_generation_config, write_tokenizer
-from lit_llm.hf.write import write_json, write_weights
+from lit_llm.hf.write import write_weights
 from lit_llm.models.gpt import GPTConfig, weights_on_meta, without_ahead
 from lit_llm.models.lora import MergedTensor, merged_weights
 from lit_llm.runs.init_from import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded, run_of
 from lit_llm.runs.saved_run import SavedRun, named_checkpoint
+from lit_llm.runs.tokenizer_files import imported_family, write_generation_config, write_tokenizer
 from lit_llm.tokenizers import TOKENIZER_FILE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,13 +45,14 @@ def own_flags() -> OwnFlags:
         "export", alone=True, description="Create a folder for transformers' AutoModelForCausalLM and AutoTokenizer from a run."
     )
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
-    flags.add_argument("--out", required=True, help="folder to create; with --format gguf a file")
+    flags.add_argument("--out", required=True, help="folder to create; with --format ckpt or gguf a file")
     flags.add_argument(
         "--format",
-        choices=["transformers", "code", "gguf", "dcp"],
+        choices=["transformers", "code", "gguf", "ckpt", "dcp"],
         default="transformers",
-        help="code: with a modelling file, for trust_remote_code. gguf: one file for llama.cpp, Ollama and LM Studio. dcp: all "
-        "of the checkpoint, optimizer state included, for torch.distributed.checkpoint.load",
+        help="code: with a modelling file, for trust_remote_code. gguf: one file for llama.cpp, Ollama and LM Studio. ckpt: "
+        "the whole checkpoint, optimizer state included, as one file in Lightning's format. dcp: the same for "
+        "torch.distributed.checkpoint.load",
     )
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     flags.add_argument(
@@ -59,6 +62,7 @@ def own_flags() -> OwnFlags:
     )
     flags.add_argument("--max_shard_gb", range=above(0), default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
     flags.add_argument("--adapter", type=bool, help="of a LoRA run: write only its adapter, for the package peft, unmerged")
+    flags.add_argument("--weights", type=bool, help="with --format ckpt: leave out the optimizer state")
     flags.add_argument("--init_from", help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
@@ -67,12 +71,12 @@ def own_flags() -> OwnFlags:
 
 @dataclass(frozen=True)
 class Source:
-    """What is exported.
+    """The checkpoint to export.
 
     Attributes:
-        run: has the tokenizer of the checkpoint.
+        run: the run folder, which has the tokenizer of the checkpoint.
         base: where the base weights of a LoRA run are. None: where they were in training.
-        average: the average of the weights, which EMA keeps, instead of the weights.
+        average: whether to export the average of the weights, which EMA keeps, instead of the weights.
     """
 
     checkpoint: Path
@@ -87,7 +91,7 @@ def export_folder(
     """Write the folder `out`. Adapters are merged into their base.
 
     Args:
-        code: with a modelling file of its own, whether there is an equivalent or not.
+        code: write a modelling file, even if transformers has an equivalent class.
 
     Returns:
         The chosen architecture, and notes for the user, one sentence each.
@@ -104,7 +108,7 @@ def export_folder(
         if code:
             write_code(partial)
         state = _weights(source, saved, config, content, table, dtype)
-        if is_there(run / TOKENIZER_FILE):
+        if (run / TOKENIZER_FILE).exists():
             write_tokenizer(run, partial, block_size=config.block_size)
         else:
             notes.append(f"{run} has no {TOKENIZER_FILE}: the folder has weights only")
@@ -116,10 +120,10 @@ def export_folder(
 
 
 def export_gguf(source: Source, out: Path, *, dtype: str | None, replace: bool = False) -> tuple[str, list[str]]:
-    """Write the file `out` for llama.cpp. Result and errors as of `export_folder`. `dtype`: a key of `DTYPES`, or q8_0.
+    """Write the file `out` for llama.cpp; returns the same as `export_folder`. `dtype`: a key of `DTYPES`, or q8_0.
 
     Raises:
-        UserError: also where GGUF has no form for a setting or the tokenizer.
+        UserError: as in `export_folder`, or GGUF has no form for a setting or the tokenizer.
     """
     with new_file(out, replace=replace) as partial:
         package()
@@ -135,7 +139,7 @@ def export_gguf(source: Source, out: Path, *, dtype: str | None, replace: bool =
 
 
 def _saved(source: Source) -> tuple[dict[str, Any], GPTConfig]:
-    """What the checkpoint holds, and its model."""
+    """The content of the checkpoint, and the configuration of its model."""
     checkpoint = source.checkpoint
     saved = read(checkpoint)
     SavedRun(checkpoint, saved).require_tokenizer(source.run)
@@ -143,7 +147,7 @@ def _saved(source: Source) -> tuple[dict[str, Any], GPTConfig]:
     if (architecture := saved_architecture(saved)) is not None:
         raise UserError(
             f"transformers has no class for {architecture.class_path}, the model of {checkpoint}: write its weights with "
-            "`consolidate` instead (--run)"
+            "--format ckpt instead"
         )
     return saved, config
 
@@ -156,7 +160,7 @@ def _weights(
     table: list[Link],
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """The weights of the next token's prediction, adapters merged; of these in `dtype`."""
+    """The weights that predict the next token, with adapters merged. Merged tensors are in `dtype`."""
     checkpoint, state = source.checkpoint, {}
     average = "--ema" if source.average else None
     weights = saved_weights(saved, checkpoint, base=source.base, verify=True, average=average)
@@ -197,16 +201,40 @@ def export_adapter(source: Source, out: Path, *, dtype: torch.dtype | None, repl
         base = weights_on_meta(config)
         state = averaged(saved, checkpoint, "--ema") if source.average else saved["state_dict"]
         adapters = {name.removeprefix("model."): tensor[...] for name, tensor in state.items()}
-        merged_weights(base, adapters, lora)  # they fit
+        merged_weights(base, adapters, lora)  # raises unless they fit
         shapes = {name: tensor.shape for name, tensor in base.items()}
-        if is_there(run / TOKENIZER_FILE):
+        if (run / TOKENIZER_FILE).exists():
             write_tokenizer(run, partial, block_size=config.block_size)
             write_generation_config(run, partial, eos_id=config.eos_id)
         return write_adapter(without_ahead(adapters, config), lora, links(content), shapes, partial, dtype)
 
 
-_NOT_WITH = {  # by what is written: why some flags do not apply, and which
+def export_checkpoint(source: Source, out: Path, *, weights: bool, replace: bool = False) -> tuple[str, list[str]]:
+    """Write the checkpoint as the file `out`, which torch.load, `--resume` and `--ckpt_path` read. It must fit in memory.
+
+    Args:
+        weights: Leave out the optimizer state.
+
+    Returns:
+        A description of the written file, and notes for the user.
+    """
+    checkpoint = source.checkpoint
+    with new_file(out, replace=replace) as partial:
+        content, left_out = read(checkpoint), ("optimizer_states", "lr_schedulers") if weights else ()
+        if source.average:
+            content["state_dict"], left_out = averaged(content, checkpoint, "--ema"), (*left_out, AVERAGE)
+        content = {key: value for key, value in content.items() if key not in left_out}
+        with HashingFile(partial) as file:
+            torch.save(content, cast(IO[bytes], file))
+    notes = ["a run that resumes it continues from the average"] if source.average and not weights else []
+    if LORA in content:
+        notes.append(f"it holds adapters only; their base weights stay in {content[BASE]['path']} (`export` merges both)")
+    return f"step {content.get('global_step')}, {out.stat().st_size:,} bytes", notes
+
+
+_NOT_WITH = {  # by kind of output: why some flags do not apply, and which
     "dcp": ("--format dcp writes the checkpoint as it is", ("dtype", "max_shard_gb", "adapter", "init_from", "ema")),
+    "ckpt": ("--format ckpt writes the checkpoint as it is", ("dtype", "max_shard_gb", "adapter", "init_from")),
     "gguf": ("--format gguf writes a whole model into one file", ("adapter", "max_shard_gb")),
     "code": ("--format code writes a whole model", ("adapter",)),
     "adapter": ("--adapter writes the adapter alone, into one file", ("init_from", "max_shard_gb")),
@@ -226,12 +254,16 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{why}: leave out {', '.join(unused)}")
     if options.dtype == QUANTISED and kind != "gguf":
         raise UserError(f"--dtype {QUANTISED} is of --format gguf only")
+    if options.weights and kind != "ckpt":
+        raise UserError("--weights is of --format ckpt only")
     dtype, notes, replace = DTYPES.get(options.dtype), list[str](), options.replace
     source = Source(checkpoint, run, named_base(options.init_from), options.ema)
     if kind == "dcp":
         with new_folder(out, replace=replace, sources=[checkpoint]) as partial:
             tensors = write_dcp(read(checkpoint, lazy=True), partial)
         what = f"{tensors:,} tensors for torch.distributed.checkpoint.load"
+    elif kind == "ckpt":
+        what, notes = export_checkpoint(source, out, weights=options.weights, replace=replace)
     elif kind == "adapter":
         layers = export_adapter(source, out, dtype=dtype, replace=replace)
         what = f"an adapter of {layers} layers, for peft.PeftModel.from_pretrained"

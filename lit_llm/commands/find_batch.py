@@ -1,7 +1,7 @@
 """`python -m lit_llm find-batch`: the gradient noise scale of a recipe, and a batch size that follows from it, as an overlay.
 
-A batch of the noise scale needs twice the steps, and twice the samples, of the least possible (McCandlish et al. 2018, arXiv
-1812.06162). It is measured in the first steps of the run, on one device. Nothing but the overlay is written.
+A batch as large as the noise scale needs twice the least possible steps, and twice the least possible samples (McCandlish et
+al. 2018, arXiv 1812.06162). The scale is measured in the run's first steps, on one device. Only the overlay is written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m lit_llm find-lr`: the peak learning rate of a recipe, from a sweep and short runs, as an overlay.
 
-A sweep of each rate of the optimizer, from 1e-6 to 10, finds where training breaks. Then short runs with the recipe's schedule,
-compressed, compare rates by factors of two below that. The suggestion is the lowest point of a parabola through the best three,
+A sweep of each rate of the optimizer, from 1e-6 to 10, finds where training breaks. Below that, short runs with the recipe's
+compressed schedule compare rates by factors of two. The suggestion is the lowest point of a parabola through the best three,
 times a factor for the length of the run: the best rate falls with the power -0.32 of the tokens, except from trained weights.
 It trains on one device and writes nothing but the overlay and the page: no run folder, no checkpoint, no log.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LOW, HIGH = 1e-6, 10.0
 """The rates of a sweep. They do not depend on the recipe's rate, which may be wrong."""
 LEAST_PROBE = 50
-"""Steps of a short run, which has a tenth of the run's."""
+"""Fewest steps of a short run, which has a tenth of the whole run's steps."""
 _TAIL = 0.2
 """The loss of a short run is the mean of this last part of its steps."""
 
@@ -108,16 +108,16 @@ def find_rates(
 ) -> FoundRates:
     """Sweep each rate once, then search each with short runs, one after the other.
 
-    From the losses of a sweep, those of the same batches with the weights at the start are taken out. Otherwise a hard batch
-    looks like divergence where training gains little, as from trained weights.
+    The losses of a sweep are reduced by the losses of the same batches with the starting weights. Without that, a hard batch
+    looks like divergence if training gains little, for example from trained weights.
 
-    With several seeds: the first finds the best power of two, the others compare it with its neighbours, with other weights
+    With several seeds, the first finds the best power of two; the others compare it with its neighbours, with other weights
     and other data. Each seed's suggestion is the lowest point of a parabola, times the factor from the length of a short run to
     that of the whole run, which is 1 if the run starts from trained weights. The suggestion is their geometric mean.
 
     Args:
-        probe_steps: None: a tenth of the run, at least `LEAST_PROBE`.
-        say: is given a line about each measurement.
+        probe_steps: steps of a short run. None: a tenth of the run, at least `LEAST_PROBE`.
+        say: takes a line about each measurement.
 
     Raises:
         UserError: The run is too short for a sweep, or no short run has a finite loss.
@@ -135,7 +135,7 @@ def find_rates(
         observed = runs.sweep(key, swept, lambda each: has_diverged(without_batches(each, at_first)), seed=0)
         sweeps[key] = Sweep(swept, without_batches(observed, at_first))
         say(f"sweep {key}: {len(sweeps[key].losses)} steps, loss lowest at {sweeps[key].edge:.2g}")
-    origin = {key: sweeps[key].start for key in keys}  # of the exponents
+    origin = {key: sweeps[key].start for key in keys}  # the rate of exponent 0
     probes: dict[str, list[dict[float, float]]] = {key: [] for key in keys}
     by_seed: dict[str, list[float]] = {key: [] for key in keys}
     best = dict.fromkeys(keys, 0)

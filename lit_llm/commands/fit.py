@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from lit_llm.commands.launch import launch
-from lit_llm.config.arguments import Arguments
+from lit_llm.config.arguments import Arguments, Flag
+from lit_llm.tokenizers import TOKENIZER_FILE
 
 
 def main(words: list[str]) -> int:
@@ -17,8 +20,9 @@ def _run(arguments: Arguments) -> int:
     from lit_llm.api import fit
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
+    from lit_llm.plan.host_memory import memory_problem
 
-    return fit(build(read_recipe("fit", arguments)))
+    return fit(build(read_recipe("fit", arguments), memory=memory_problem))
 
 
 def validate(words: list[str]) -> int:
@@ -31,13 +35,26 @@ def test(words: list[str]) -> int:
     return launch("test", words, lambda arguments: _evaluate("test", arguments))
 
 
+def _with_own_tokenizer(arguments: Arguments) -> Arguments:
+    """Add the run's tokenizer to flags that name other text, because the recipe may only say how to train a tokenizer."""
+    keys = [item.key for item in arguments.items if isinstance(item, Flag)]
+    run, other_text = arguments.value_of("run_dir"), any(key.partition(".")[0] == "data" for key in keys)
+    if not run or not other_text or any(key.startswith("data.tokenizer") for key in keys):
+        return arguments
+    if not (file := Path(run) / TOKENIZER_FILE).is_file():
+        return arguments
+    flags = Flag("data.tokenizer", "TokenizerJSON"), Flag("data.tokenizer.path", str(file))
+    return replace(arguments, items=[*arguments.items, *flags])
+
+
 def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
     from lit_llm.core.errors import UserError
+    from lit_llm.data.datamodule import TokenDataModule
     from lit_llm.training.fit import print_metrics, restore_problem
 
-    built = build(read_recipe(command, arguments))
+    built = build(read_recipe(command, _with_own_tokenizer(arguments)))
     saved = built.run.start.saved
     assert saved is not None
     run = built.trainer.validate if command == "validate" else built.trainer.test
@@ -47,5 +64,7 @@ def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int
         if problem := restore_problem(saved.path, error):
             raise UserError(f"{problem} (--ckpt_path)") from error
         raise
+    if command == "validate" and isinstance(data := built.datamodule, TokenDataModule):
+        print(f"validation split: {data.val_tokens:,} tokens{data.held_out}")
     print_metrics(built.trainer, "val" if command == "validate" else "test", built.run.run_dir, saved.step)
     return 0

@@ -43,7 +43,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the prompt and its continuation, token by token. Of a chat, only the answer. Of many prompts, JSONL."""
+    """Print the prompt and its continuation, token by token: in a chat only the answer, and for many prompts JSONL."""
     options = own_flags().parse(arguments)
     if options.prompts is not None:
         return _complete(options)
@@ -85,7 +85,7 @@ def _complete(options: argparse.Namespace) -> int:
 
 
 def _all_ids(model: TextModel, prompts: dict[str, str]) -> list[list[int]]:
-    """Ids of prompts, by what names each in messages. Notes tell which of them generation cuts."""
+    """The ids of each prompt, whose key names it in messages. Notes say which prompts are cut."""
     found, block = {where: model.prompt_ids(prompt, where=where) for where, prompt in prompts.items()}, model.config.block_size
     cut = [f"{name} is cut to the last {block:,} of its {len(ids):,} tokens" for name, ids in found.items() if len(ids) > block]
     report("\n".join(cut), kind="note")
@@ -93,12 +93,12 @@ def _all_ids(model: TextModel, prompts: dict[str, str]) -> list[list[int]]:
 
 
 def read_prompts(file: Path) -> dict[int, dict[str, Any]]:
-    """The objects of a file of prompts, by line, each with the key "prompt". In plain text an empty line is an empty prompt.
+    """The objects of a file of prompts by line number, each with the key "prompt". In plain text an empty line is a prompt.
 
     Raises:
-        UserError: The file cannot be read, has no prompts, or a line of JSONL has none, a completion, or NaN.
+        UserError: The file cannot be read or has no prompts; or a line of JSONL has no prompt, has a completion, or NaN.
     """
-    content, records = read_text(file, 2**30, mend=" (--prompts)"), dict[int, dict[str, Any]]()
+    content, records = read_text(file, mend=" (--prompts)"), dict[int, dict[str, Any]]()
     for number, line in enumerate(content.removesuffix("\n").split("\n") if content else [], start=1):
         if file.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
             records[number] = {"prompt": line.removesuffix("\r")}

@@ -18,7 +18,7 @@ from lit_llm.checkpoint.dcp_folder import DcpFolder, is_dcp_folder
 from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
-from lit_llm.core.disk import read_object
+from lit_llm.core.disk import read_object, write_json
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import comment, dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, unread_layers, write_config
@@ -26,8 +26,6 @@ from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
 from lit_llm.hf.families import FAMILIES
 from lit_llm.hf.peft import is_adapter_folder, read_adapter
 from lit_llm.hf.read import CONFIG, WeightFiles, read_weights, refuse_first_five, text_config
-from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
-from lit_llm.hf.write import write_json
 from lit_llm.models.gpt import weights_on_meta
 from lit_llm.models.upcycling import upcycled
 from lit_llm.runs.init_from import InitialWeights
@@ -35,6 +33,7 @@ from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import CHECKPOINTS, run_of
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
 from lit_llm.runs.saved_run import TOKENIZER_SHA256, tokenizer_sha256
+from lit_llm.runs.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
 
 STEP_0 = "step-00000000.ckpt"
@@ -73,10 +72,10 @@ def import_folder(
 
     Args:
         dcp: A DCP folder that has the weights. None: `folder` has them.
-        experts: of the mixture to make of a dense model.
+        experts: the number of experts, to make a mixture of a dense model.
 
     Raises:
-        UserError: `run` exists, `folder` is not a model of a known family, or a model on Hugging Face; tensors are missing.
+        UserError: `run` exists, `folder` does not exist or is no model of a known family, or tensors are missing.
     """
     if not folder.exists() and len(folder.parts) == 2:
         raise UserError(
@@ -151,7 +150,7 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, ex
         named: the Hugging Face folder with the model's settings. None: the weights are those of a GPT of lit_llm.
 
     Raises:
-        UserError: As in `import_folder`; or the folder does not have the settings of its model.
+        UserError: for the reasons of `import_folder`, or because the folder lacks the settings of its model.
     """
     if named is not None:
         return import_folder(Path(named), run, replace=replace, dcp=folder, experts=experts)
@@ -200,7 +199,7 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """Whether all values are finite. Least and largest are, and no copy of the tensor is made."""
+    """Whether all values are finite, by the smallest and the largest, because these need no copy of the tensor."""
     values = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no such operation
     return bool(torch.stack(values.aminmax()).isfinite().all())
 
@@ -215,7 +214,7 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
     """Write the run folder `run` with the adapter in `folder`, a folder of peft, and the name of its base weights.
 
     Raises:
-        UserError: `run` exists, the adapter does not fit the base, or has a setting that LoRA here does not have.
+        UserError: `run` exists, the adapter does not fit the base, or it has a setting that lit_llm's LoRA does not have.
     """
     if named is None:
         raise UserError(f"{folder} is an adapter: name the run folder of its base weights (--init_from)")

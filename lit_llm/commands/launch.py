@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config import spelling
@@ -22,8 +17,8 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
     `--help [GROUP]` and `--print_config` are answered here.
 
     Args:
-        own: flags of the command that are no keys of a recipe, split off: its help lists them, a mistyped key may mean one,
-            and their problems are reported with the others.
+        own: the command's flags that are no keys of a recipe. The help lists them, a mistyped key may mean one of them, and
+            their problems are reported with those of the recipe.
         run: takes the arguments. It must raise UserError if `reported` is set, which `build` and `parse` do.
     """
     try:
@@ -56,31 +51,3 @@ def _launch(command: Command, words: list[str], run: Callable[[Arguments], int],
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()  # if the interpreter's exit does this, its threads occasionally abort a process
     return code
-
-
-class _Later:
-    """A class of transformers, which is imported when something of the class is used."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(getattr(importlib.import_module("transformers"), self._name), attribute)
-
-
-def import_lightning() -> None:
-    """Import Lightning without Hugging Face's transformers, which torchmetrics would import for one of its metrics.
-
-    A command that trains nothing would spend most of its time on it.
-    """
-    spec = None if "transformers" in sys.modules else importlib.util.find_spec("transformers")
-    if spec is None:
-        return
-    names = ModuleType("transformers")
-    names.__spec__ = spec
-    names.__dict__.update({name: _Later(name) for name in ("AutoModel", "AutoTokenizer")})
-    sys.modules["transformers"] = names
-    try:
-        importlib.import_module("lightning.pytorch")
-    finally:
-        del sys.modules["transformers"]

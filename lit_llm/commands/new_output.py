@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from lit_llm.checkpoint.crash_safe import fsync_path, make_folder
-from lit_llm.core.disk import NO_ROOM, delete, is_disk_error, open_ordinary, real_path, write_text
+from lit_llm.core.disk import NO_ROOM, delete, is_disk_error, real_path, set_aside, write_text
 from lit_llm.core.errors import UserError
-from lit_llm.runs.run_folder import set_aside
 
 REPLACE_HELP = "true: replace an existing file; rename an existing folder to <name>.1"
 
@@ -26,7 +25,6 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
     Raises:
         UserError: `out` is a folder, or exists without `replace`; another process writes it; the disk refuses it.
     """
-    out = _without_dots(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder: give a file ({flag})")
     with _partial(out, flag) as partial:
@@ -55,15 +53,14 @@ def new_folder(
 
     Args:
         replace: Rename an existing folder to `<name>.1`, …, when the new one is complete.
-        sources: What the command reads: `out` must not contain any of it.
+        sources: Files and folders that the command reads: `out` must not contain any of them.
         above: Folders that are read with everything below them: `out` must not lie in one.
-        resumable: A subfolder for finished steps. If the block fails with some, the folder is kept with it, a line says so,
-            and the next call gets it. At the end, the subfolder is deleted.
+        resumable: A subfolder for finished steps. If the block fails with steps in it, the folder is kept, a line says so,
+            and the next call continues with it. At the end, the subfolder is deleted.
 
     Raises:
         UserError: `out` is a file, or not empty without `replace`; another process writes it; the disk refuses it.
     """
-    out = _without_dots(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder (--out)")
     for source in sources:
@@ -77,7 +74,7 @@ def new_folder(
             _refuse_existing(out, replace=replace, flag="--out")
         steps = partial / (resumable or "")
         if resumable and not steps.is_dir():
-            delete(partial)  # of a process that was killed between the renames below
+            delete(partial)  # left by a process that was killed between the renames below
         make_folder(partial)
         with _kept(partial, resumable) if resumable else contextlib.nullcontext():
             yield partial
@@ -109,7 +106,7 @@ def _kept(partial: Path, resumable: str) -> Iterator[None]:
 def _lock(out: Path, flag: str) -> Iterator[None]:
     """Refuse a second process with the same output, as far as the file system has locks."""
     path, refusal = _beside(out, "lock"), f"another process writes {out}: wait for it, or give another name ({flag})"
-    with open(open_ordinary(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW), "w") as file:
+    with open(path, "w") as file:
         lock(file, refusal)
         if not (path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))):
             raise UserError(refusal)  # that process has just ended, and has deleted the file
@@ -120,7 +117,7 @@ def _lock(out: Path, flag: str) -> Iterator[None]:
 
 
 def lock(file: IO[Any], refusal: str) -> None:
-    """Lock a file until it is closed, as far as the file system has locks. Who opens it once more gets a UserError."""
+    """Lock a file until it is closed, as far as the file system has locks. A second lock on it raises a UserError."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -147,11 +144,6 @@ def _beside(out: Path, role: str) -> Path:
     return out.absolute().with_name(f".{out.absolute().name}.{role}")
 
 
-def _without_dots(out: Path) -> Path:
-    """The same place. `new/../old` does not exist until `new` is made."""
-    return real_path(out) if ".." in out.parts else out
-
-
 def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:
     if os.path.lexists(out) and not replace:
         raise UserError(f"{out} exists already: give another name ({flag}), or replace it with --replace true")
@@ -159,7 +151,7 @@ def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:
 
 @contextlib.contextmanager
 def _partial(out: Path, flag: str, *, keep: bool = False) -> Iterator[Path]:
-    """The hidden path beside `out`, for this process alone; unless kept, what a killed process left there is deleted."""
+    """The hidden path beside `out`, for this process alone. Remains of a killed process are deleted, unless `keep`."""
     partial = _beside(out, "partial")
     try:
         make_folder(partial.parent)
@@ -169,7 +161,7 @@ def _partial(out: Path, flag: str, *, keep: bool = False) -> Iterator[Path]:
                     delete(partial)
                 yield partial
                 fsync_path(partial.parent)
-            except BaseException as error:  # that of torch.distributed.checkpoint is no Exception
+            except BaseException as error:  # the error of torch.distributed.checkpoint is no Exception
                 if not isinstance(error, UserError | KeyboardInterrupt) and getattr(error, "errno", None) is None:
                     _try_disk(partial.parent)
                 raise
@@ -179,7 +171,7 @@ def _partial(out: Path, flag: str, *, keep: bool = False) -> Iterator[Path]:
                 with contextlib.suppress(OSError):
                     partial.rmdir()  # if nothing was kept
     except OSError as error:
-        is_ours = is_disk_error(error) and str(error.filename).startswith(str(_beside(out, "")))  # a name that nobody has given
+        is_ours = is_disk_error(error) and str(error.filename).startswith(str(_beside(out, "")))  # no user gave this name
         if isinstance(error, UserError) or not (is_ours or error.errno in NO_ROOM or not partial.parent.is_dir()):
             raise
         raise UserError(f"{out} cannot be written: {error.strerror} ({flag})") from error

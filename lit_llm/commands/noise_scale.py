@@ -25,8 +25,8 @@ LEAST_STEPS = 100
 class _FrozenNoise(GradientNoise):
     """Compares the first micro-batches of many steps with the mean gradient of all of them, while the weights do not change.
 
-    That is far more exact than the pairs of single steps, which a run in training has. It is private, so that no recipe can
-    name it. `first`: optimizer steps before it begins.
+    That is far more exact than the pairs of single steps that a training run compares. The class is private, so that no recipe
+    can name it. `first`: optimizer steps before it begins.
     """
 
     def __init__(self, first: int) -> None:
@@ -47,7 +47,7 @@ class _FrozenNoise(GradientNoise):
         self.samples = (samples, samples * count)
 
     def noise(self) -> Noise:
-        """What was measured; zeros if no first micro-batch had a target, so that a mean over seeds has no share of it."""
+        """The measured noise; zeros if no first micro-batch had a target, which add nothing to a mean over seeds."""
         if not self.steps:
             return Noise(0.0, 0.0)
         big = (total_norm(self._total).double() / self.steps).square().cpu()
@@ -58,7 +58,7 @@ class _FrozenNoise(GradientNoise):
 
 @dataclass(frozen=True)
 class Noise:
-    """Means over steps. In sequences.
+    """Averages over steps, in sequences.
 
     Attributes:
         trace: tr(Σ) of the gradient of one sequence.
@@ -76,14 +76,14 @@ class Noise:
 
 @dataclass(frozen=True)
 class FoundBatch:
-    """What was measured, in sequences.
+    """The result of `find_batch`, in sequences.
 
     Attributes:
-        noise: over all seeds.
-        by_seed: of each seed.
-        batch: the advised one.
-        micro_batch: the recipe's, or less if the batch is smaller.
-        steps: of each seed: the first half trains, the second measures.
+        noise: the mean over all seeds.
+        by_seed: the noise of each seed.
+        batch: the advised batch.
+        micro_batch: the recipe's micro-batch, or less if the batch is smaller.
+        steps: optimizer steps of each seed: the first half trains, the second measures.
     """
 
     noise: Noise
@@ -94,7 +94,7 @@ class FoundBatch:
 
 
 def mean_noise(found: list[Noise]) -> Noise:
-    """Both estimates are averaged first: the mean of their ratios would be biased."""
+    """The mean of each of the two estimates: a mean of their ratios would be biased."""
     return Noise(sum(noise.trace for noise in found) / len(found), sum(noise.square for noise in found) / len(found))
 
 
@@ -104,9 +104,9 @@ def measuring_micro_batch(batch: int, micro_batch: int) -> int:
 
 
 def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, int]:
-    """The batch nearest to a noise scale that whole micro-batches on all devices make, and its micro-batch.
+    """The batch of whole micro-batches on all devices that is nearest to a noise scale, and its micro-batch.
 
-    The micro-batch is smaller than the recipe's only if the batch is smaller than one of them on each device.
+    The micro-batch is smaller than the recipe's only if the batch is smaller than one micro-batch on each device.
     """
     unit = micro_batch * devices
     if scale >= unit:
@@ -116,11 +116,11 @@ def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, in
 
 
 def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[[str], None] = lambda text: None) -> FoundBatch:
-    """For each seed, train the first half of so many steps as the run does, then measure at fixed weights in the second half.
+    """For each seed, train like the run in the first half of `steps`, then measure at fixed weights in the second half.
 
     Args:
-        steps: None: a tenth of the run, at least `LEAST_STEPS`.
-        say: is given a line about each seed.
+        steps: optimizer steps of each seed. None: a tenth of the run, at least `LEAST_STEPS`.
+        say: takes a line about each seed.
 
     Raises:
         UserError: the batch is one sequence, or unknown; the noise is too large to be measured with it.

@@ -7,14 +7,14 @@ import difflib
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from lit_llm.config.arguments import is_flag, leaves, needs_value, underscored
 from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.number_domain import Domain
-from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
+from lit_llm.core.yaml_reading import InvalidYaml, as_flag, read_yaml_file
 
 Settings = TypeVar("Settings")
 
@@ -23,7 +23,7 @@ class OwnFlags(argparse.ArgumentParser):
     """Flags of a command. Mistakes raise UserError, one sentence each.
 
     Args:
-        command: its name.
+        command: the command's name.
         alone: the command takes no recipe, so that `parse` refuses other words, and `--help` prints these flags.
     """
 
@@ -39,10 +39,10 @@ class OwnFlags(argparse.ArgumentParser):
         self.register("type", float, number)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """As argparse. With `type=bool` it is a switch: `--x` and `--x true` are the same.
+        """Add a flag as argparse does. With `type=bool` it is a switch: `--x` and `--x true` are the same.
 
         Args:
-            options: `range` is the range of a number that is given, and tells its type.
+            options: those of argparse, and `range`: the range of a number, which also decides its type.
         """
         domain: Domain | None = options.pop("range", None)
         if domain is not None:
@@ -56,7 +56,7 @@ class OwnFlags(argparse.ArgumentParser):
         return action
 
     def described(self) -> dict[str, tuple[str, str]]:
-        """Name → default and help."""
+        """The default and the help of each flag, by name."""
         return {name.lstrip("-"): (str(each.default).lower(), each.help or "") for name, each in self._flags.items()}
 
     def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -137,24 +137,19 @@ whole_number, number = _reader(int, "a whole number"), _reader(float, "a number"
 
 
 def true_or_false(text: str) -> bool:
-    """Value of a flag."""
+    """Read the value of a switch."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"is {text!r}, it must be true or false")
     return text == "true"
 
 
-_TYPES: dict[type, tuple[Callable[[str], Any], str, str]] = {
-    bool: (bool, "true|false", "true or false"),
-    int: (whole_number, "N", "a whole number"),
-    float: (number, "X", "a number"),
-    str: (str, "TEXT", "text"),
+_TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
+    bool: (bool, "true|false"),
+    int: (whole_number, "N"),
+    float: (number, "X"),
+    str: (str, "TEXT"),
 }
-"""How the value of a flag is read, how help shows it, and how a message calls it."""
-
-
-def name_of(one: Field[Any]) -> str:
-    """The name of a field as a flag (without dashes) and in YAML."""
-    return one.metadata["flag"] or one.name
+"""How the value of a flag is read, and how help shows it."""
 
 
 def add_field_flags(flags: OwnFlags, cls: type) -> None:
@@ -167,10 +162,10 @@ def add_field_flags(flags: OwnFlags, cls: type) -> None:
     hints = get_type_hints(cls)
     for one in fields(cls):
         kind, optional, many = _kind(hints[one.name])
-        read, metavar, _ = _TYPES[kind]
+        read, metavar = _TYPES[kind]
         default = "" if many or one.default in (None, MISSING) else f" (default: {str(one.default).lower()})"
         flags.add_argument(
-            f"--{name_of(one)}",
+            f"--{one.metadata['flag'] or one.name}",
             dest=one.name,
             nargs="+" if many else None,
             type=_or_null(read) if optional else read,
@@ -180,54 +175,39 @@ def add_field_flags(flags: OwnFlags, cls: type) -> None:
         )
 
 
-def settings_from(cls: type[Settings], values: argparse.Namespace) -> Settings:
-    """The settings of the flags that were given, and of the file that they name.
+def parse_settings(flags: OwnFlags, cls: type[Settings], words: list[str]) -> tuple[argparse.Namespace, Settings]:
+    """The values of the flags, and the settings that they and the file of `--config` give.
 
     Raises:
-        UserError: The file cannot be read, has another key, or a value of another type.
+        UserError: A word is wrong, or the file cannot be read, has another key, or a value of another type.
     """
-    given = {} if "config" not in values else _of_file(cls, values.config)
-    names = {one.name for one in fields(cls)}  # type: ignore[arg-type]
-    given |= {name: tuple(value) if isinstance(value, list) else value for name, value in vars(values).items() if name in names}
-    return cls(**given)
+    own = flags.parse(words)
+    if "config" in own:
+        try:
+            own = flags.parse([*_words_of(own.config), *words])
+        except UserError as error:
+            raise UserError("\n".join(f"{own.config}: {line} (--config)" for line in str(error).splitlines())) from None
+    given = {one.name: getattr(own, one.name) for one in fields(cls) if one.name in own}  # type: ignore[arg-type]
+    return own, cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-def _of_file(cls: type, path: Path) -> dict[str, Any]:
-    """The fields that a file sets."""
+def _words_of(path: Path) -> list[str]:
+    """The settings of a YAML file as flags."""
     try:
         tree = read_yaml_file(path)
-    except InvalidYaml as error:
-        raise UserError(f"{path} {error} (--config)") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror} (--config)") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} must hold keys and values, such as normalise: true (--config)")
-    by_name = {name_of(one): one for one in fields(cls)}
-    hints, given, problems = get_type_hints(cls), {}, []
-    for key, value in leaves(tree):
-        if key not in by_name:
-            near = difflib.get_close_matches(key, list(by_name), n=1)
-            problems.append(f"{path} has the unknown key {key}{f'; did you mean {near[0]}?' if near else ''} (--config)")
-            continue
-        kind, optional, many = _kind(hints[by_name[key].name])
-        if many:
-            value = (value,) if isinstance(value, kind) else tuple(value) if isinstance(value, list) else value
-        if kind is float and type(value) is int:
-            value = float(value)
-        right = all(type(one) is kind for one in value) if many and isinstance(value, tuple) else type(value) is kind
-        if right or (optional and value is None):
-            given[by_name[key].name] = value
-        else:
-            what = f"{'a list of ' * many}{_TYPES[kind][2]}{' or null' * optional}"
-            problems.append(f"{key} is {value!r} in {path}, but must be {what} (--{key})")
-    refuse(problems)
-    return given
+    except (InvalidYaml, OSError) as error:
+        raise UserError(getattr(error, "strerror", None) or str(error)) from None
+    if not isinstance(tree, dict | None):
+        raise UserError("it must hold keys and values, such as normalise: true")
+    words = []
+    for key, value in leaves(tree or {}):
+        if value != []:
+            words += [f"--{key}", *map(as_flag, value)] if isinstance(value, list) else [f"--{key}={as_flag(value)}"]
+    return words
 
 
 def _kind(hint: Any) -> tuple[type, bool, bool]:
-    """The type of a value, whether it may be None, and whether there may be several."""
+    """The type of a field's values, whether a value may be None, and whether there may be several."""
     if get_origin(hint) is tuple:
         return get_args(hint)[0], False, True
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import math
 import sys
+import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lit_llm.commands.launch import import_lightning, launch
+from lit_llm.commands.launch import launch
 from lit_llm.commands.new_output import REPLACE_HELP, write_new
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments, own_tokenizer
 from lit_llm.core.errors import UserError, noting, refuse
-from lit_llm.core.hardware import Hardware, table
+from lit_llm.core.hardware import Hardware, table, this_machine
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.number_domain import STEPS, Domain, above, at_least, whole
+from lit_llm.core.number_text import counted
 from lit_llm.plan import Options, Plan, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.budget import budget
-from lit_llm.plan.measured_run import MeasuredRun, certified_run, differences, measured_run, with_slowness
-from lit_llm.plan.speed import SAVE_GBPS
+from lit_llm.plan.measured_run import MeasuredRun, certified_run, differences, measured_run
+from lit_llm.plan.speed import SAVE_GBPS, with_slowness
 from lit_llm.runs.run_folder import CONFIG, expanded
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Shortest time between two lines of progress while combinations are planned."""
 
 
 def own_flags() -> OwnFlags:
     parser = OwnFlags(
-        "plan", description="The budget of a run before it starts. Takes every flag of `fit` (--config …), and these:"
+        "plan",
+        description="The budget of a run before it starts. The exit code is 1 if it does not fit, or no "
+        "combination does. Takes every flag of `fit` (--config …), and these:",
     )
     add = parser.add_argument
     add("--hardware", metavar="NAME", help="a name of the table in lit_llm/core/hardware.yaml, a YAML file with the "
@@ -86,7 +94,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(words: list[str]) -> int:
-    """Print the plan; returns 0, or 1 if nothing meets the given limits."""
+    """Print the plan; returns 0, or 1 if the run does not fit, or nothing meets the given limits."""
     flags = own_flags()
     if {"--help", "-h"} & set(words):
         flags.print_help()
@@ -96,16 +104,17 @@ def main(words: list[str]) -> int:
         flags.problems.append("--days and --flops both are a budget: give one of them (--flops)")
     source = _source(own)
     if own.from_run is not None and source is not None:
-        recipe = [*_recipe_of(source.run), *recipe]
+        # the words that name the run's recipe, without its folder: nothing is resumed
+        recipe = ["--config", str(source.run / CONFIG), *(flag.word for flag in own_tokenizer(source.run)), *recipe]
     if not recipe and (own.flops is not None or own.days is not None):
         refuse(flags.problems)
         return _without_recipe(own, flags)
-    with without_garbage_collection():  # imported modules stay: to search them again and again takes a fifth of the start
+    with without_garbage_collection():  # imported modules stay: searching them again takes a fifth of the start
         return launch("fit", recipe, lambda arguments: _run(own, arguments, source), own=flags)
 
 
 def _source(own: argparse.Namespace) -> MeasuredRun | None:
-    """The run whose speed is used, or the certificate's; of a certificate also the speed of saving."""
+    """The run or certificate whose speed is used. A certificate also sets the speed of saving."""
     given = [flag for flag in ("from_certificate", "from_run", "mfu") if getattr(own, flag) is not None]
     if len(given) > 1:
         raise UserError(f"--{given[1]} and --{given[0]} both decide the speed; give one of them (--{given[0]})")
@@ -114,11 +123,6 @@ def _source(own: argparse.Namespace) -> MeasuredRun | None:
         own.save_gbps = own.save_gbps or gbps
         return source
     return measured_run(expanded(own.from_run, key="from_run", flag="--from_run")) if given == ["from_run"] else None
-
-
-def _recipe_of(run: Path) -> list[str]:
-    """The words that name a run's recipe, without its folder: nothing is resumed."""
-    return ["--config", str(run / CONFIG), *(flag.word for flag in own_tokenizer(run))]
 
 
 WITHOUT_RECIPE = ["command", "flops", "days", "devices", "hardware", "mfu", "scaling_efficiency", "price", "json", "markdown"]
@@ -136,10 +140,7 @@ def _without_recipe(own: argparse.Namespace, flags: OwnFlags) -> int:
     of_hardware = [name for name in ("devices", "mfu", "scaling_efficiency", "price") if getattr(own, name) is not None]
     if own.flops is not None and hardware is None:
         refuse(f"--{name} needs --hardware, or leave it out" for name in of_hardware)
-    options = Options(
-        own.mfu, price_usd_hour=own.price, scaling_efficiency=own.scaling_efficiency, flops=own.flops, days=own.days
-    )
-    figures = budget(options, hardware, own.devices or 1)
+    figures = budget(_options(own), hardware, own.devices or 1)
     if figures is None:
         raise UserError(NO_SPEED)
     _show(figures, own)
@@ -148,9 +149,13 @@ def _without_recipe(own: argparse.Namespace, flags: OwnFlags) -> int:
 
 def _hardware(name: str | None) -> Hardware:
     """The hardware of `--hardware`."""
-    from lit_llm.core.hardware import this_machine
-
     return this_machine(measure=name == "auto") if name in (None, "auto") else find(name)
+
+
+def _options(own: argparse.Namespace, measured: MeasuredRun | None = None) -> Options:
+    """The assumptions that the flags give."""
+    given = {each.name: getattr(own, each.name) for each in fields(Options) if getattr(own, each.name, None) is not None}
+    return Options(**given, price_usd_hour=own.price, served_tokens=own.serve_tokens, measured=measured)
 
 
 def _show(shown: Plan | dict[str, Any], own: argparse.Namespace) -> None:
@@ -168,8 +173,7 @@ def _show(shown: Plan | dict[str, Any], own: argparse.Namespace) -> None:
 
 
 def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | None) -> int:
-    import_lightning()
-    from lit_llm.config.planned_recipe import PlannedRecipe
+    from lit_llm.plan.planned_recipe import PlannedRecipe
     from lit_llm.training.auto_precision import choose_for
 
     problems: list[str] = []
@@ -196,24 +200,20 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     refuse(problems)
     assert hardware is not None
     settings = planned.settings()
-    options = Options(
-        mfu=own.mfu,
-        price_usd_hour=own.price,
-        mtbf_hours=own.mtbf_hours,
-        save_gbps=own.save_gbps or SAVE_GBPS,
-        storage_gbps=own.storage_gbps,
-        slowest_rank=own.slowest_rank,
-        served_tokens=own.serve_tokens,
-        measured=speed,
-        scaling_efficiency=own.scaling_efficiency,
-        flops=own.flops,
-        days=own.days,
-        at=own.at,
-    )
+    options = _options(own, speed)
     compared, notes = axes or (sweep.DEFAULT if limits else {}), [*planned.notes]
     if own.devices is not None and "devices" in compared:
         by = "--sweep" if axes else " and ".join(limits)
         notes.append(f"--devices {own.devices} is overridden by {by}: comparing {', '.join(compared['devices'])} devices")
+    elif own.devices is not None and (nodes := planned.config.trainer.num_nodes or 1) > 1:
+        in_each = hardware.devices_per_node
+        where = f"{counted(math.ceil(own.devices / in_each), 'machine')}: {hardware.name} has {in_each} in each"
+        why = f"--devices counts all, --trainer.num_nodes {nodes} is not read"
+        notes.append(f"{own.devices:,} devices in all, on {where} ({why})")
+    strategy = arguments.value_of("trainer.strategy")
+    if limits and not axes and strategy not in (None, "auto"):
+        name, by, instead = str(strategy).rpartition(".")[2], " and ".join(limits), ", ".join(compared["strategy"])
+        notes.append(f"trainer.strategy {name} is overridden by {by}: comparing {instead} (--sweep strategy=…)")
     if speed is not None and (changed := differences(speed.settings, settings)):
         notes.append(f"the speed of {speed.run} was measured with other settings: {', '.join(changed)}")
     if "float8" in axes.get("precision", []) or planned.config.compute.float8:
@@ -238,7 +238,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         print(header(plan, own.command), end="")
     else:
         _show(plan, own)
-    return 0
+    return int(plan.fits is False)
 
 
 def _compare(
@@ -249,9 +249,14 @@ def _compare(
     options: Options,
     own: argparse.Namespace,
 ) -> int:
-    from lit_llm.reporting.plan_text import SWEEP, sweep_row, table_rows
+    from lit_llm.reporting.plan_text import SWEEP, summary, sweep_row, table_rows
 
-    found = list(sweep.variants(axes, settings, layout, hardware, options))
+    found, many, said = list[sweep.Variant](), math.prod(map(len, axes.values())), time.monotonic()
+    for variant in sweep.variants(axes, settings, layout, hardware, options):
+        found.append(variant)
+        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"planned {len(found)} of {many} combinations", file=sys.stderr)
     limited = own.max_memory is not None or own.deadline is not None
     best = sweep.cheapest(found, max_memory_gb=own.max_memory, deadline_hours=own.deadline) if limited else None
     if own.html is not None:
@@ -263,14 +268,27 @@ def _compare(
         raw = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]
         print(json.dumps({"variants": raw, "cheapest": best.values if best else None}, indent=2))
     else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None  # a file gets each row in one line
-        rows = [sweep_row(v) for v in shown]
-        print(table_rows([*axes, *SWEEP], rows, as_markdown=own.markdown, width=width), end="")
+        if shown:
+            print(table_rows([*axes, *SWEEP], [sweep_row(v) for v in shown], as_markdown=own.markdown), end="")
         for problem in dict.fromkeys(v.problem for v in shown if v.problem):
             print(f"no plan: {problem}")
         if best is not None:
-            print(f"cheapest that fits: {' '.join(f'{key}={value}' for key, value in best.values.items())}")
-    if limited and best is None:
-        print("no combination fits the devices and the limits (--max_memory, --deadline, --sweep)", file=sys.stderr)
-        return 1
-    return 0
+            print(f"cheapest that fits: {_combination(best)}")
+    if best is not None or (not limited and sweep.fitting(found, None)):
+        return 0
+    print("no combination fits the devices and the limits (--max_memory, --deadline, --sweep)", file=sys.stderr)
+    nearest = sweep.nearest(found, own.max_memory)
+    if nearest is not None and (plan := nearest.plan) is not None:
+        print(f"nearest: {_combination(nearest)}", file=sys.stderr)
+        print(*(f" {name:7} {said}" for name, said in summary(plan)[:2]), sep="\n", file=sys.stderr)
+        more = max(v.plan.settings.layout.devices for v in found if v.plan is not None) * 2
+        helps = f"to mend it: more devices (--sweep devices={more}), other hardware"
+        if nearest not in sweep.fitting(found, own.max_memory):
+            print(f"{helps} or a higher --max_memory", file=sys.stderr)
+        elif plan.run_seconds is not None:
+            print(f"{helps}, fewer tokens (--trainer.max_steps) or a later --deadline", file=sys.stderr)
+    return 1
+
+
+def _combination(variant: sweep.Variant) -> str:
+    return " ".join(f"{key}={value}" for key, value in variant.values.items())

@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
     elif (own.top_k, own.temperature, own.device) != (64, 1, "auto"):
         raise UserError("--top_k, --temperature and --device are about a teacher: name its run (--teacher RUN)")
     if own.chat_template is not None:
-        packing = [] if own.teacher is None else ["--data.packing=best_fit"]  # that of the recipe sft
+        packing = [] if own.teacher is None else ["--data.packing=best_fit"]  # the packing of the recipe sft
         rest = ["--data", "ChatFiles", f"--data.chat_template={own.chat_template}", *packing, *rest]
     elif "--data.paths" in (given := {word.partition("=")[0] for word in rest}) and not given & {"--config", "--data", "--run"}:
         rest = ["--data", "TextFiles", *rest]  # else a file may name a class, which a flag would override
@@ -56,6 +56,7 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
     from lit_llm.config.resolve import read_recipe
     from lit_llm.core.hardware import chosen_device
     from lit_llm.data import TextDataModule, TokenShards
+    from lit_llm.tokenizers import Learned
     from lit_llm.training.teacher import teacher_problems, write_teacher
 
     built = build(read_recipe("prepare", arguments, weights=own.teacher))
@@ -97,6 +98,9 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
         print(f"left out of training: {summary.near_duplicates:,} documents that nearly repeat held-out ones")
     if summary.skipped:
         print(f"skipped: {summary.skipped:,} documents without {'messages' if summary.masked else 'text'}")
+    asked = data.source_tokenizer.requested_size if isinstance(data.source_tokenizer, Learned) else 0
+    fewer = f" ({asked:,} asked for: the text gives no more)" if manifest.vocab_size < asked else ""
+    print(f"vocabulary: {manifest.vocab_size:,} ids{fewer}")
     print(f"documents: {'as the chat template writes them' if summary.masked else _ids(manifest)}")
     chats = f"{'dpo' if manifest.pairs else 'sft'} --init_from RUN"
     if teacher is not None:

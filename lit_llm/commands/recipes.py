@@ -14,10 +14,10 @@ from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config import spelling
 from lit_llm.config.arguments import leaves, read
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
-from lit_llm.core.disk import real_path
+from lit_llm.core.disk import real_path, set_aside
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import as_flag, comment, read_yaml
-from lit_llm.runs.run_folder import expanded, set_aside
+from lit_llm.runs.run_folder import expanded
 
 FACTS = ("parameters", "tokens", "fits on")
 CALLBACKS = SHIPPED.parent / "callbacks"
@@ -25,7 +25,7 @@ _SIBLING = re.compile(r"^\s*from \.(\w+) import", re.M)
 
 
 def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
-    """The parser of the command, and those of its subcommands."""
+    """The parser of the command, and the parsers of its subcommands."""
     parser = OwnFlags("recipes", alone=True, description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_parser = partial(commands.add_parser, alone=True)
@@ -160,11 +160,11 @@ def _callback_files(only: str | None) -> dict[str, bytes]:
     """Name → content of the files of the callbacks' folder.
 
     Args:
-        only: public names, separated by commas: the files that define them, what those import, and an `exports.py` with
-            these names alone. None: every file.
+        only: public names, separated by commas: take the files that define them, the files that these import, and an
+            `exports.py` with these names alone. None: every file.
 
     Raises:
-        UserError: There is no such name.
+        UserError: A name is unknown.
     """
     texts = {path.name: path.read_text() for path in sorted(CALLBACKS.glob("*.py"))}
     if only is not None:
@@ -174,7 +174,7 @@ def _callback_files(only: str | None) -> dict[str, bytes]:
             raise UserError(f"there is no callback {unknown[0]}: known are {', '.join(lines)} (--only)")
         texts["exports.py"] = "\n".join(['"""The public names of the folder."""', "", *(lines[name] for name in names), ""])
         needed = ["__init__.py", "exports.py"]
-        for name in needed:  # grows
+        for name in needed:  # the loop adds names
             needed += {f"{module}.py" for module in _SIBLING.findall(texts[name])} - {*needed}
         texts = {name: texts[name] for name in needed}
     return {name: text.encode() for name, text in texts.items()}

@@ -1,4 +1,4 @@
-"""`python -m lit_llm report`: one HTML file about one run, or several runs compared."""
+"""`python -m lit_llm report`: one HTML file about one run, or several runs compared; the curve of a run as a CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_llm.commands.new_output import REPLACE_HELP, write_new
+from lit_llm.commands.new_output import REPLACE_HELP, new_file, write_new
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_text import counted
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file, and print the ranking of several runs."""
+    """Write the files, and print the ranking of several runs."""
     flags = OwnFlags("report", alone=True, description=__doc__)
     flags.add_argument("--run", action="append", help="run folder, like runs/quickstart; several are compared")
     flags.add_argument(
@@ -27,8 +27,12 @@ def main(arguments: list[str]) -> int:
         action="extend",
         help="instead: run folders, or folders of them, like runs/sweep; any number, as a ranking",
     )
-    flags.add_argument("--out", required=True, type=Path, help="the HTML file; it needs no other file and no network")
-    flags.add_argument("--check_against", type=Path, help="a recorded curve, such as `curve` writes")
+    flags.add_argument("--out", type=Path, help="the HTML file; it needs no other file and no network")
+    flags.add_argument("--csv", type=Path, help="the run's curve, which `fit --check_against` reads")
+    flags.add_argument(
+        "--note", action="append", default=[], metavar="NAME=TEXT", help="a line for the head of the CSV: hardware='one H100'"
+    )
+    flags.add_argument("--check_against", type=Path, help="a recorded curve, such as --csv writes")
     flags.add_argument(
         "--check_tolerance", type=float, help=f"allowed relative difference of its losses; {TOLERANCE} by default"
     )
@@ -41,15 +45,47 @@ def main(arguments: list[str]) -> int:
         raise UserError("check_against compares one run with a curve, but several are given (--run)")
     if own.check_against is None and own.check_tolerance is not None:
         raise UserError("check_tolerance has no effect without a curve (--check_against)")
-    for line in _compare(own) if several else _report(own):
-        print(line)
-    print(f"Wrote {own.out}. Open it in a browser.")
+    if own.out is None and own.csv is None:
+        raise UserError("name the file to write: the page (--out), or the curve of a run (--csv)")
+    if several and own.csv is not None:
+        raise UserError("csv is the curve of one run, but several are given (--run)")
+    if own.csv is not None:
+        _write_curve(own.run[0], own.csv, own.note, replace=own.replace)
+    if own.out is not None:
+        for line in _compare(own) if several else _report(own):
+            print(line)
+        print(f"Wrote {own.out}. Open it in a browser.")
     return 0
+
+
+def _write_curve(name: str, out: Path, notes: list[str], *, replace: bool) -> None:
+    """Write the curve of a run, after facts about it and the user's notes, such as the hardware."""
+    from lit_llm.checkpoint.disk_format import read_manifest
+    from lit_llm.runs.curve import versions_text
+    from lit_llm.runs.loaded_run import LoadedRun
+    from lit_llm.runs.run_folder import config_of, expanded, settings_of
+    from lit_llm.runs.saved_run import find_checkpoint
+
+    given = [note.partition("=") for note in notes]
+    if wrong := [note for note, (key, equals, _) in zip(notes, given, strict=True) if not (equals and key.isidentifier())]:
+        raise UserError(f"note is {wrong[0]!r}, but must be NAME=TEXT (--note)")
+    with new_file(out, replace=replace, flag="--csv") as partial:
+        run = expanded(name)
+        config, curve = settings_of(config_of(run).parent), LoadedRun(run).curve
+        if not curve.rows:
+            raise UserError(f"{run} has no curves: it was run without a logger (trainer.logger=false), or not at all (--run)")
+        curve.facts = {
+            "versions": versions_text(read_manifest(find_checkpoint(run, "last"))["versions"]),
+            "seed": str(config["seed_everything"]),
+            "precision": str(config["trainer"]["precision"] or "32-true"),
+            **{key: text for key, _, text in given},
+        }
+        curve.write(partial)
+    print(f"Wrote {len(curve.rows)} rows to {out}. Check a run against it: fit --config RECIPE --check_against {out}")
 
 
 def _report(own: Namespace) -> Iterator[str]:
     """Write the page of a run, and say what it does not have."""
-    from lit_llm.reporting.evidence import Evidence, shipped_evidence
     from lit_llm.reporting.report_page import missing, report_page
     from lit_llm.reporting.run_curves import RunCurves, named
     from lit_llm.reporting.sweep_runs import named_run
@@ -57,11 +93,8 @@ def _report(own: Namespace) -> Iterator[str]:
 
     loaded = named_run(own.run[0])
     run = RunCurves(loaded, *named([loaded.path]))
-    if own.check_against is not None:
-        tolerance = TOLERANCE if own.check_tolerance is None else own.check_tolerance
-        recorded: Evidence | None = Evidence(CurveFollower.of_file(own.check_against, tolerance), "")
-    else:
-        recorded = shipped_evidence(loaded.config)
+    tolerance = TOLERANCE if own.check_tolerance is None else own.check_tolerance
+    recorded = None if own.check_against is None else CurveFollower.of_file(own.check_against, tolerance)
     write_new(own.out, report_page(run, own.command, recorded), replace=own.replace)
     yield from (f"note: {sentence}" for sentence in missing(run))
 
@@ -82,18 +115,20 @@ def _compare(own: Namespace) -> Iterator[str]:
     for ranking in found:
         if ranking.condition:
             yield f"{ranking.condition}:"
-        yield from _places(ranking)
+        yield from _places(ranking, of_several=len(found) > 1)
     yield from (f"note: {sentence}" for sentence in said[:MOST_NOTES])
     if len(said) > MOST_NOTES:
         yield f"{counted(len(said) - MOST_NOTES, 'more note')} in the page."
 
 
-def _places(ranking: Ranking) -> Iterator[str]:
-    """Each setting with its value and the step of that value. A run that nothing is compared with has no number."""
+def _places(ranking: Ranking, *, of_several: bool) -> Iterator[str]:
+    """A line for each setting: its place, its value and the step of the value. A single setting has no place, but a reason."""
+    why = " (no place: no other run has this task, text and tokenizer)" if of_several else ""
     for i, place in enumerate(ranking.places, 1):
         run = place.runs[0]
         if place.value is None:
             yield f"–. {place.name}: no finite {ranking.tag or 'loss'} after step {run.step:,}"
         else:
-            number = f"{i}." if len(ranking.places) > 1 else "–."
-            yield f"{number} {place.name}: {ranking.tag} {place.said()} after step {run.series(ranking.tag or '').steps[-1]:,}"
+            number, why = (f"{i}.", "") if len(ranking.places) > 1 else ("–.", why)
+            step = run.series(ranking.tag or "").steps[-1]
+            yield f"{number} {place.name}: {ranking.tag} {place.said()} after step {step:,}{why}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.data import TokenDataModule
 from lit_llm.data.run_length import steps_of_run
+from lit_llm.plan.host_memory import memory_problem
 from lit_llm.training.language_model import LanguageModel
 
 _QUIET: dict[str, Any] = {
@@ -38,7 +38,7 @@ Planned = Callable[[int, float], float]
 Rate = Callable[[int, str, float, Planned], float]
 """The rate of a parameter group, from the update's number, the option that sets it, its configured value and the schedule."""
 Ends = Callable[[Sequence[float]], bool]
-"""Is given the losses after each step; True ends the run."""
+"""Whether the run ends, from its losses so far. It is called after each step."""
 
 
 def _not_finite(losses: Sequence[float]) -> bool:
@@ -48,21 +48,21 @@ def _not_finite(losses: Sequence[float]) -> bool:
 class ShortRuns:
     """Runs the beginning of a recipe again and again, with other rates and seeds.
 
-    Model, data, optimizer, precision, accumulation and clipping are the recipe's, on one device. What does not change the
-    weights is left out: validation, samples, checkpoints, logging, an average of the weights. So are the spike guard, which
+    Model, data, optimizer, precision, accumulation and clipping are the recipe's, on one device. Parts that do not change the
+    weights are left out: validation, samples, checkpoints, logging, an average of the weights. So are the spike guard, which
     would hide a rate that is too high, a ramp of the batch, and the user's own callbacks.
 
     Attributes:
         rates: option of the optimizer → the recipe's rate. Two for MuonAdamW: lr (Muon) and adamw_lr.
-        steps: of the recipe's run.
-        done: optimizer steps of all runs so far.
-        devices: of the recipe. One of them is used.
+        steps: optimizer steps of the recipe's run.
+        done: optimizer steps of all short runs so far.
+        devices: the number of the recipe's devices, of which one is used.
         from_weights: whether the run starts from trained weights (`init_from`).
-        has_adapters: whether it trains adapters (`lora`).
+        has_adapters: whether the run trains adapters (`lora`).
         data_options: arguments of the data module that further runs use instead of the recipe's.
 
     Raises:
-        UserError: What `fit` would refuse, one sentence a line; no length of the run; an optimizer without a rate.
+        UserError: `fit` would refuse the recipe (one sentence a line), the run has no length, or the optimizer no rate.
     """
 
     def __init__(self, arguments: Arguments) -> None:
@@ -90,11 +90,11 @@ class ShortRuns:
             raise UserError(f"{self.class_path} has no option lr, so there is no rate to find (--optimizer)")
 
     def tenth(self, least: int) -> int:
-        """A tenth of the run's steps, at least so many, at most all."""
+        """A tenth of the run's steps, but at least `least` and at most all."""
         return min(self.steps, max(least, round(0.1 * self.steps)))
 
     def sweep(self, key: str, rates: Sequence[float], ends: Ends, *, seed: int) -> list[float]:
-        """Losses of one run whose rate `key` is another one at each step. The others are constant."""
+        """Losses of one run whose rate `key` takes the values `rates`, one a step. The optimizer's other rates are constant."""
 
         def rate(t: int, of: str, configured: float, planned: Planned) -> float:
             return configured * (rates[t - 1] / rates[0] if of == key else 1.0)
@@ -102,7 +102,7 @@ class ShortRuns:
         return self._run({key: rates[0]}, seed, len(rates), rate, ends)
 
     def probe(self, rates: dict[str, float], steps: int, *, seed: int, observers: Sequence[Callback] = ()) -> list[float]:
-        """Losses of a short run with the recipe's schedule, compressed. It ends early if a loss is not finite."""
+        """Losses of a short run with the recipe's compressed schedule. The run ends early if a loss is not finite."""
 
         def compressed(t: int, of: str, configured: float, planned: Planned) -> float:
             return planned(max(1, round(t * self.steps / steps)), configured)
@@ -147,7 +147,7 @@ class ShortRuns:
 
     @contextmanager
     def _built(self, rates: dict[str, float], seed: int, limits: dict[str, Any]) -> Iterator[Built]:
-        """The recipe with these rates, and other weights and another order of the data for each seed."""
+        """Build the recipe with these rates, and with other weights and another order of the data for each seed."""
         recipe = read_recipe("fit", self._arguments)
         if self._notes_said:
             recipe.notes.clear()
@@ -158,8 +158,8 @@ class ShortRuns:
             recipe.config.data.init_args[key] = value
         for key, rate in rates.items():
             recipe.config.optimizer.init_args[key] = rate
-        with tempfile.TemporaryDirectory(prefix="lit_llm-find-") as folder, _without_messages():
-            built = build(recipe, run_dir=Path(folder), trainer=limits)
+        with tempfile.TemporaryDirectory(prefix="lit_llm-find-") as folder:
+            built = build(recipe, run_dir=Path(folder), trainer=limits, memory=memory_problem)
             self._notes_said, self._precision = True, built.config.trainer.precision
             if seed and hasattr(built.datamodule, "seed"):
                 built.datamodule.seed += seed
@@ -177,7 +177,7 @@ def _steps_of(built: Built) -> int:
 
 
 class _Steered(Callback):
-    """Sets the rate of each group before each step, and records its loss: without targets, that of a neighbour."""
+    """Sets the rates before each step, and records the step's loss, or a neighbour's if the step has no targets."""
 
     def __init__(self, rate: Rate, planned: Planned, keys: tuple[str, ...], steps: int, ends: Ends) -> None:
         self.rate, self.planned, self.keys, self.steps, self.ends = rate, planned, keys, steps, ends
@@ -211,19 +211,5 @@ def option_of(group: dict[str, Any], keys: Sequence[str]) -> str:
 
 
 def overlay_text(settings: dict[str, Any], command: str) -> str:
-    """An overlay with these settings, and the command that found them as a comment."""
+    """An overlay with these settings, and a comment with the command that found them."""
     return "".join(f"# {line}\n" for line in command.splitlines()) + dump_yaml(settings)
-
-
-@contextmanager
-def _without_messages() -> Iterator[None]:
-    """Without Lightning's lines about devices and the end of each run."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

@@ -1,4 +1,4 @@
-"""What the commands that write text share: flags, the model of a run with its tokenizer, and the form of its prompts."""
+"""Shared by the commands that write text: flags, the model of a run with its tokenizer, and the form of its prompts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.models.generation import Sampling, Texts, end_id, generate_all, prompt_ids, text_pieces
 from lit_llm.runs.init_from import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded
-from lit_llm.runs.saved_run import SavedRun, named_checkpoint
-from lit_llm.tokenizers import Tokenizer, load_tokenizer
+from lit_llm.runs.saved_run import SavedRun, named_checkpoint, no_tokenizer
+from lit_llm.tokenizers import Tokenizer
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
@@ -53,7 +53,7 @@ def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) ->
 
 
 def for_output(text: str, file: TextIO | None = None) -> str:
-    """The text as it is; for a terminal (`file`, or standard output), control characters are shown as `\\x1b` and not sent."""
+    """The text; if `file` (or standard output) is a terminal, control characters are shown like `\\x1b` and not sent."""
     return _CONTROL.sub(lambda each: rf"\x{ord(each[0]):02x}", text) if (file or sys.stdout).isatty() else text
 
 
@@ -78,10 +78,10 @@ class TextModel:
 
     @classmethod
     def of(cls, options: argparse.Namespace, *, chat: bool) -> TextModel:
-        """The run that flags name.
+        """The run that the flags name.
 
         Raises:
-            UserError: There is no such device or run, or its files do not fit together; `NoChatTemplate` with `chat`.
+            UserError: There is no such device or run, or its files do not fit together; `NoChatTemplate` if `chat` needs one.
         """
         options.device = chosen_device(options.device)
         refuse(filter(None, [device_problem(options.device)]))
@@ -90,8 +90,8 @@ class TextModel:
         checkpoint = named_checkpoint(run, options.ckpt_path)
         saved = SavedRun.read(checkpoint)
         config = saved_model_config(saved.values, checkpoint, "--ckpt_path")
-        saved.require_tokenizer(run)
-        tokenizer = load_tokenizer(run)
+        if (tokenizer := saved.tokenizer(run)) is None:
+            raise no_tokenizer(run)
         stop_id, encoder = end_id(tokenizer, config), None
         if chat:
             mend = f"train on chats, prepared with --chat_template, or write one to {run / CHAT_TEMPLATE_FILE}"
@@ -115,7 +115,7 @@ class TextModel:
         """Ids of a user's message, or of a text to continue.
 
         Raises:
-            UserError: As `chat_ids`, or there is no id to start from.
+            UserError: for the reasons of `chat_ids`, or because there is no id to start from.
         """
         if self.chat is not None:
             return self.chat_ids([{"role": "user", "content": prompt}], where=where)
@@ -126,7 +126,7 @@ class TextModel:
         """Ids of messages up to an answer.
 
         Raises:
-            UserError: The template refuses them, or there is no room for an answer: to cut would lose the template's beginning.
+            UserError: The template refuses them, or there is no room for an answer: cutting them would lose their beginning.
         """
         assert self.chat is not None
         ids, block = self.chat.prompt_ids(messages, where=where), self.config.block_size
@@ -135,7 +135,7 @@ class TextModel:
         return ids
 
     def continued(self, prompts: list[list[int]], *, most: int, first: int = 0) -> Iterator[tuple[int, int]]:
-        """`generate_all` of prompts, each with a seed of its own. `first`: number of the first one with this run's seed."""
+        """`generate_all` for prompts, each with a seed of its own. `first`: the number of the first prompt, for its seed."""
         assert self.texts is not None
         samplings = [self.sampling.numbered(first + i) for i in range(len(prompts))]
         size, stop_id = self.tokenizer.vocab_size, self.stop_id

@@ -15,7 +15,6 @@ from typing import Any
 from lit_llm.config import dial
 from lit_llm.config.groups import CLASSES, GROUPS, OPTIONS
 from lit_llm.config.recipe_files import content_of, find_recipe, with_base
-from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError, not_utf8
 from lit_llm.core.yaml_reading import InvalidYaml, NotYaml, as_flag, dump_yaml, read_yaml
 from lit_llm.runs.run_folder import CONFIG, config_of, expanded
@@ -75,12 +74,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a command was given.
+    """The arguments of a command.
 
     Attributes:
         items: recipe files and flags, in the order in which they apply. A file's base comes right before it.
         config_files: the recipe files that were named, without bases. The run folder is named after them.
-        problems: what cannot be understood, one sentence each.
+        problems: one sentence for each word that cannot be understood.
         bare: keys of flags that lack their value.
         reported: whether mistakes have already been printed, so that the command must fail.
     """
@@ -105,7 +104,7 @@ class Arguments:
         return next((item for item in self.items if isinstance(item, Flag) and item.key in keys), None)
 
     def without(self, dropped: list[Assignment]) -> Arguments:
-        """The same arguments without some assignments."""
+        """These arguments without the assignments in `dropped`."""
         items: list[RecipeFile | Flag] = []
         for i, item in enumerate(self.items):
             if isinstance(item, RecipeFile):
@@ -116,9 +115,9 @@ class Arguments:
         return replace(self, items=items)
 
     def words(self) -> list[str]:
-        """As the recipe parser takes them. Files are given as YAML text."""
+        """The words that the recipe parser takes, with files as YAML text."""
         words = [f"--config={dump_yaml(item.content)}" for item in self.items if isinstance(item, RecipeFile) and item.content]
-        # A class before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
+        # A class comes before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
         # arguments after `--trainer.callbacks+ X` belong to X.
         position = 0
         order: list[tuple[int, int, str]] = []
@@ -157,7 +156,7 @@ def leaves(
     """Dotted keys and values of a nested dict. A class comes before its arguments, which follow without `init_args`.
 
     Args:
-        is_inner: whether a dict is taken apart, and is no value itself. An empty one never is.
+        is_inner: whether a dict is taken apart instead of being a value. An empty dict never is.
     """
     for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
         if name == "class_path":
@@ -211,7 +210,7 @@ def read(words: list[str]) -> Arguments:
     `--run DIR` stands for the config.yaml in that run folder, and `--run_dir DIR`. `--config NAME` finds shipped recipes.
 
     Raises:
-        UserError: A recipe file cannot be read, or --run does not name a run folder. Every such mistake, one sentence a line.
+        UserError: A recipe file cannot be read, or --run does not name a run folder. The text has a line for every mistake.
     """
     flags, problems, bare = read_flags(underscored(words))
     items: list[RecipeFile | Flag] = []
@@ -249,7 +248,7 @@ def read(words: list[str]) -> Arguments:
 
 
 def _with_depth(items: list[RecipeFile | Flag]) -> list[RecipeFile | Flag]:
-    """The items with the settings that follow from a depth, behind the first file that has one: all others override them.
+    """The items with the settings that follow from a depth, after the first file that has one: all later items override them.
 
     Raises:
         UserError: The last depth that is given is out of range, or no recipe has one.
@@ -287,7 +286,7 @@ def needs_value(key: str) -> str:
 
 
 def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
-    """Flags with their values, a sentence for each word that is neither, and the keys of flags that lack their value."""
+    """(flags with their values, a sentence for each word that is neither, keys of flags that lack their value)."""
     found: list[Flag] = []
     problems: list[str] = []
     bare: list[str] = []
@@ -319,7 +318,7 @@ def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
 
 
 def _one_by_one(flag: Flag) -> list[Flag]:
-    """A flag whose value is a dict of settings, as one flag each: a later flag then overrides one of them alone.
+    """Split a flag whose value is a dict of settings into a flag for each setting, so that a later flag overrides one alone.
 
     Raises:
         UserError: The value is a dict or list that breaks a rule for YAML, such as a key given twice.
@@ -342,7 +341,7 @@ def _one_by_one(flag: Flag) -> list[Flag]:
 
 
 def _with_base(path: Path) -> list[RecipeFile]:
-    files = [RecipeFile(str(file), _with_init_args(content)) for file, content in with_base(path)]
+    files = [RecipeFile(str(file), with_init_args(content)) for file, content in with_base(path)]
     for file in files:
         keys = [key for key, _ in leaves(file.content)]
         if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
@@ -350,11 +349,11 @@ def _with_base(path: Path) -> list[RecipeFile]:
     return files
 
 
-def _with_init_args(tree: Any, group: str = "") -> Any:
-    """A recipe in which arguments beside `class_path` are in `init_args`, as in a flag with a dict."""
+def with_init_args(tree: Any, group: str = "") -> Any:
+    """The recipe with arguments beside `class_path` moved into `init_args`; a flag with a dict may have them there, too."""
     if not isinstance(tree, dict):
         return tree
-    content = {name: _with_init_args(value, group or str(name)) for name, value in tree.items()}
+    content = {name: with_init_args(value, group or str(name)) for name, value in tree.items()}
     beside = {name for name in content if name not in ("class_path", "init_args", "dict_kwargs")}
     inside = content.get("init_args", {})
     if group not in CLASSES or "class_path" not in content or not beside or not isinstance(inside, dict):
@@ -376,4 +375,4 @@ def own_tokenizer(run: Path) -> list[Flag]:
         return []
     from lit_llm.tokenizers import TOKENIZER_FILE  # takes 0.1 s
 
-    return [Flag("data.tokenizer.path", str(run / TOKENIZER_FILE))] if is_there(run / TOKENIZER_FILE) else []
+    return [Flag("data.tokenizer.path", str(run / TOKENIZER_FILE))] if (run / TOKENIZER_FILE).exists() else []

@@ -1,12 +1,12 @@
-"""From a parsed recipe to a model, data and a Trainer. Decides what the run is, builds what is cheap, checks everything, and
-only then builds the model and returns.
+"""From a parsed recipe to a model, data and a Trainer: decides the settings of the run, builds all cheap objects, checks
+everything, and only then builds the model.
 
 Every command that takes a recipe calls `build`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 
 from lit_llm.config import checks
-from lit_llm.config.host_memory import memory_problem
 from lit_llm.config.objects import Objects, make_objects, optimizer_of
 from lit_llm.config.optimizer_trial import optimizer_problems
 from lit_llm.config.parse import Recipe
@@ -28,6 +27,7 @@ from lit_llm.training.language_model import LanguageModel
 
 ONE_DEVICE: Mapping[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False}
 """Trainer settings of a run that is thrown away."""
+MemoryProblem = Callable[[Run, Objects], str | None]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Built:
 
     @property
     def config(self) -> Namespace:
-        """Every setting. The run folder and what follows from resuming are filled in."""
+        """Every setting, with the run folder and the settings that follow from resuming filled in."""
         return self.run.config
 
     @property
@@ -58,13 +58,13 @@ class Built:
 
     @property
     def trainer(self) -> Trainer:
-        """Not for `prepare`."""
+        """The Trainer; `prepare` has none."""
         assert self.objects.trainer is not None
         return self.objects.trainer
 
     @property
     def model(self) -> LanguageModel:
-        """Not for `prepare`."""
+        """The model; `prepare` has none."""
         assert self._model is not None
         return self._model
 
@@ -75,16 +75,18 @@ def build(
     run_dir: Path | None = None,
     trainer: Mapping[str, Any] | None = None,
     machine: OtherMachine | None = None,
+    memory: MemoryProblem | None = None,
 ) -> Built:
     """Build everything that a recipe describes. Nothing is written, and no data is read.
 
     Args:
-        run_dir: a folder for a run that is thrown away: it never resumes. None: the folder that the recipe says.
+        run_dir: a folder for a run that is thrown away, and never resumes. None: the folder that the recipe names.
         trainer: Trainer settings used instead of the recipe's.
         machine: check the layout for these devices instead of this machine's, and accept that data files are missing here.
+        memory: says why a run of `fit` does not fit into memory (`lit_llm.plan.host_memory`).
 
     Raises:
-        UserError: Everything that is wrong with the recipe, one sentence a line.
+        UserError: The recipe has problems; the text has one sentence a line for each.
     """
     filter_warnings()
     run = resolve(recipe, run_dir=run_dir, machine=machine)
@@ -101,11 +103,8 @@ def build(
     problems += checks.initial_problems(run, made)
     notes = [*run.notes, *([] if problems or missing else checks.batch_notes(run, made))]
     replace(run.recipe, problems=problems, notes=notes).raise_problems()
-    if run.fits and machine is None:
-        # `check` reduces the batch.
-        assert made.trainer is not None
-        if problem := memory_problem(made, run.config.trainer.precision, cut=run.scratch):
-            raise UserError(problem)
+    if memory is not None and run.fits and (problem := memory(run, made)):
+        raise UserError(problem)
     model = None
     if made.trainer is not None:
         parts = made.parts

@@ -1,4 +1,4 @@
-"""What is wrong with a run, given its objects. Each check returns sentences and changes nothing."""
+"""Checks of a run, given its objects. Each returns a sentence for each problem, and changes nothing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from lit_llm.core.batch_sizes import small_note
 from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data import TokenDataModule
-from lit_llm.distributed.layout import layout
+from lit_llm.distributed.layout import layout, layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
 from lit_llm.runs.init_from import InitialWeights
 from lit_llm.runs.saved_run import SavedRun
 from lit_llm.training.objective import Objective
-from lit_llm.training.planned_settings import layout_of
 from lit_llm.training.saved_state import class_name
 
 
 def model_problems(run: Run, made: Objects) -> list[str]:
-    """Of the model, the loss and compute settings, a user's architecture, and adapters."""
+    """Problems of the model, the loss and compute settings, a user's architecture, the objective, and adapters."""
     parts, model, data, found = made.parts, made.model, made.data, []
     if model is not None:
         found += [problem for problem in model.problems() if problem not in run.problems]  # ranges have been checked
@@ -87,24 +86,24 @@ def _lora_problems(run: Run, made: Objects) -> list[str]:
         found.append("lora does not work with compute.float8, which replaces the layers (--compute.float8 false)")
     if model is not None and not model.problems():
         found += target_problems(lora, model)
-        # An adapter of the package peft may have any rank. It is evaluated as it is.
+        # An imported adapter of the package peft may have any rank, and is evaluated as it is.
         found += filter(None, [rank_problem(lora, model) if run.fits else None])
     return found
 
 
 def training_problems(run: Run, made: Objects) -> list[str]:
-    """Of the callbacks and the end of a run of `fit`."""
+    """Problems of the callbacks, and of the end, of a run of `fit`."""
     if not run.fits or made.trainer is None:
         return []
     found = callback_problems(made.trainer, made.data)
     endless = made.trainer.max_steps == -1 and made.trainer.max_epochs in (None, -1)
-    if endless and not getattr(made.data, "needs_max_steps", False):  # such data refuse a run without it in their own words
+    if endless and not getattr(made.data, "needs_max_steps", False):  # such data refuse a run without max_steps themselves
         found.append("the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs")
     return found
 
 
 def data_problems(run: Run, made: Objects) -> list[str]:
-    """What is wrong with the layout over devices, and with the data for that layout. Those of missing files have a type."""
+    """Problems of the layout over devices, and of the data for it. A sentence about missing files is a `MissingFiles`."""
     data, trainer = made.data, made.trainer
     ranks: int | None = 1
     found: list[str] = []
@@ -116,7 +115,7 @@ def data_problems(run: Run, made: Objects) -> list[str]:
 
 
 def _layout(run: Run, made: Objects, trainer: Trainer) -> tuple[int | None, list[str]]:
-    """The number of data-parallel ranks, None if the layout is impossible, and why it is."""
+    """(number of data-parallel ranks, None if the layout is impossible; problems of the layout and of its devices)."""
     parts, model, machine = made.parts, made.model, run.machine
     laid_out = model, made.architecture, parts.get("compute"), str(run.config.trainer.precision), parts.get("loss")
     if machine is not None:
@@ -154,7 +153,7 @@ def checkpoint_problems(run: Run, made: Objects) -> list[str]:
 
 
 def base_of_adapters(run: Run, made: Objects) -> tuple[Path | None, list[str]]:
-    """The frozen weights of a LoRA run that resumes or is evaluated, and why they cannot be used. Known to rank 0.
+    """(frozen weights of a LoRA run that resumes or is evaluated, why they cannot be used). Only rank 0 looks for them.
 
     init_from names them, as when the run began. If that folder is gone, the checkpoint knows where they were.
     """
@@ -178,14 +177,14 @@ def initial_problems(run: Run, made: Objects) -> list[str]:
     initial = run.initial
     if initial is None:
         return []
-    of_teacher = run.recipe.command == "prepare"  # which another model learns from
+    of_teacher = run.recipe.command == "prepare"  # a teacher may be another model
     found = [] if made.model is None or of_teacher else initial.model_problems(made.model, made.architecture)
     damage = initial.damage(ranks=made.ranks)
     return [*found, damage] if damage else [*found, *_average_problems(run, made, initial.saved)]
 
 
 def evaluation_problems(run: Run, made: Objects) -> list[str]:
-    """What an evaluation asks of a checkpoint that it does not have."""
+    """Why a checkpoint lacks the weights that an evaluation asks for."""
     saved, config = run.start.saved, run.config
     if saved is None or run.fits or not is_rank_zero():
         return []
@@ -200,5 +199,5 @@ def _average_problems(run: Run, made: Objects, saved: SavedRun) -> list[str]:
     if not run.uses_average or not is_rank_zero():
         return []
     if run.fits and made.parts.get("lora") is not None:
-        return ["lora needs weights that a checkpoint holds as such: write the average with `consolidate --ema` (--use_ema)"]
+        return ["lora needs weights, not an average: write it as weights with `export --format ckpt --ema` (--use_ema)"]
     return [*filter(None, [average_problem(saved.values, saved.path, "--use_ema")])]

@@ -1,15 +1,15 @@
-"""What happens to the arguments of a group when another class is chosen.
+"""Which arguments of a group stay when another class is chosen.
 
 The rule:
 
 1. Recipe files apply in order, each base before its recipe. All flags together are the last source, wherever they stand. A
    later value of an argument replaces an earlier one.
-2. A class starts with its own defaults; the short name `AdamW` with those of `fill_adamw`. Of several flags that name a class
-   for the same key, the last one counts.
+2. A class starts with its own defaults; the short name `AdamW` with those of `fill_adamw`. If several flags name a class for
+   the same key, the last one counts.
 3. If a source names another class than the sources before it, their arguments for the group are dropped. An argument is
    kept if a public class that both classes extend declares it: `Schedule` declares `warmup_steps`, `TokenDataModule` the batch
-   sizes, `block_size`, `seed` and `num_workers`, `TextDataModule` also `tokenizer` and `cache_dir`. One line announces the new
-   class and what was dropped. config.yaml has only the values that count.
+   sizes, `block_size`, `seed` and `num_workers`, `TextDataModule` also `tokenizer` and `cache_dir`. An argument that only the
+   new class has is kept too. One line names the new class and the dropped arguments. config.yaml has only values that count.
 4. Arguments given in the same source as the class, or later, are always kept. So flags are never dropped.
 5. `null` in place of a class drops the arguments before it. If a later source gives arguments, or `{}`, and no class, the
    group has its default class again, or the only one it can have. Flags that set a group to null and give its arguments
@@ -18,7 +18,7 @@ The rule:
 The rule holds for every key whose value is a class, such as `schedule`, `data.tokenizer` and `trainer.strategy`, and for every
 way to write it: a dotted flag, a dict as a flag, YAML in a recipe, base or overlay.
 
-Without it, `--optimizer AdamW` would train with a learning rate that was tuned for Muon.
+Without this rule, `--optimizer AdamW` would train with a learning rate that was tuned for Muon.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, TypeGuard
 
 from jsonargparse import Namespace
 
-from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, RecipeFile, plain_key
+from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, RecipeFile, plain_key, with_init_args
 from lit_llm.config.groups import ARCHITECTURE, CLASSES, WARMUPS, default_class
 from lit_llm.config.parser import find_class
 from lit_llm.core.errors import UserError
@@ -54,6 +54,7 @@ def drop_arguments_of_other_classes(arguments: Arguments) -> tuple[Arguments, li
     notes: list[str] = []
     kept: list[Assignment] = []
     current: dict[str, Any] = {}
+    early: list[tuple[int, str, Any]] = []  # source of arguments for a later class, its key, its name
     for assignment in arguments.assignments:
         key, value = assignment.key, assignment.value
         for group in [group for group, cls in current.items() if cls in _NULL and key.startswith(f"{group}.")]:
@@ -69,14 +70,31 @@ def drop_arguments_of_other_classes(arguments: Arguments) -> tuple[Arguments, li
         if below and before != value:
             old, new = find_class(key, before), find_class(key, value)
             if old is None or old is not new:
-                gone = [a for a in below if not _shared(old, new, a.key.removeprefix(f"{key}.").partition(".")[0])]
+                ours = [a for a in below if key in CLASSES and _is_only_of(new, old, _argument(a, key))]
+                early += [(a.source, key, value) for a in ours]
+                gone = [a for a in below if a not in ours and not _shared(old, new, _argument(a, key))]
                 if gone and value not in _NULL:
-                    notes.append(_note(key, old, value, gone))
+                    notes += _note(key, old, value, new, gone)
                 dropped += gone
                 kept = [a for a in kept if a not in gone]
                 current = {k: v for k, v in current.items() if k not in {a.key for a in gone}}
         kept.append(assignment)
-    return (arguments.without(dropped) if dropped else arguments), notes
+    arguments = arguments.without(dropped) if dropped else arguments
+    items = [*arguments.items]
+    for source, key, value in early:
+        file = items[source]
+        assert isinstance(file, RecipeFile)
+        content = {**file.content, key: {**file.content[key], "class_path": value}}
+        items[source] = RecipeFile(file.path, with_init_args(content))
+    return replace(arguments, items=items), notes
+
+
+def _argument(assignment: Assignment, key: str) -> str:
+    return assignment.key.removeprefix(f"{key}.").partition(".")[0]
+
+
+def _is_only_of(new: type | None, old: type | None, argument: str) -> bool:
+    return new is not None and old is not None and argument in all_arguments(new) and argument not in all_arguments(old)
 
 
 def _names_class(item: RecipeFile | Flag) -> TypeGuard[Flag]:
@@ -92,11 +110,23 @@ def _refuse_null_with_arguments(assignments: list[Assignment]) -> None:
             raise UserError(f"{off} is null, but {below[0]} is given too: remove one of them (--{off})")
 
 
-def _note(key: str, old: type | None, value: Any, gone: list[Assignment]) -> str:
+def _note(key: str, old: type | None, value: Any, new: type | None, gone: list[Assignment]) -> list[str]:
+    """A note on the dropped arguments and the defaults that count instead. Dropped values that are defaults are left out."""
+    before, now = (
+        {f"{key}.{name}": each.default for name, each in all_arguments(cls).items() if each.default is not each.empty}
+        if cls is not None
+        else {}
+        for cls in (old, new)
+    )
+    gone = [
+        a for a in gone if a.value != now.get(a.key, before.get(a.key)) and (a.key in before or a.value not in (None, False))
+    ]
     values = ", ".join(f"{a.key}={a.value}" for a in gone)
     files = ", ".join(dict.fromkeys(a.origin for a in gone))
-    instead = "" if old is None else f" instead of {old.__name__}"
-    return f"{key} is {str(value).rpartition('.')[2]}{instead}, so these do not apply: {values} (in {files})"
+    instead, name = "" if old is None else f" instead of {old.__name__}", str(value).rpartition(".")[2]
+    own = ", ".join(f"{a.key} {now[a.key]}" for a in gone if a.key in now)
+    more = f"; {name} has its own default: {own}" if own else ""
+    return [f"{key} is {name}{instead}, so these do not apply: {values} (in {files}){more}"] * bool(gone)
 
 
 def _shared(old: type | None, new: type | None, argument: str) -> bool:

@@ -59,5 +59,5 @@ def settings_of(depth: int) -> dict[str, Any]:
 
 
 def _rounded(number: float) -> float:
-    """Three significant digits."""
+    """The number rounded to three significant digits."""
     return float(f"{number:.3g}")

@@ -1,7 +1,7 @@
-"""What a recipe can set: the options of a launch, and the groups with their base classes and defaults. No torch.
+"""The keys of a recipe: the options of a launch, and the groups with their base classes and defaults. No torch.
 
-A group is one top-level key of a recipe. Overlays and flags replace lists as a whole and merge dicts key by key. So whatever an
-overlay should be able to change alone is a group of its own instead of an entry of `trainer.callbacks`.
+A group is one top-level key of a recipe. Overlays and flags replace lists as a whole and merge dicts key by key. So a callback
+that an overlay should be able to change alone is a group of its own instead of an entry of `trainer.callbacks`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ CALLBACKS: dict[str, ClassGroup] = {
     "schedule": _callback("Schedule", "Cosine"),
     "batch_ramp": _callback("BatchRamp"),
     "health": _callback("HealthSignals", "HealthSignals"),  # sees gradients before they are clipped
-    "histograms": _callback("Histograms"),  # likewise
+    "histograms": _callback("Histograms"),  # also before clipping
     "gradient_norm": _callback("GradientNorm", "GradientNorm"),
     "gradient_noise": _callback("GradientNoise"),
     "ema": _callback("EMA"),
     "validation": _callback("ValidateEvery", "ValidateEvery", every_n_steps=1000),
     "throughput": _callback("Throughput", "Throughput"),
-    "plan": _callback("PlanMonitor", "PlanMonitor", "lit_llm.training.plan_monitor"),
+    "plan": _callback("PlanMonitor", "PlanMonitor", "lit_llm.plan.plan_monitor"),
     "time_breakdown": _callback("TimeBreakdown"),
     "stragglers": _callback("Stragglers", "Stragglers"),
     "doctor": _callback("Doctor", "Doctor", "lit_llm.reporting.doctor.watch"),
@@ -79,7 +79,7 @@ PLAIN: dict[str, str] = {
 """Groups whose class is fixed: group → class path."""
 
 OFF = ("lora",)
-"""Those of them that are null, and so off, unless a recipe sets one of their keys."""
+"""Groups of PLAIN that are null, and so off, unless a recipe sets one of their keys."""
 
 CLASSES: dict[str, ClassGroup] = {
     "objective": ClassGroup(
@@ -93,7 +93,7 @@ CLASSES: dict[str, ClassGroup] = {
 
 
 WARMUPS: dict[str, Domain] = {"warmup_fraction": at_least(0, 1), "warmup_tokens": at_least(0)}
-"""Keys of `schedule` beside `warmup_steps` of its class: a share of the schedule's steps, and tokens (`config.warmup`)."""
+"""Keys of `schedule` besides its class's `warmup_steps`: a share of the schedule's steps, and tokens (`config.warmup`)."""
 
 
 def default_class(key: str) -> str | None:
@@ -102,7 +102,7 @@ def default_class(key: str) -> str | None:
 
 
 _KEYS = {path.rpartition(".")[2]: key for key, path in [*PLAIN.items(), *((key, group.base) for key, group in CLASSES.items())]}
-"""Name of the class of a group, or of its base class → group."""
+"""{name of a group's class, or of its base class: the group}."""
 
 
 def flag_of(owner: type, argument: str | None) -> str | None:
@@ -114,7 +114,7 @@ def flag_of(owner: type, argument: str | None) -> str | None:
 ARCHITECTURE = "architecture"
 """The group that names any torch.nn.Module to train instead of lit_llm's GPT."""
 OF_ARCHITECTURES = ("block_size", "vocab_size", "eos_id")
-"""The settings of `model` that such a module has."""
+"""The settings of `model` that apply to such a module."""
 
 GROUPS: tuple[str, ...] = (
     "model",
@@ -141,7 +141,7 @@ TRAINER: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Option:
-    """A key that belongs to the launch, not to a group. `commands` are those that use it and show it in their help."""
+    """A key that belongs to the launch, not to a group. `commands` are the commands that use it and show it in their help."""
 
     name: str
     type: Any
@@ -213,7 +213,7 @@ OPTIONS: tuple[Option, ...] = (
         "check_against",
         str | None,
         None,
-        "Compare the run with a curve (a CSV made by `curve`) while it trains. auto: the curve shipped for the recipe. A run "
+        "Compare the run with a curve (a CSV of `report --csv`) while it trains. auto: the curve shipped for the recipe. A run "
         "that leaves the curve reports where and exits with code 1.",
         ("fit",),
     ),
@@ -262,6 +262,6 @@ LAUNCH_ONLY = ("replace", "accept_changes", "additional_steps", "check_against",
 
 
 def options_of(command: Command) -> list[Option]:
-    """The options that a command accepts: its own, and, to ignore them, those of `fit` that config.yaml of a run can have."""
+    """The options that a command accepts: its own, and options of `fit` that a run's config.yaml can have, to ignore them."""
     kept = [option for option in OPTIONS if "fit" in option.commands and option.name not in LAUNCH_ONLY]
     return [option for option in OPTIONS if command in option.commands or option in kept]

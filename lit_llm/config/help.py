@@ -23,7 +23,16 @@ from lit_llm.core.number_domain import LARGEST
 
 WIDTH = 128
 _USAGE = {"prepare": "--data CLASS --data.paths FILES --out DIR [--config RECIPE ...] [--KEY VALUE ...]"}
-"""Of commands that need no recipe."""
+"""The usage of commands that need no recipe."""
+_LISTED: dict[str, tuple[str, ...]] = {
+    "fit": GROUPS,
+    "prepare": ("data",),
+    "validate": ("data", "tasks"),
+    "test": ("data", "tasks"),
+}
+"""The groups in the help of a command. The help of `fit` has all groups."""
+_A_LINE_EACH = ("model", "loss", "compute", "optimizer", "data", "schedule", "checkpoint")
+"""The groups whose keys have a line each in a command's help. It lists only keys and defaults of the other groups."""
 _SKIPPED = ("params", "self")  # the optimizer's parameters come from the model
 
 
@@ -55,36 +64,61 @@ def print_help(command: Command, group: str | None, program: str, own: Flags) ->
 
 
 def _overview(command: Command, program: str, own: Flags) -> Iterator[str]:
+    trains = command == "fit" and bool(own)  # check, find-lr: commands that train as `fit` does, with flags of their own
     yield f"usage: {program} {_USAGE.get(command, '--config RECIPE [--config OVERLAY ...] [--KEY VALUE ...]')}"
-    yield ""
     yield "Set every key in a recipe (YAML) or by a flag; later ones win. Environment variables do not override settings."
     yield f"python -m lit_llm {command} --help GROUP explains one group in full, --help GROUP.CLASS one of its classes."
     yield f"python -m lit_llm {command} --config RECIPE --print_config prints every setting of a recipe."
     yield ""
     yield "  --config RECIPE    A recipe file or the name of a shipped recipe (python -m lit_llm recipes)."
     yield "  --run DIR          The recipe and the folder of a run."
-    for option in options_of(command):
-        if command in option.commands:
-            yield _line(Key(option.name, _type(option.type), _value(option.default), option.help), "")
     for name, (default, text) in own.items():
         yield _line(Key(name, "", default if default != "none" else "null", text), "")
-    for group in GROUPS:
+    for option in [] if trains else options_of(command):
+        if command in option.commands:
+            yield _line(Key(option.name, _type(option.type), _value(option.default), option.help), "")
+    listed = () if trains else _LISTED[command]
+    for group in listed:
+        if group in _A_LINE_EACH:
+            yield ""
+            yield from _summary(group)
+    if brief := [group for group in listed if group not in _A_LINE_EACH]:
         yield ""
-        yield from _summary(group)
+        yield "Further groups with their classes, keys and defaults; --help GROUP explains them:"
+        for group in brief:
+            yield from _brief(group)
+    if listed != GROUPS:
+        yield ""
+        yield f"{'Flags' if trains else 'Further flags'} of a recipe: python -m lit_llm fit --help"
 
 
-def _summary(group: str) -> Iterator[str]:
+def _title(group: str) -> str:
+    title = " ".join(_docstring(_default_class(group)).partition("\n\n")[0].split())
+    off = group in OFF or (group in CLASSES and CLASSES[group].default is None)
+    return _shorten(f"{group}{' (off by default)' if off else ''}: {title}")
+
+
+def _brief(group: str) -> Iterator[str]:
     if group == ARCHITECTURE:
         yield "architecture: your own model by the path of its class, instead of lit_llm's GPT (docs/own-model.md)"
         return
+    yield _title(group)
     cls = _default_class(group)
-    title = " ".join(_docstring(cls).partition("\n\n")[0].split())
-    yield _shorten(f"{group}: {title}")
-    if group in OFF:
-        yield _line(Key(group, "", "null", "Off. Any of its keys turns it on; so does {}, with the defaults."), "")
+    keys = [(group, "null")] if group in OFF else []
+    keys += [(f"{group}.{key.name}", key.default) for key in _keys(group, cls)]
     if group in CLASSES:
-        off = "" if CLASSES[group].default else ", off by default"
-        yield _shorten(f"  --{group} CLASS   {cls.__name__}{off}. {_others(group, cls)}")
+        ours = [name for name, each in known_classes(group).items() if each.__module__.startswith("lit_llm.")]
+        keys.insert(0, (group, " | ".join(ours)))
+    words = ", ".join(f"--{key} {default}".replace(" ", "\0") for key, default in keys)  # no break within one of them
+    lines = textwrap.wrap(words, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    yield from (line.replace("\0", " ") for line in lines)
+
+
+def _summary(group: str) -> Iterator[str]:
+    cls = _default_class(group)
+    yield _title(group)
+    if group in CLASSES:
+        yield _shorten(f"  --{group} CLASS   {cls.__name__}. {_others(group, cls)}")
     for key in _keys(group, cls):
         yield _line(key, f"{group}.")
     own = {key.name for key in _keys(group, cls)}
@@ -167,7 +201,7 @@ def _keys(group: str, cls: type) -> list[Key]:
 
 
 def _descriptions(cls: type) -> dict[str, str]:
-    """What the docstrings of a class and its base classes say about arguments and fields."""
+    """{argument or field: its description in the docstrings of a class and its base classes}."""
     found: dict[str, str] = {}
     for each in reversed(inspect.getmro(cls)):
         if (each is cls or not dataclasses.is_dataclass(cls)) and each is not object:
@@ -181,7 +215,7 @@ def _descriptions(cls: type) -> dict[str, str]:
 
 
 def _docstring(cls: type) -> str:
-    """The docstring of the class itself, or of its constructor, as Lightning's Trainer has it."""
+    """The docstring of a class, or if it has none, as Lightning's Trainer, the docstring of its constructor."""
     return (cls.__doc__ and inspect.getdoc(cls)) or inspect.getdoc(vars(cls).get("__init__")) or cls.__name__
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,12 @@ from lit_llm.runs.curve_follower import CurveFollower
 
 @dataclass(frozen=True)
 class Objects:
-    """What was built of a run.
+    """The objects that were built for a run.
 
     Attributes:
         parts: the objects of the groups, by group; groups that are off, or could not be built, are missing.
         optimizer: the optimizer for two small parameters.
-        strategy: the one that trains: the trainer's, or what the recipe names for another machine.
+        strategy: the strategy that trains: the Trainer's, or for another machine, the one that the recipe names.
         problems: why objects are missing, one sentence each.
     """
 
@@ -57,12 +57,12 @@ class Objects:
 
     @property
     def ranks(self) -> int:
-        """The processes that train."""
+        """Number of processes that train."""
         return 1 if self.trainer is None else self.trainer.world_size
 
 
 def make_objects(run: Run, replaced: Mapping[str, Any]) -> Objects:
-    """Build what a run names, and let its data follow its model and its Trainer.
+    """Build the objects that a run names, and let its data follow its model and its Trainer.
 
     Args:
         replaced: Trainer settings used instead of the recipe's.
@@ -95,7 +95,7 @@ def make_objects(run: Run, replaced: Mapping[str, Any]) -> Objects:
 def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimizer:
     """The recipe's optimizer for parameter groups."""
     chosen = config.optimizer.as_dict()
-    if chosen["class_path"] == REPLACED:  # it takes matrices only
+    if chosen["class_path"] == REPLACED:  # torch's Muon takes matrices only
         chosen["class_path"] = "lit_llm.optim.TorchMuon"
     return instantiate_class((groups,), chosen)
 
@@ -112,7 +112,7 @@ def _parts(run: Run) -> tuple[dict[str, Any], list[str]]:
             continue
         try:
             value = run.recipe.parser.instantiate(Namespace({group: run.config[group]})).get(group)
-        except Exception as error:  # of torch's, Lightning's and users' constructors
+        except Exception as error:  # constructors of torch, Lightning and users raise many types
             if not is_mistake(error):
                 raise
             problems.append(reason(str(error)))
@@ -123,7 +123,7 @@ def _parts(run: Run) -> tuple[dict[str, Any], list[str]]:
 
 
 def _small_optimizer(config: Namespace, model: GPTConfig | None) -> tuple[Optimizer | None, list[str]]:
-    """The optimizer for two small parameters, or why it cannot be built."""
+    """(the optimizer for two small parameters, or None; why it cannot be built)."""
     matrix, vector = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
     try:
         optimizer = optimizer_of(config, [{"params": [matrix], "name": "matrix"}, {"params": [vector], "name": "vector"}])
@@ -151,38 +151,28 @@ def _trainer(
     if found := [*([problem] if problem else names), *logger_problems(wanted.logger)]:
         return None, found
 
-    def make(replaced: Mapping[str, Any]) -> Trainer:
-        callbacks = [parts[group] for group in CALLBACKS if group in parts]
-        return make_trainer(run, callbacks, extra_logger=follower, replaced=replaced)
-
+    callbacks = [parts[group] for group in CALLBACKS if group in parts]
     try:
-        return make(replaced), []
+        return make_trainer(run, callbacks, extra_logger=follower, replaced=replaced), []
     except Exception as error:  # Lightning raises many types
         if not is_mistake(error):
             raise
         message = " ".join(str(error).split()).rstrip(".")
         if "(--" in message:
             return None, [message]
-        keys = _settings_to_blame(run, replaced, make)
+        keys = _settings_to_blame(run, replaced, message)
         return None, [f"trainer: {message} ({', '.join(f'--trainer.{key}' for key in keys) or '--trainer'})"]
 
 
-def _settings_to_blame(run: Run, replaced: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trainer]) -> list[str]:
-    """The settings without each of which the Trainer can be built; all that differ from the defaults if there is none."""
+def _settings_to_blame(run: Run, replaced: Mapping[str, Any], message: str) -> list[str]:
+    """The settings that a message of Lightning names; all that differ from the defaults if it names none."""
     defaults = vars(run.recipe.parser.get_defaults().trainer)
     changed = [key for key, value in vars(run.config.trainer).items() if key not in replaced and value != defaults[key]]
-    guilty = []
-    for key in changed:
-        try:
-            make({**replaced, key: defaults[key]})
-        except Exception:  # another setting is wrong, or this one is needed
-            continue
-        guilty.append(key)
-    return guilty or changed
+    return [key for key in changed if key in message] or changed
 
 
 def _connect(run: Run, made: Objects) -> None:
-    """Tell the data what they follow: the length of sequences of the model, and ramp, length and pipeline of the run."""
+    """Give the data the settings that they follow: the model's block size, and the run's batch ramp, length and pipeline."""
     data, trainer, model = made.data, made.trainer, made.model
     if model is not None and MODEL_DOMAINS["block_size"].accepts(model.block_size) and getattr(data, "block_size", 0) is None:
         data.block_size = model.block_size

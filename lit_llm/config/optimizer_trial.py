@@ -1,4 +1,4 @@
-"""One step of the recipe's optimizer on small parameters: what it would refuse, or could not save, after hours of loading."""
+"""One step of the recipe's optimizer on small parameters, to find at once what it would refuse or could not save later."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def optimizer_problems(strategy: object, make_optimizer: MakeOptimizer, class_pa
 
 
 def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[Any], str | None]:
-    """The values of the state after one step, and why the step failed, if it did."""
+    """(values of the optimizer's state after one step, why the step failed or None)."""
 
     def parameter(shape: tuple[int, ...], where: Placement) -> nn.Parameter:
         made = nn.Parameter(distribute(torch.full(shape, 0.5), where))
         made.grad = distribute(torch.full(shape, 0.25), where)
         return made
 
-    # Both ways to cut a matrix, and more values than those up to which torchao compresses nothing.
+    # Both ways to shard a matrix. torchao compresses the state of matrices of 4096 values or more, as these are.
     matrices = [parameter((64, 128), Shard(0)), parameter((64, 128), Shard(1))]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "name": "matrix"},
@@ -66,7 +66,7 @@ def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[A
                 group["capturable"] = False
         with torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices=[]):
             optimizer.step(lambda: 0.0)
-    except Exception as error:  # of any optimizer, also of a user's
+    except Exception as error:  # optimizers, also users', raise many types
         if not is_mistake(error):
             raise
         return [], first_line(error)

@@ -1,7 +1,7 @@
 """Explains mistakes in recipes and flags: all of them at once, each with the nearest right key or value.
 
-jsonargparse stops at the first mistake and explains it in up to forty lines. So when parsing fails, the assignments are tried
-again on top of those that are right: all but those of the group that the message names, or half of them, …, at last one by one.
+jsonargparse stops at the first mistake and explains it in up to forty lines, which name its key. So when parsing fails, that
+mistake becomes a sentence, its value is left out, and the rest is parsed again.
 
 Only this module reads jsonargparse's messages and decides which exceptions of constructors are a user's mistake.
 """
@@ -10,96 +10,87 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib
 import re
 from collections.abc import Callable
-from itertools import groupby
+from typing import Any
 
 from jsonargparse import Namespace
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import Logger
 
 from lit_llm.config.arguments import Arguments, Assignment, leaves
-from lit_llm.config.parser import known_classes
+from lit_llm.config.groups import CLASSES, default_class
+from lit_llm.config.parser import concrete_subclasses, known_classes
 from lit_llm.config.spelling import short, unknown_key
 from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import read_yaml
 from lit_llm.models.custom import class_problem
 
+_OPTION = re.compile(r"[Oo]ption '([\w.]+)'|[Kk]ey ['\"]([\w.]+)['\"] is not|arguments: --([\w.]+)")
+_MISSING = "following arguments are required: "
 
-def explain(arguments: Arguments, parse: Callable[[list[str]], Namespace]) -> tuple[list[str], list[str]]:
-    """One sentence for each mistake, and the flags that remain without the mistakes.
+
+def explain(arguments: Arguments, parse: Callable[[Arguments], Namespace]) -> tuple[list[str], Namespace]:
+    """(a sentence for each mistake, the settings without the mistakes).
 
     Args:
-        parse: parses flags into a namespace; raises on a mistake.
+        parse: parses arguments, and raises on the first mistake.
+
+    Raises:
+        UserError: A mistake that cannot be assigned to one value.
     """
-    problems: list[tuple[int, str]] = []  # with the number of the assignment
-    accepted: list[str] = []
-
-    def error_of(candidates: list[Assignment]) -> str | None:
+    given = arguments.assignments
+    mistakes: list[tuple[Assignment, str]] = []  # with jsonargparse's messages
+    while True:
         try:
-            parse([*accepted, *(assignment.as_flag() for assignment in candidates)])
+            config = parse(arguments)
+            break
         except Exception as error:
-            return str(error)
-        return None
-
-    def report(assignment: Assignment, error: str) -> None:
-        known = lambda: [key for key, _ in leaves(parse(accepted).as_dict())]  # noqa: E731
-        problem = class_problem(assignment.key, assignment.value)
-        problem = problem or _sentence(assignment, error, known, list(known_classes(assignment.key)))
-        problems.append((arguments.assignments.index(assignment), problem))
-
-    rejected_classes: list[str] = []
-
-    def examine(groups: list[list[Assignment]]) -> None:
-        """Accept what is right of assignments, whose groups are tried together."""
-        group = [assignment for each in groups for assignment in each]
-        if (error := error_of(group)) is None:
-            accepted.extend(assignment.as_flag() for assignment in group)
-        elif len(groups) > 1:
-            culprit = re.match(r'(?:Parser key "|unrecognized arguments: --)(\w+)', error)
-            suspects = [each for each in groups if culprit and _group(each[0]) == culprit[1]]
-            if len(suspects) in (0, len(groups)):
-                suspects = groups[len(groups) // 2 :]
-            examine([each for each in groups if each not in suspects])
-            examine(suspects)
-        else:
-            accepted.extend(assignment.as_flag() for assignment in right_of(group))
-
-    def right_of(group: list[Assignment]) -> list[Assignment]:
-        """Report the mistakes of one group."""
-        for i, suspect in enumerate(group):
-            others = group[:i] + group[i + 1 :]
-            if others and error_of(others) is None:
-                report(suspect, error_of([*others, suspect]) or "")
-                return others
-        fine: list[Assignment] = []
-        for suspect in group:
-            if any(suspect.key.startswith(f"{rejected}.") for rejected in rejected_classes):
-                continue  # an argument of a class that does not exist cannot be checked
-            error = error_of([*fine, suspect])
-            below = [a for a in group if a.key.startswith(f"{suspect.key}.") and a not in fine]
-            if error is None:
-                fine.append(suspect)
-            elif below and str(suspect.value).rpartition(".")[2] in known_classes(suspect.key):
-                # The class is right, but one of the arguments that it requires is not.
-                error = error_of([*fine, suspect, *below]) or error
-                named = [a for a in below if a.key.rpartition(".")[2] in error]
-                report((named or below)[0], error)
-                rejected_classes.append(suspect.key)
-            else:
-                report(suspect, error)
-                if known_classes(suspect.key) or class_problem(suspect.key, suspect.value):
-                    rejected_classes.append(suspect.key)
-        return fine
-
-    # A class can be valid only together with its required arguments, so the assignments of one group are tried together first.
-    examine([list(each) for _, each in groupby(arguments.assignments, key=lambda a: (a.origin, _group(a)))])
-    return [problem for _, problem in sorted(problems)], accepted
+            message = str(error)
+        keys = _keys_in(message)
+        culprit = _culprit(arguments.assignments, keys, message)
+        if culprit is None:
+            raise UserError(reason(message))
+        key, gone = ".".join(keys) if _MISSING in message else culprit.key.removesuffix("+"), [culprit]
+        if _MISSING in message or known_classes(key) or class_problem(key, culprit.value):  # the class cannot be built
+            gone += [a for a in arguments.assignments if f"{a.key}.".replace("+", "").startswith(f"{key}.")]
+        if not (_MISSING in message and any(a.key.startswith(f"{key}.") for a, _ in mistakes)):  # missing: it was left out
+            mistakes.append((culprit, message))
+        arguments = arguments.without(gone)
+    known = [key for key, _ in leaves(config.as_dict())]
+    mistakes.sort(key=lambda mistake: given.index(mistake[0]))
+    return [_sentence(culprit, message, known) for culprit, message in mistakes], config
 
 
-def _group(assignment: Assignment) -> str:
-    return assignment.key.partition(".")[0]
+def _keys_in(message: str) -> list[str]:
+    """The names in a message of jsonargparse that make up the key of the mistake: `data`, `tokenizer`."""
+    keys = [key for key in re.findall(r'Parser key "([\w.]+)"', message) if key != "config"]
+    if keys and (nested := re.findall(r"NestedArg\(key='([\w.]+)'", message)):
+        return [keys[0], nested[-1]]
+    if option := _OPTION.search(message):
+        return [*keys, next(filter(None, option.groups()))]
+    return keys or message.partition(_MISSING)[2].split(", ")[:1]
+
+
+def _culprit(assignments: list[Assignment], keys: list[str], message: str) -> Assignment | None:
+    """The assignment that a message is about: that of the key, or if there is none, of a longer or shorter key."""
+    for count in range(len(keys), 0, -1):
+        key = ".".join(keys[:count])
+        same = [a for a in assignments if a.key.removesuffix("+") == key]
+        below = [a for a in assignments if a.key.startswith(f"{key}.") or a.key.endswith(f".{key}")]
+        named = [a for a in below if a.key.endswith(f".{keys[-1]}")]
+        above = [a for a in assignments if key.startswith(f"{a.key}.")]
+        quoted = [
+            [a for a in found if f": {a.value}" in message or f"'{a.value}'" in message] for found in (same, named, below)
+        ]
+        if found := next(filter(None, [*quoted, same, named, below, above]), None):
+            return found[-1]
+    return None
 
 
 def reason(error: str) -> str:
-    """The message of the class that was built, without what jsonargparse writes around it."""
+    """The message of the class that was built, without jsonargparse's text around it."""
     lines = [line.strip(" -.") for line in error.splitlines() if line.strip()]
     own = [line for line in lines if re.search(r"\(--[\w.]+\)", line)]
     noise = ("Expected a", "Does not validate", "Problem with given", "Subtypes:", "Errors:", "Given value", "Parser key")
@@ -110,7 +101,7 @@ def is_mistake(error: Exception) -> bool:
     """Whether an exception caught while an object of the recipe was built can be reported without its traceback.
 
     lit_llm raises `UserError` for mistakes. The constructors of torch, Lightning and of users' classes raise ValueError and
-    others. Those count as mistakes too, unless code of lit_llm was running: then it can be a bug.
+    others. These exceptions count as mistakes too, unless code of lit_llm was running: then they can be bugs.
     """
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:  # jsonargparse wraps errors of constructors
@@ -129,16 +120,40 @@ def _ran_lit_llm(error: BaseException) -> bool:
     return False
 
 
-def _sentence(assignment: Assignment, error: str, known: Callable[[], list[str]], classes: list[str]) -> str:
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, str) and value.startswith("["):
+        value = read_yaml(value)
+    return value if isinstance(value, list) else []
+
+
+def _sentence(assignment: Assignment, error: str, known: list[str]) -> str:
+    if problem := class_problem(assignment.key, assignment.value):
+        return problem
     key, value, where = assignment.key, short(assignment.value), assignment.where
-    if assignment.value is None and key in known():
+    if assignment.value is None and key in known:
         return f"{key} is null, but needs a value (--{key})"  # as `ranges.null_problems` says it
-    unknown = "unrecognized arguments" in error or "is not accepted" in error or "is not expected" in error
-    if unknown and key not in (keys := known()):
-        return unknown_key(assignment, keys)
+    keys, classes = _keys_in(error), list(known_classes(key))
+    if _MISSING in error:
+        group, missing = ".".join(keys), error.partition(_MISSING)[2].partition("\n")[0].split(", ")
+        if missing == [group]:
+            return f"{group} is null, but needs a value (--{group})"
+        entries = [e if isinstance(e, dict) else {"class_path": e} for e in _listed(assignment.value)]
+        lacking = [e["class_path"] for e in entries if "class_path" in e and not {*missing} <= {*(e.get("init_args") or {})}]
+        named = lacking or re.findall(r"class_path='([\w.]+)'", error) or [default_class(group)]
+        flags = (
+            f"--{key}"
+            if isinstance(assignment.value, list) or value.startswith("'[")
+            else ", ".join(f"--{group}.{name}" for name in missing)
+        )
+        return f"{group} is {str(named[0]).rpartition('.')[2]}, which needs {' and '.join(missing)} ({flags})"
+    if (option := _OPTION.search(error)) and key.endswith(next(filter(None, option.groups()))):
+        return unknown_key(assignment, known)
+    if missing_name := _missing_class(key.removesuffix("+"), assignment.value):
+        return f"{key} is {value}: {missing_name} {where}"
+    error = error.rpartition('Parser key "')[2]  # the part about the innermost key
     named = assignment.value
     if classes and (not isinstance(named, str) or named.rpartition(".")[2] not in classes):
-        hint = f"; did you mean {near}?" if (near := nearest_class(str(named), classes)) else ""
+        hint = _did_you_mean(str(named), classes)
         return f"{key} is {value}, which is not a class that can be used here{hint} (known: {', '.join(classes)}) {where}"
     expected = re.findall(r"Expected an? (.+?)\. Got value", error) or re.findall(r"Subtypes: \[(.+)\]$", error, re.M)
     if expected:
@@ -146,16 +161,58 @@ def _sentence(assignment: Assignment, error: str, known: Callable[[], list[str]]
         own = next((each for each in expected if not re.search(r"\b(torch|lightning|lit_llm)\.", each)), expected[-1])
         kinds = re.sub(r"<class '([\w.]+)'>", r"\1", own).replace("NoneType", "null")
         kinds = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", kinds)
+        if isinstance(named, int | float | list) and "str" in kinds.split(", "):
+            return f"{key} is {named!r}, but must be text: put it in quotes {where}"
         if choices := _choices(kinds):
             near_values = difflib.get_close_matches(str(named), choices, n=3, cutoff=0.5)
             nearest = f" (nearest: {', '.join(near_values)})" if near_values else ""
             return f"{key} is {value}, it must be one of {', '.join(choices)}{nearest} {where}"
         return f"{key} is {value}, it must be of type {kinds} {where}"
+    if "subclass of" in error or "dot import path" in error:
+        return f"{key} is {value}, but must be a dict of settings {where}"
     return f"{key} is {value}: {reason(error)} {where}"
 
 
+_IN_TRAINER: dict[str, type] = {"trainer.callbacks": Callback, "trainer.logger": Logger}
+
+
+def _missing_class(key: str, value: Any) -> str | None:
+    """Which module or class that a key names does not exist; None if all do, and for other keys."""
+    base = _IN_TRAINER.get(key)
+    if base is None and key not in CLASSES:
+        return None
+    for entry in _listed(value) or [value]:
+        path = entry.get("class_path") if isinstance(entry, dict) else entry
+        if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
+            continue
+        module, _, name = path.rpartition(".")
+        if not module:  # of groups, the sentence about known classes
+            names = [] if base is None else [cls.__name__ for cls in concrete_subclasses(base)]
+            if names and name not in names:
+                return f"there is no {base.__name__.lower()} {name}{_did_you_mean(name, names)}"  # type: ignore[union-attr]
+            continue
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if module.rpartition(".")[2][:1].isupper():
+                continue  # probably a class within a class
+            if f"{module}.".startswith(f"{error.name}."):
+                return f"there is no module {error.name}"
+            return f"module {module} cannot be imported: {error}"
+        except Exception as error:
+            return f"module {module} cannot be imported: {type(error).__name__}: {error}"
+        if not hasattr(found, name):
+            names = [each for each, cls in vars(found).items() if isinstance(cls, type)]
+            return f"module {module} has no class {name}{_did_you_mean(name, names)}"
+    return None
+
+
+def _did_you_mean(name: str, names: list[str]) -> str:
+    return f"; did you mean {near}?" if (near := nearest_class(name, names)) else ""
+
+
 def nearest_class(value: str, classes: list[str]) -> str | None:
-    """The class whose name is most similar; capitals do not count: `adamw` is AdamW."""
+    """The name of the most similar class, or None. Letter case does not count: `adamw` is AdamW."""
     name = value.rpartition(".")[2].lower()
     by_lower = {each.lower(): each for each in reversed(classes)}
     near = difflib.get_close_matches(name, by_lower, n=1)

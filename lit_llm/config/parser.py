@@ -27,7 +27,7 @@ def _load(text: str) -> Any:
     """The value of a flag, or the content of a recipe file."""
     value = read_yaml(text)
     if isinstance(value, dict) and text.strip(" {}").replace(" ", "").rstrip(":").split(",") == list(value):
-        return text  # `{a, b}` and `a:` are dicts of nulls to YAML, but text to whoever writes them in a flag
+        return text  # `{a, b}` and `a:` are dicts of nulls in YAML, but a flag means text by them
     return value
 
 
@@ -49,7 +49,7 @@ def make_parser(command: Command, defaults: dict[str, Any] | None = None) -> Rec
     """The parser of one command.
 
     Args:
-        defaults: by dotted key, instead of those in `lit_llm.config.groups`.
+        defaults: default values by dotted key, instead of those in `lit_llm.config.groups`.
     """
     os.environ.pop("JSONARGPARSE_DEFAULT_ENV", None)  # it would make jsonargparse read settings from environment variables
     header = [f"lightning.pytorch=={lightning.pytorch.__version__}"]
@@ -132,7 +132,7 @@ def known_classes(key: str) -> dict[str, type]:
 
 
 def class_path(key: str, value: Any) -> Any:
-    """A short name as the path of its class, if several classes have it: imports of transformers bring another Adafactor."""
+    """The path of the class that a short name means, if several classes have it: transformers brings another Adafactor."""
     if [cls.__name__ for cls in _classes(key)].count(value) < 2:
         return value
     found = known_classes(key)[value]
@@ -140,14 +140,14 @@ def class_path(key: str, value: Any) -> Any:
 
 
 def _is_meant(cls: type) -> bool:
-    """Whether a short name means this class, if others have it."""
+    """Whether a short name that several classes have means this class."""
     return cls.__module__.startswith(("lit_llm.", "torch.", "lightning."))
 
 
 def _classes(key: str) -> list[type]:
     if key == "data.tokenizer":
         known = concrete_subclasses(lit_llm.data.Tokenizer)
-        return [cls for cls in known if not cls.__module__.startswith("lit_llm.hf.")]  # that one reads an export
+        return [cls for cls in known if not cls.__module__.startswith("lit_llm.runs.")]  # that one reads an export
     return concrete_subclasses(class_at(CLASSES[key].base)) if key in CLASSES else []
 
 

@@ -78,7 +78,7 @@ def devices_problem(devices: Any) -> str | None:
 
 
 def name_problems(trainer: Namespace) -> list[str]:
-    """One sentence for each name that the Trainer does not know, with the most similar one."""
+    """One sentence for each name that the Trainer does not know, with the most similar known name."""
     known = {
         "strategy": ["auto", *StrategyRegistry.available_strategies()],
         "accelerator": ["auto", "gpu", *AcceleratorRegistry.available_accelerators()],
@@ -148,11 +148,11 @@ _INSTEAD: dict[type[Callback], str] = {
     lightnings.BackboneFinetuning: "--lora.rank N trains a small part of the weights",
     lightnings.ModelPruning: "nothing here prunes weights",
 }
-"""Lightning's callbacks that fail with a LanguageModel, and what there is instead."""
+"""Lightning's callbacks that fail with a LanguageModel, and the text that says what to use instead."""
 
 
 def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
-    """What the callbacks would refuse when training starts, one sentence each. By then a run folder would exist."""
+    """Why callbacks would refuse the run when training starts, one sentence each. By then, a run folder would exist."""
     found: list[str] = []
     if isinstance(trainer.strategy, MeshStrategy):
         found += filter(None, [clip_problem(trainer.strategy.pipeline, trainer.gradient_clip_val)])
@@ -167,7 +167,7 @@ def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
                 instead = f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, it needs 1"
         if instead is not None:
             found.append(f"{type(callback).__name__} does not work here: {instead}; remove it from trainer.callbacks")
-        if isinstance(callback, callbacks.Schedule) and trainer.max_steps != -1:  # else the data decide
+        if isinstance(callback, callbacks.Schedule) and trainer.max_steps != -1:  # with -1 the data set its steps
             try:
                 callback.resolve(trainer)
             except ValueError as error:

@@ -1,6 +1,6 @@
 """Values of a recipe that its arguments do not allow: numbers outside their range, and null.
 
-lit_llm states a range at the argument; those of torch and Lightning are here.
+lit_llm's classes state the ranges of their arguments; this module has the ranges for classes of torch and Lightning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
-from lit_llm.config.arguments import Arguments, leaves
+from lit_llm.config.arguments import Arguments
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import OFF, OPTIONS, PLAIN, Command, options_of
 from lit_llm.config.parser import class_at, find_class
@@ -70,7 +70,7 @@ OF_LIBRARIES: dict[str, dict[str, Domain]] = {
         "max_time": at_least(0, 10**9),
     },
 }
-"""By group and argument: of torch's optimizers and of Lightning's Trainer."""
+"""Ranges of arguments of torch's optimizers and of Lightning's Trainer, by group and argument."""
 
 ANY_NUMBER = Domain()
 """For numbers of classes that are not lit_llm's, torch's or Lightning's."""
@@ -82,8 +82,8 @@ def range_of(key: str, cls: type | None, name: str) -> Domain | None:
     """The range of an argument; None if none is stated.
 
     Args:
-        key: of the class, such as `optimizer`; "" for the launch itself.
-        cls: that has the argument; None for the launch.
+        key: the key of the class, such as `optimizer`; "" for the launch itself.
+        cls: the class that has the argument; None for the launch.
     """
     if cls is None:
         return next((option.range for option in OPTIONS if option.name == name), None)
@@ -94,7 +94,7 @@ def range_of(key: str, cls: type | None, name: str) -> Domain | None:
 
 
 class Argument(NamedTuple):
-    """An argument in a parsed recipe, of a class; of the launch, if `cls` is None."""
+    """An argument of a class in a parsed recipe, or of the launch if `cls` is None."""
 
     key: str
     cls: type | None
@@ -155,7 +155,7 @@ def number_problems(config: Namespace, given: set[str]) -> dict[str, str]:
 
 
 def _numbers(key: str, domain: Domain | None, value: Any) -> Iterator[tuple[str, Domain | None, Any]]:
-    """Key, range and value of each number in the value of an argument, but for those of classes in it."""
+    """(key, range, value) of each number in the value of an argument, except the numbers of classes in it."""
     if isinstance(value, Namespace | dict):
         items = vars(value) if isinstance(value, Namespace) else value
         if not isinstance(items.get("class_path"), str):
@@ -177,24 +177,14 @@ _NEEDED = (*(group for group in PLAIN if group not in OFF), "optimizer", "data")
 """Groups that a run cannot do without."""
 
 
-def null_problems(command: Command, config: Namespace, arguments: Arguments) -> list[str]:
+def null_problems(command: Command, config: Namespace) -> list[str]:
     """A sentence for each key that is null and must not be. A recipe file can say so; jsonargparse does not check the type."""
     keys = [option.name for option in options_of(command) if config[option.name] is None and not _optional(option.type)]
     keys += [group for group in _NEEDED if config.get(group) is None]
     keys += [
         each.key for each in arguments_in(config) if each.value is None and each.cls and not _accepts_null(each.cls, each.name)
     ]
-    keys += _replaced_by_defaults(config, arguments)
     return [f"{key} is null, but needs a value (--{key})" for key in dict.fromkeys(keys)]
-
-
-def _replaced_by_defaults(config: Namespace, arguments: Arguments) -> Iterator[str]:
-    """Arguments that are null, for which the parser has taken the default of a class that a later source names."""
-    given, now = arguments.assignments, dict(leaves(config.as_dict()))
-    for key in dict.fromkeys(each.key for each in given if each.value is None and "." in each.key):
-        is_last = arguments.value_of(key) is None and not any(each.key.startswith(f"{key}.") for each in given)
-        if is_last and now.get(key) is not None:
-            yield key
 
 
 def _accepts_null(cls: type, argument: str) -> bool:
@@ -208,7 +198,7 @@ def _accepts_null(cls: type, argument: str) -> bool:
 
 @functools.cache
 def _own_hints(cls: type) -> dict[str, Any]:
-    """The types of a class's own arguments, as far as their names can be found."""
+    """The types of a class's own arguments; none if a type is imported only for type checkers."""
     init = vars(cls).get("__init__")
     try:
         return typing.get_type_hints(init) if inspect.isfunction(init) else {}

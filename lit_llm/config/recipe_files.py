@@ -59,7 +59,7 @@ def _hint(recipe: Path) -> str:
 
 
 def hint_for(name: str) -> str:
-    """The shipped recipes that a name can mean, as the end of a sentence: those of that family and size, of that family, or
+    """The shipped recipes that a name can mean, as the end of a sentence: recipes of its family and size, of its family, or
     with the most similar name. "" if there is none.
     """
     headers = shipped()
@@ -115,7 +115,7 @@ class Header:
 
     title: str
     facts: dict[str, str]
-    """Values by key. Text behind two or more spaces after a value is left out."""
+    """Values by key. Text that follows a value after two or more spaces is left out."""
 
     @classmethod
     def of(cls, recipe: Path) -> Header:

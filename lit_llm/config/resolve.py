@@ -1,4 +1,4 @@
-"""What a launch is, decided before anything is built: its folder, where it starts and ends, its seed and precision."""
+"""Decides the settings of a launch before anything is built: its folder, where it starts and ends, its seed and precision."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from lit_llm.training.auto_precision import AUTO, Choice, choose, keep
 
 @dataclass(frozen=True)
 class OtherMachine:
-    """Devices that a run is planned for, without having them.
+    """Devices that a run is planned for, which need not be here.
 
     Attributes:
-        devices: how many in total; None: as many as the recipe says.
-        per_node: devices in one machine.
+        devices: total number of devices; None: the recipe's number.
+        per_node: number of devices in one machine.
         start: the checkpoint that the planned run continues from.
-        precision: what trainer.precision auto means there; None: as here.
+        precision: the meaning of trainer.precision auto on that machine; None: as on this machine.
     """
 
     devices: int | None = None
@@ -49,17 +49,17 @@ class OtherMachine:
 
 @dataclass(frozen=True)
 class Run:
-    """A launch. Whatever is built and checked reads it, and nothing changes it.
+    """A launch. The code that builds and checks objects reads it, and nothing changes it.
 
     Attributes:
-        recipe: with the settings that the launch decides: run_dir, resume, seed_everything, and of the Trainer precision,
-            max_steps, max_epochs and use_distributed_sampler.
+        recipe: the recipe with the settings that the launch decides: run_dir, resume, seed_everything, and the Trainer's
+            precision, max_steps, max_epochs and use_distributed_sampler.
         start: the checkpoint that the run continues from, with the changed settings that it announces.
-        scratch: the run is thrown away: it never resumes, and its checkpoints are whole.
-        machine: the devices that it is planned for; None: this machine.
+        scratch: whether the run is thrown away: it then never resumes, and its checkpoints are not sharded.
+        machine: the devices that the run is planned for; None: this machine.
         refused: groups with a number outside its range. They are not built.
-        problems: what is wrong with the recipe so far, one sentence each.
-        notes: what to tell if nothing is wrong.
+        problems: the problems of the recipe so far, one sentence each.
+        notes: sentences to print if there are no problems.
     """
 
     recipe: Recipe
@@ -107,13 +107,13 @@ class Run:
 
 
 def read_recipe(command: Command, arguments: Arguments | list[str], *, weights: Path | None = None) -> Recipe:
-    """The parsed recipe. Its defaults of the model and the tokenizer are those of the weights that `init_from` names.
+    """The parsed recipe. The weights that `init_from` names give the defaults of the model and the tokenizer.
 
     Args:
         weights: for `prepare`: the teacher, whose block size and tokenizer are the defaults.
 
     Raises:
-        UserError: As `parse`; or `init_from` is no path.
+        UserError: The reasons of `parse`, or `init_from` is not a path.
     """
     arguments = read(arguments) if isinstance(arguments, list) else arguments
     named = weights or (arguments.value_of("init_from") if command == "fit" else None)
@@ -132,31 +132,31 @@ def resolved(arguments: Arguments | list[str]) -> str:
     """The configuration that `fit` would use, with base, overlays and defaults filled in, as YAML that runs as it is.
 
     Raises:
-        UserError: Everything that is wrong with the arguments.
+        UserError: The arguments have problems; the text has a sentence for each.
     """
     recipe = read_recipe("fit", arguments)
     recipe.raise_problems()
     text = recipe.as_yaml(without=("resume", *LAUNCH_ONLY))
     if not recipe.initial_problems:
         return text
-    # The model follows from weights that are not on this machine. Only what the recipe sets is known.
+    # The model follows from weights that are not on this machine. Only settings of the recipe are known.
     values = read_yaml(text)
     values["model"] = {key: value for key, value in values["model"].items() if f"model.{key}" in recipe.given}
     return dump_yaml(values)
 
 
 def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachine | None = None) -> Run:
-    """Decide what a launch is. Seeds this process.
+    """Decide the settings of a launch. Seeds this process.
 
     Args:
-        run_dir: the folder of a run that is thrown away. None: the folder that the recipe says.
+        run_dir: the folder of a run that is thrown away. None: the folder that the recipe names.
 
     Raises:
-        UserError: A value is missing, or the weights that the model depends on.
+        UserError: A value is null that must not be, or the weights that the model depends on cannot be used.
     """
     config, problems, notes = recipe.config.clone(), [*recipe.problems], [*recipe.notes]
     assert recipe.command != "fit" or not config.init_from or recipe.initial or recipe.initial_problems, "use read_recipe"
-    if nulls := null_problems(recipe.command, config, recipe.arguments):
+    if nulls := null_problems(recipe.command, config):
         raise UserError("\n".join(dict.fromkeys([*problems, *nulls])))
     numbers = number_problems(config, recipe.given)
     problems += numbers.values()
@@ -198,9 +198,9 @@ def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachin
         config.trainer.use_distributed_sampler = True  # other DataModules do not split samples over ranks
     settled = replace(recipe, config=config)
     if start.step is not None:
-        changes = start.setting_changes(settled.settings(), compares_data=of_tokens, accepted=config.accept_changes)
-        start = replace(start, announced=tuple(changes.announced))
-        problems += changes.refused
+        changes, announced = start.setting_changes(settled.settings(), compares_data=of_tokens, accepted=config.accept_changes)
+        start = replace(start, announced=tuple(announced))
+        problems += changes
     return Run(settled, run_dir, start, scratch, machine, refused, tuple(problems), tuple(notes))
 
 
@@ -216,7 +216,7 @@ def _start(recipe: Recipe, config: Namespace, run_dir: Path) -> RunStart:
 
 
 def device_numbers(devices: Any) -> tuple[list[int], bool]:
-    """The numbers in trainer.devices, and whether they list devices and do not say how many.
+    """(numbers in trainer.devices, whether they list devices instead of giving a count).
 
     Raises:
         ValueError: an entry is no number.
@@ -226,7 +226,7 @@ def device_numbers(devices: Any) -> tuple[list[int], bool]:
 
 
 def devices_of(devices: Any, nodes: int) -> int:
-    """How many devices trainer.devices asks for on so many nodes. "auto", -1, None and mistakes count as one device."""
+    """Number of devices that trainer.devices asks for on `nodes` nodes. "auto", -1, None and mistakes count as one device."""
     try:
         numbers, listed = device_numbers(devices)
     except ValueError:
@@ -235,7 +235,7 @@ def devices_of(devices: Any, nodes: int) -> int:
 
 
 def processes_of(trainer: Namespace) -> int:
-    """The processes of a launch: those of torchrun or SLURM, or those that Lightning will start for the recipe's `trainer`."""
+    """Number of processes of a launch: those of torchrun or SLURM, or those that Lightning will start for `trainer`."""
     if (launched := launched_ranks()) is not None:
         return launched
     nodes = max(1, trainer.num_nodes or 1)

@@ -1,4 +1,4 @@
-"""Every callback of a run, in the order in which they are called: the recipe's, and those that each run has."""
+"""Every callback of a run, in the order of their calls: callbacks of the recipe, and callbacks that each run has."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def run_callbacks(run: Run, own: list[Callback], groups: list[Callback], *, save
     """The callbacks for the Trainer, which adds those that its own settings ask for.
 
     Args:
-        own: those of trainer.callbacks.
-        groups: those of the groups, in the order of `groups.CALLBACKS`.
-        saves: the run writes its folder.
+        own: the callbacks of trainer.callbacks.
+        groups: the callbacks of the recipe's groups, in the order of `groups.CALLBACKS`.
+        saves: whether the run writes its folder.
     """
     chosen = [each for each in groups if progress_bar or not isinstance(each, callbacks.TrainingProgress)]
-    if not run.fits:  # only what shows or scores takes part
+    if not run.fits:  # only callbacks that show progress or score take part
         return [*own, *(c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores))]
     found = [callbacks.LoggerErrors(), *own, *chosen]
     if run.config.model.moe and not any(isinstance(callback, callbacks.ExpertBalance) for callback in found):
-        found.append(callbacks.ExpertBalance(rate=0.0))  # their loads are logged whatever balances them
+        found.append(callbacks.ExpertBalance(rate=0.0))  # experts' loads are logged whatever balances them
     found += [callbacks.StepSeed(int(run.config.seed_everything)), callbacks.DDPBucketWarmup()]
     if saves:
         left_out = LAUNCH_ONLY if is_path(run.config.resume) else (*LAUNCH_ONLY, "resume")  # the origin of a branch is kept
@@ -41,7 +41,7 @@ def run_callbacks(run: Run, own: list[Callback], groups: list[Callback], *, save
 
 
 def _of_launches(run: Run, found: list[Callback]) -> Iterator[Callback]:
-    """The callbacks with those around them that only `training.fit` needs: it can be watched, refused and continued."""
+    """The callbacks, with more of them that only a run which is kept needs: they watch it, refuse it and guard its folder."""
     yield ProgressWatch(run.config.hang_timeout, run.log_dir or run.run_dir)
     yield StayEnded(run.start.end is not None)
     for callback in found:

@@ -27,7 +27,7 @@ def check(
 
     Args:
         flags: names of flags that the command has beside its keys.
-        own: problems with the values of these.
+        own: problems with the values of these flags.
         alone: raise mistyped keys at once, and print nothing.
 
     Raises:
@@ -66,13 +66,13 @@ def refuse_groups_without_keys(arguments: Arguments) -> tuple[Arguments, list[st
 
 
 def short(value: object) -> str:
-    """A value for a message."""
+    """The text of a value in a message, cut if it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}…{text[-1]}"
 
 
 def known_keys(command: Command, arguments: Arguments) -> dict[str, set[str] | None]:
-    """Top-level keys with the names of their arguments: None where any can be valid, empty where there are none."""
+    """Top-level keys with the names of their arguments: None if any name can be valid, empty if there are no arguments."""
     known: dict[str, set[str] | None] = {option.name: set() for option in options_of(command)}
     known |= {group: arguments_of(class_path) for group, class_path in PLAIN.items()}
     known[ARCHITECTURE] = None
@@ -102,6 +102,13 @@ def _flat(known: dict[str, set[str] | None]) -> list[str]:
     return [key for group, names in known.items() for key in (group, *(f"{group}.{name}" for name in sorted(names or ())))]
 
 
+_SHARDS, _TEXTS = "--data TokenShards for token shards", "--data TextFiles for text files"
+_READ_WITH = {"data.path": _SHARDS, "data.paths": _TEXTS} | dict.fromkeys(
+    ("data.train", "data.val", "data.test"), f"{_SHARDS} or {_TEXTS}"
+)
+"""Keys of data that their classes have, and the default class lacks."""
+
+
 def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[str] = ()) -> str:
     """One sentence about a key that does not exist, with the most similar one that does."""
     key, known = assignment.key, list(known)
@@ -113,13 +120,13 @@ def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[st
     near = near or (longer if len(longer) <= 4 else exact[:1]) or difflib.get_close_matches(key, list(flags), n=1, cutoff=0.85)
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.65)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    if key == "data.paths":  # the commonest setting that the other classes lack
-        hint = "; text files are read with --data TextFiles"
+    if key in _READ_WITH and not any(each.startswith("data.") for each in near):
+        hint = f"; the data of this run have none: name other data, with {_READ_WITH[key]}"
     return f"unknown key {key}{hint} {assignment.where}"
 
 
 def _settings_of_source(key: str, known: list[str]) -> list[str]:
-    """The settings of the source that `key` names, with the names of the others': nothing else may name this one."""
+    """Keys of the mixture source that `key` names, built from settings of other sources, because this one may have none yet."""
     if not (key.startswith("data.sources.") and key.count(".") == 3):
         return []
     source = key.rpartition(".")[0]

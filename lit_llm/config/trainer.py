@@ -25,7 +25,7 @@ from lit_llm.config.parse_errors import is_mistake, reason
 from lit_llm.config.resolve import Run
 from lit_llm.config.run_callbacks import run_callbacks
 from lit_llm.core._lightning import before_connecting, keep_order_of_loaders, watch_launched
-from lit_llm.core.disk import is_there, read_json
+from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_slurm, launched_ranks
 from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
@@ -48,7 +48,7 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
     if run.start.step is not None:
         _continue_logged_runs(run.config.trainer.get("logger"), run.run_dir)
     settings = {**trainer_settings(run.recipe, without=replaced), **replaced, "default_root_dir": str(run.run_dir)}
-    settings["logger"] = _loggers(settings["logger"], run.run_dir, run.start) if run.fits else False  # not into curves
+    settings["logger"] = _loggers(settings["logger"], run.run_dir, run.start) if run.fits else False  # not of evaluations
     own, progress_bar = _as_list(settings["callbacks"]), settings["enable_progress_bar"] is not False
     settings["callbacks"] = run_callbacks(run, own, groups, saves=not settings["fast_dev_run"], progress_bar=progress_bar)
     if not any(isinstance(callback, Checkpoint) for callback in settings["callbacks"]):
@@ -61,9 +61,10 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
             settings["plugins"] = [*(settings["plugins"] or []), loss_scaling(device)]
             settings["precision"] = None  # Lightning accepts a precision or a precision plugin, not both
     trainer = Trainer(**settings)
-    if "devices" not in replaced and (launched := launched_ranks()) not in (None, trainer.world_size):
+    asked = trainer.num_devices * trainer.num_nodes  # not `world_size`: a strategy may take it from the launcher
+    if "devices" not in replaced and (launched := launched_ranks()) not in (None, asked):
         raise UserError(
-            f"{launched} processes are launched, but trainer.devices and trainer.num_nodes make {trainer.world_size} "
+            f"{launched} processes are launched, but trainer.devices and trainer.num_nodes make {asked} "
             "(--trainer.devices, --trainer.num_nodes)"
         )
     keep_order_of_loaders(trainer)
@@ -82,7 +83,7 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
 
 
 def trainer_settings(recipe: Recipe, *, without: Iterable[str] = ()) -> dict[str, Any]:
-    """The recipe's Trainer settings with its strategy, logger and callbacks built, except those that nobody needs.
+    """The recipe's Trainer settings with its strategy, logger and callbacks built, except the settings in `without`.
 
     Raises:
         UserError: A constructor refuses its arguments.
@@ -92,7 +93,7 @@ def trainer_settings(recipe: Recipe, *, without: Iterable[str] = ()) -> dict[str
         config.pop(key, None)
     try:
         return recipe.parser.instantiate(Namespace(trainer=config)).trainer.as_dict()
-    except Exception as error:  # of torch's, Lightning's and users' constructors
+    except Exception as error:  # constructors of torch, Lightning and users raise many types
         if not is_mistake(error):
             raise
         raise UserError(reason(str(error))) from error
@@ -103,8 +104,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _continue_logged_runs(loggers: Any, run_dir: Path) -> None:
-    """Give loggers of W&B and MLflow the id of the run that the run folder has there. An id in the recipe counts more."""
-    recorded = read_json(run_dir / LOGGER_RUNS) if is_there(run_dir / LOGGER_RUNS) else {}
+    """Give loggers of W&B and MLflow the run id that the run folder has recorded. An id in the recipe takes precedence."""
+    recorded = read_json(run_dir / LOGGER_RUNS) if (run_dir / LOGGER_RUNS).exists() else {}
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         name = str(logger.class_path).rpartition(".")[2] if isinstance(logger, Namespace) else ""
         argument = LOGGER_RUN_ARGUMENTS.get(name)
@@ -136,7 +137,7 @@ def _scaled_device(settings: Mapping[str, Any]) -> str | None:
 
 
 def _set_checkpoint_format(trainer: Trainer, run: Run) -> None:
-    """Checkpoints have a manifest, unless the recipe chooses a checkpoint plugin."""
+    """Give checkpoints lit_llm's format, which has a manifest, unless the recipe chooses a checkpoint plugin."""
     config, strategy, fits = run.config, trainer.strategy, run.fits
     sharded, background = (False, False) if run.scratch else (config.sharded_checkpoints, config.async_checkpoints)
     splits = False
@@ -146,10 +147,10 @@ def _set_checkpoint_format(trainer: Trainer, run: Run) -> None:
     elif sharded is True and fits:
         rank_zero_warn("sharded_checkpoints changes nothing here: only MeshStrategy can write shards (strategy/fsdp2).")
     if type(strategy.checkpoint_io) is TorchCheckpointIO:
-        known: dict[str, Any] = {"verified": run.start.checkpoint, "shards_left": run.start.shards_left}
+        verified = run.start.checkpoint
         if fits and background is True:
-            strategy.checkpoint_io = AsyncFolderCheckpointIO(**known)
+            strategy.checkpoint_io = AsyncFolderCheckpointIO(verified)
         elif fits and background == "auto" and splits:
-            strategy.checkpoint_io = AsyncFolderCheckpointIO(**known, processes_to_fit=trainer.num_devices)
+            strategy.checkpoint_io = AsyncFolderCheckpointIO(verified, processes_to_fit=trainer.num_devices)
         else:
-            strategy.checkpoint_io = FolderCheckpointIO(**known)
+            strategy.checkpoint_io = FolderCheckpointIO(verified)

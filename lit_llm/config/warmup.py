@@ -22,7 +22,7 @@ _IN_CONFIG = "schedule.init_args.warmup_steps"
 
 
 def take_warmup(arguments: Arguments) -> tuple[Arguments, Assignment | None, list[str]]:
-    """Take shares and tokens out of the arguments. The one that counts leaves a flag for 0 steps, until `settle_warmup`.
+    """Take warmups as shares or in tokens out of the arguments. The last leaves a flag for 0 steps, until `settle_warmup`.
 
     Returns:
         The arguments; the share or the tokens that count, None if steps do; one sentence for each mistake.
@@ -43,11 +43,11 @@ def take_warmup(arguments: Arguments) -> tuple[Arguments, Assignment | None, lis
 
 
 def _as_number(warmup: Assignment) -> Assignment:
-    """With the value of a flag as YAML reads it."""
+    """The assignment, with a value that is text as YAML reads it."""
     try:
         return replace(warmup, value=read_yaml(warmup.value)) if isinstance(warmup.value, str) else warmup
     except InvalidYaml:
-        return warmup  # no number, as the range says
+        return warmup  # no number: the range reports it
 
 
 def settle_warmup(warmup: Assignment, config: Namespace) -> list[str]:
@@ -72,11 +72,11 @@ def settle_warmup(warmup: Assignment, config: Namespace) -> list[str]:
 
 
 def _steps_of_tokens(tokens: int, config: Namespace) -> int:
-    """The fewest steps that read so many tokens, in the batches of the ramp if there is one."""
+    """The fewest steps that read `tokens` tokens, in the batches of the ramp if there is one."""
     own = config.trainer.callbacks
     for ramp in (config.batch_ramp, *(own if isinstance(own, list) else [own])):
         if ramp is not None and ramp.class_path.endswith(".BatchRamp"):
-            with suppress(UserError):  # `objects` says what is wrong with it
+            with suppress(UserError):  # `objects` reports its problems
                 return BatchRamp(ramp.init_args.tokens_per_batch).steps_for(tokens)
     data = config.data.init_args
     if "global_batch_size" not in data:
@@ -85,7 +85,7 @@ def _steps_of_tokens(tokens: int, config: Namespace) -> int:
 
 
 def keep_warmup(warmup: Assignment, config: Namespace, saved: SavedRun | None) -> list[str]:
-    """Set the warmup to that of the checkpoint that the run continues from, if it has one; in place. Returns a note."""
+    """Set the warmup, in place, to the steps in the checkpoint that the run continues from, if it has them. Returns a note."""
     now, kept = config.get(_IN_CONFIG), None if saved is None else saved.settings.get(STEPS)
     if kept is None or now in (None, kept):
         return []

@@ -1,7 +1,7 @@
 """Lightning's internals that lit_llm needs, behind functions; those that callbacks need are in `lit_llm.callbacks._lightning`.
 
-No other module of lit_llm names an attribute of Lightning that begins with an underscore. Written for lightning 2.6;
-tests/contracts holds every function to what it promises.
+No other module of lit_llm names an attribute of Lightning that begins with an underscore. This file is written for lightning
+2.6; tests/contracts tests every function.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def set_max_steps(trainer: Trainer, steps: int) -> None:
 
 
 def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) -> None:
-    """Set the numbers of micro-batches that a resumed run has made, from which Lightning finds where accumulation begins.
+    """Set the numbers of micro-batches that a resumed run has made. Lightning computes from them where accumulation begins.
 
     They disagree with the optimizer steps when a run resumes with another accumulation (other ranks or micro-batches), or from
     a checkpoint taken between two steps: the first step would then average over a part of a batch.
 
     Args:
-        made_before: the micro-batches in the first n steps, with the present accumulation.
+        made_before: number of micro-batches in the first n steps with the present accumulation, as a function of n.
     """
     loop, step, limit = trainer.fit_loop, trainer.global_step, trainer.limit_train_batches
     progress = loop.epoch_loop.batch_progress
@@ -53,7 +53,7 @@ def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) 
     limit = limit if isinstance(limit, int) else sys.maxsize  # 1.0: the run is one epoch
     if of_epoch > limit:  # the epochs were longer
         of_epoch = (of_epoch - 1) % limit + 1
-    assert isinstance(progress.total, _ProcessedTracker) and isinstance(progress.current, _ProcessedTracker)  # have all four
+    assert isinstance(progress.total, _ProcessedTracker) and isinstance(progress.current, _ProcessedTracker)  # have four counts
     if of_epoch == limit and progress.total.completed < progress.total.processed:
         # Saved in on_train_batch_end of an epoch's last batch: Lightning would go on without counting the next epoch.
         progress.is_last_batch = False
@@ -90,18 +90,18 @@ def checkpoints_activations(strategy: FSDPStrategy) -> bool:
 
 
 def before_connecting(strategy: Strategy, do: Callable[[], object]) -> None:
-    """Call `do` in all processes when those that Lightning launches have begun. Its result is kept until they are connected."""
+    """Call `do` in each process that Lightning has launched, before it connects them. Its result is kept until they are."""
 
     def do_and_connect(connect: Callable[[], None]) -> None:
         kept = do()
         connect()
         del kept
 
-    wrap(strategy, "setup_environment", do_and_connect, "the meeting of the ranks")
+    wrap(strategy, "setup_environment", do_and_connect)
 
 
 def watch_launched(ended: Callable[[int, int], None]) -> None:
-    """When a process that Lightning has launched ends, call `ended` in a thread, instead of killing this one if it failed.
+    """When a process that Lightning has launched ends, call `ended` in a thread. Lightning itself would kill this process.
 
     Args:
         ended: takes the rank on this machine and the exit code, which is negative for a signal.
@@ -117,32 +117,32 @@ def watch_launched(ended: Callable[[int, int], None]) -> None:
 
 
 def set_process_group_backend(strategy: ModelParallelStrategy, backend: str) -> None:
-    """Before processes are connected: the backend of torch.distributed."""
+    """Set the backend of torch.distributed. Call it before processes are connected."""
     strategy._process_group_backend = backend
 
 
 def connect_processes(strategy: ModelParallelStrategy) -> None:
-    """The first half of `ModelParallelStrategy.setup_environment`: device, process group, ranks. The mesh is the other half."""
+    """Run the first half of `ModelParallelStrategy.setup_environment`: device, process group, ranks. The mesh is the second."""
     assert strategy.accelerator is not None
     strategy.accelerator.setup_device(strategy.root_device)
     strategy._setup_distributed()
 
 
 def set_device_mesh(strategy: ModelParallelStrategy, mesh: DeviceMesh) -> None:
-    """The mesh that `strategy.device_mesh` and, in `configure_model`, `LightningModule.device_mesh` return."""
+    """Set the mesh that `strategy.device_mesh` and, in `configure_model`, `LightningModule.device_mesh` return."""
     strategy._device_mesh = mesh
     assert strategy.lightning_module is not None
     strategy.lightning_module._device_mesh = mesh
 
 
 def restores_checkpoint(error: BaseException) -> bool:
-    """Whether lightning, torch or lit_llm raised it while Lightning restored a checkpoint's state of loops, optimizers, ….
+    """Whether lightning, torch or lit_llm raised the error while Lightning restored a checkpoint's loops, optimizers, ….
 
-    False for code of the user's own, whose traceback says where.
+    False if the user's own code raised it: its traceback says where.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     places = [(str(frame.f_globals.get("__name__", "")), frame.f_code.co_name) for frame in frames]
-    restores = any(  # the connector saves, too; what loaders are given is restored later, by the loop
+    restores = any(  # the connector also saves; the loop restores the loaders' state, later
         (module == _CheckpointConnector.__module__ and "restore" in name)
         or (module, name) == (_FitLoop.__module__, _FitLoop._load_combined_loader_states.__name__)
         for module, name in places

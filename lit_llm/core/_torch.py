@@ -1,4 +1,4 @@
-"""Private names of torch that callbacks do not need: those are in `lit_llm.callbacks._torch`. No other module names one."""
+"""Private names of torch. `lit_llm.callbacks._torch` has those that callbacks need. No other module uses a private name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import _distributed_c10d
+from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
@@ -23,10 +24,11 @@ from torch.optim import Optimizer
 from torch.optim._muon import _zeropower_via_newtonschulz
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lit_llm.callbacks._torch import IGNORED as IGNORED
 from lit_llm.callbacks._torch import lerp_ as lerp_
 from lit_llm.callbacks._torch import tensors_in as tensors_in
 
-# In-place arithmetic on lists of tensors, one fused launch a list: what torch's own optimizers are made of.
+# In-place arithmetic on lists of tensors, one fused launch per list. torch's own optimizers use it.
 foreach_add_ = torch._foreach_add_
 foreach_lerp = torch._foreach_lerp
 foreach_mul_ = torch._foreach_mul_
@@ -37,7 +39,7 @@ torch_newton_schulz = _zeropower_via_newtonschulz  # the iteration of torch.opti
 # The kernels of attention and of LSTM layers on a CPU, for which FlopCounterMode has no formula.
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention  # of GPUs, on tensors without data
+FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention  # the GPUs' kernel, on tensors without data
 CPU_LSTM = torch.ops.aten.mkldnn_rnn_layer
 CPU_LSTM_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward
 
@@ -50,7 +52,7 @@ def seconds_of_compilation() -> float:
 
 
 def compiled_graphs() -> tuple[int, int]:
-    """Graphs that torch.compile has made in this process so far, and the breaks between graphs."""
+    """Numbers of graphs that torch.compile has made in this process so far, and of breaks between graphs."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
@@ -67,7 +69,7 @@ make_wrapper = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
 CAST = torch.ops.aten._to_copy
 LOG_SOFTMAX = torch.ops.aten._log_softmax
-LOCAL_SCALAR = torch.ops.aten._local_scalar_dense  # of Tensor.item
+LOCAL_SCALAR = torch.ops.aten._local_scalar_dense  # the operator of Tensor.item
 
 
 def draws_random_numbers(operator: Any) -> bool:
@@ -88,17 +90,17 @@ def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Replace a parameter or buffer of a module by any tensor."""
     kind = module._parameters if name in module._parameters else module._buffers
     kind[name] = tensor  # type: ignore[assignment]
-    if isinstance(module, nn.RNNBase):  # holds its weights twice
+    if isinstance(module, nn.RNNBase):  # an RNN holds its weights twice
         module._flat_weights = [getattr(module, each) for each in module._flat_weights_names]
 
 
 COLLECTIVES = torch.ops._c10d_functional
 
-HYBRID_SHARD_GRAD_OP = ShardingStrategy._HYBRID_SHARD_ZERO2  # of FSDP1: within a node, weights not freed after forward
+HYBRID_SHARD_GRAD_OP = ShardingStrategy._HYBRID_SHARD_ZERO2  # FSDP1: shards in a node; weights stay gathered after forward
 
 
 def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: Iterable[nn.Parameter | Tensor]) -> Any:
-    """Differentiate by `inputs` only, as stages of a pipeline do. Returns what the gradients of `weights` need later."""
+    """Differentiate by `inputs` only, as stages of a pipeline do. Return the values that gradients of `weights` need later."""
     gradients: Any = [torch.ones_like(output) for output in outputs]
     return stage_backward_input(outputs, gradients, inputs, iter(weights))  # type: ignore[arg-type]
 
@@ -106,18 +108,18 @@ def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: It
 def box_at(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(shape, offset in the whole tensor) of the shard at a coordinate of the mesh."""
+    """Return (shape, offset in the whole tensor) of the shard at a coordinate of the mesh."""
     size, offset = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements)
     return tuple(size), tuple(offset)
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
-    """A mesh's ranks along one dimension; collectives over several dimensions then run as one."""
+    """Return a mesh's ranks along one dimension. A collective over several dimensions then runs as one."""
     return mesh._flatten(name)
 
 
 def unflatten_mesh(mesh: DeviceMesh, dimension: str, sizes: dict[str, int]) -> DeviceMesh:
-    """The mesh with one dimension split into several, whose product is its size; of the same root."""
+    """Return the mesh, under the same root mesh, with one dimension split into several, whose product is its size."""
     return mesh._unflatten(dimension, tuple(sizes.values()), tuple(sizes))
 
 
@@ -132,7 +134,7 @@ def group_of(arguments: Iterable[Any]) -> dist.ProcessGroup:
     for argument in arguments:
         if isinstance(argument, dist.ProcessGroup):
             return argument
-        if isinstance(argument, torch.ScriptObject):  # of c10d's operators; a reduction's kind is boxed too, and comes later
+        if isinstance(argument, torch.ScriptObject):  # c10d boxes the group, and later the kind of reduction
             return dist.ProcessGroup.unbox(argument)
     name = [argument for argument in arguments if isinstance(argument, str)][-1]  # a reduction's kind comes before it
     return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  # a NewType of str
@@ -142,7 +144,7 @@ def gather_in_own_dtype(unit: FSDPModule, unless: Callable[[list[nn.Module]], bo
     """Gather the parameters of an FSDP2 unit in their own dtype instead of its `param_dtype`, in the same collective.
 
     Args:
-        unless: whether the parameter that these modules own is gathered in `param_dtype` all the same.
+        unless: takes the modules that own a parameter; whether that parameter is gathered in `param_dtype` all the same.
     """
     for parameter in _parameters_of(unit):
         info = parameter._module_info
@@ -151,7 +153,7 @@ def gather_in_own_dtype(unit: FSDPModule, unless: Callable[[list[nn.Module]], bo
 
 
 def whole_parameters(unit: FSDPModule) -> list[nn.Parameter]:
-    """The unsharded parameters of an FSDP2 unit, which its backward pass gives gradients; from its first gather on."""
+    """Return an FSDP2 unit's unsharded parameters, which its backward pass gives gradients. Its first gather makes them."""
     return [parameter.unsharded_param for parameter in _parameters_of(unit)]
 
 
@@ -165,7 +167,7 @@ def placement_on(
     """`shard_placement_fn` of `fully_shard` for a unit in which these parameters are sharded over this mesh and dimension.
 
     Args:
-        mesh: of shards, or of replicas × shards. None: that of the other parameters.
+        mesh: mesh of shards, or of replicas × shards. None: the mesh of the other parameters.
     """
     if mesh is None:
         return parameters.get
@@ -180,39 +182,39 @@ def _init_with_own_dtype(parameter: FSDPParam, policy: MixedPrecisionPolicy) -> 
 
 
 def all_gather_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
-    """(r, …) of each rank → (ranks · r, …) in the order of the ranks. An operator that compilers and CommDebugMode see."""
+    """Gather rows in the order of the ranks: (r, …) → (ranks · r, …). Compilers and CommDebugMode see the operator."""
     return COLLECTIVES.wait_tensor(COLLECTIVES.all_gather_into_tensor(rows.contiguous(), ranks, group))
 
 
 def exchange_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
-    """(ranks · r, …) → the same shape: rows i · r to (i + 1) · r go to rank i, and those of the result come from rank i."""
+    """(ranks · r, …) → the same shape. Rows i · r to (i + 1) · r go to rank i; these rows of the result come from rank i."""
     sizes = [rows.size(0) // ranks] * ranks
     return send_rows(rows, sizes, sizes, group)
 
 
 def send_rows(rows: Tensor, sent: list[int], received: list[int], group: str) -> Tensor:
-    """(Σ sent, …) → (Σ received, …): the first sent[0] rows go to rank 0, and the first received[0] of the result are its."""
+    """(Σ sent, …) → (Σ received, …). The first sent[0] rows go to rank 0; the result's first received[0] rows come from it."""
     return COLLECTIVES.wait_tensor(COLLECTIVES.all_to_all_single(rows.contiguous(), received, sent, group))
 
 
 def sum_over_ranks(tensor: Tensor, group: str) -> Tensor:
-    """The sum over the ranks of a group, of integers or without a gradient."""
+    """Return the sum over the ranks of a group. It has no gradient."""
     return COLLECTIVES.wait_tensor(COLLECTIVES.all_reduce(tensor, "sum", group))
 
 
-# NCCL's flight recorder where torch is built with it; otherwise that of the other backends.
+# NCCL's flight recorder if torch is built with it; without NCCL, the recorder of the other backends.
 _of_all: Any = _distributed_c10d  # the stubs lack both
 _record_of_collectives = getattr(_of_all, "_dump_nccl_trace_json", None) or _of_all._dump_fr_trace_json
 
 
 def collectives_begun() -> int:
-    """How many collectives this process has begun, in all groups."""
+    """Number of collectives that this process has begun, in all groups."""
     status = json.loads(_record_of_collectives(includeCollectives=False)).get("pg_status", {})
     return sum(max(0, int(group["last_enqueued_collective"])) for group in status.values())
 
 
 def last_collective() -> str | None:
-    """The latest collective or message of this process, such as "gloo:all_reduce of [[3]] (unfinished)"."""
+    """Return a text about the last collective or message of this process: "gloo:all_reduce of [[3]] (unfinished)"."""
     entries = json.loads(flight_record()).get("entries", [])
     if not entries:
         return None
@@ -222,5 +224,5 @@ def last_collective() -> str | None:
 
 
 def flight_record() -> bytes:
-    """The latest collectives of this process, as JSON."""
+    """Return the latest collectives of this process as JSON."""
     return _record_of_collectives()

@@ -1,28 +1,34 @@
-"""Micro-batches from batch sizes, and the steps of a batch ramp. Without torch, for the planner and the data modules."""
+"""Micro-batches from batch sizes, and the steps of a batch ramp. No torch, because the planner and data modules use it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Hashable
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from lit_llm.distributed.pipeline_layers import PipelineLayout as Pipeline
+
+class Pipeline(Hashable, Protocol):
+    """Says whether a pipeline can run a number of micro-batches in a step, and in a sentence which numbers it needs."""
+
+    def runs(self, micro_batches: int) -> bool: ...
+
+    def needs(self, micro_batches: int) -> str: ...
 
 
 @cache
 def micro_batch(batch: int, most: int | None, ranks: int, pipeline: Pipeline | None = None) -> int:
-    """Sequences of a micro-batch: the largest number up to `most` that divides each rank's share of the batch.
+    """Number of sequences of a micro-batch: the largest up to `most` that divides each rank's share of the batch.
 
     Args:
         batch: sequences per optimizer step over all ranks.
         most: `data.micro_batch_size`. None: no limit.
         ranks: data-parallel ranks.
-        pipeline: must be able to run the micro-batches of a step.
+        pipeline: if given, it must be able to run the micro-batches of a step.
 
     Returns:
-        0 if there is none.
+        The number, or 0 if there is none.
     """
     share, rest = divmod(batch, ranks)
     sizes = range(0) if rest else range(min(most or share, share), 0, -1)
@@ -35,7 +41,7 @@ def batch_problem(
     """Why the ranks cannot share a batch, with the nearest sizes that they can; None if they can.
 
     Args:
-        length: of a sequence, for the size of a ramp, which is in tokens. None: `size` is the global batch, in sequences.
+        length: tokens per sequence, for a `size` of a batch ramp, in tokens. None: `size` is the global batch, in sequences.
     """
     batch, cut = divmod(size, length or 1)
     if not cut and micro_batch(batch, most, ranks, pipeline):
@@ -67,17 +73,17 @@ def small_note(batch: int, most: int | None, ranks: int, pipeline: Pipeline | No
 # -- a batch ramp -----------------------------------------------------------------------------------------------------
 
 Stages = tuple[tuple[int, int], ...]
-"""Of a batch ramp: (number of the first step, from 0; sequences per step)."""
+"""The stages of a batch ramp: (number of the first step, from 0; sequences per step)."""
 
 
 def sequences_before(stages: Stages, step: int) -> int:
-    """Sequences in the first `step` steps."""
+    """Number of sequences in the first `step` steps."""
     ends = [first for first, _ in stages[1:]] + [step]
     return sum(max(0, min(end, step) - first) * size for (first, size), end in zip(stages, ends, strict=True))
 
 
 def steps_for(stages: Stages, sequences: int) -> int:
-    """The fewest steps that consume at least `sequences` sequences."""
+    """Smallest number of steps that consume at least `sequences` sequences."""
     first, size = stages[-1]
     enough = first - (-sequences // size)
     return bisect_left(range(enough), sequences, key=lambda step: sequences_before(stages, step))

@@ -1,4 +1,4 @@
-"""Distributed tensors: which part of a whole tensor a rank holds, and whole tensors to parts and back."""
+"""Distributed tensors: which part of a whole tensor a rank holds, and how parts are filled, drawn and differentiated."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def holds_first_copy(tensor: DTensor) -> bool:
 
 
 def differentiable_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor, for plain operators. What is replicated gets the sum of the gradients."""
+    """This rank's part of a distributed tensor, for plain operators. The gradient of replicas is the sum over their ranks."""
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local(grad_placements=[Partial() if isinstance(p, Replicate) else p for p in tensor.placements])
 
 
 def whole_experts(tensor: DTensor) -> list[Placement]:
-    """The placements of (E, …) where the experts of which a rank holds a part are whole."""
+    """Placements of (E, …) with which a rank holds every expert whole of which `tensor` gives it a part."""
     return [Replicate() if isinstance(p, Shard) and p.dim > 0 else p for p in tensor.placements]
 
 
 def zeros_by_row(tensor: Tensor) -> Tensor:
-    """(E, r, 1) for matrices of experts, (E, r, c): those of all rows of the experts of which a rank holds a part."""
+    """Zeros (E, r, 1) for matrices of experts (E, r, c). A rank has all rows of every expert of which it holds a part."""
     local, shape = local_part(tensor), (*tensor.shape[:2], 1)
     zeros = torch.zeros(local.size(0), *shape[1:], dtype=tensor.dtype, device=local.device)
     if not isinstance(tensor, DTensor):

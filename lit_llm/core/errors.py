@@ -1,4 +1,4 @@
-"""The exception for a user's mistake, how mistakes are printed, and the mistake that a package is not installed."""
+"""The exception for a user's mistake, how mistakes are printed, and errors of other libraries as such mistakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_llm.core.ranks import is_first_here
 
 
 def not_utf8(text: str) -> str | None:
-    """Why a name or argument with placeholders for bytes that are not UTF-8 cannot be used. None if it has none."""
+    """Return why a name or argument that stands for bytes that are not UTF-8 cannot be used; None if it is UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -25,17 +25,13 @@ def not_utf8(text: str) -> str | None:
     return None
 
 
-_MOST_LINES = 100  # of one report: a file from elsewhere may have a million mistakes
 unsaid: list[str] = []
-"""Lines about mistakes that this process has left to the first one on its machine."""
+"""Lines about mistakes that this process did not print, because the first process on its machine prints them."""
 
 
 def report(message: str, kind: str = "error") -> None:
-    """Print mistakes or notes to stderr, one a line. Of the processes of a run, only the first on each machine prints."""
-    lines = message.splitlines()
-    if len(lines) > _MOST_LINES:
-        lines[_MOST_LINES:] = [f"… and {len(lines) - _MOST_LINES:,} more"]
-    for line in lines:
+    """Print mistakes or notes to stderr, one a line. Only the first process of a run on each machine prints."""
+    for line in message.splitlines():
         if is_first_here():
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
         elif kind == "error":
@@ -43,9 +39,7 @@ def report(message: str, kind: str = "error") -> None:
 
 
 def refuse(problems: Iterable[str]) -> None:
-    """Raises:
-    UserError: There are problems. It has all of them, one a line.
-    """
+    """Raise a UserError with all problems, one a line, if there are any."""
     if found := list(problems):
         raise UserError("\n".join(found))
 
@@ -55,7 +49,7 @@ def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
     """Add the sentences of a UserError to ``problems``, and go on, so that all mistakes are reported together.
 
     Args:
-        flag: what each sentence names at its end.
+        flag: the flag that each sentence then names at its end.
     """
     try:
         yield
@@ -65,21 +59,21 @@ def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
 
 
 def with_flag(sentence: str, flag: str) -> str:
-    """The same sentence, which names a flag at its end."""
+    """Return the sentence with a flag at its end."""
     return f"{sentence.removesuffix('.')} ({flag})."
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, without its details and a full stop."""
+    """Return the first line of another library's error, without a full stop."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 @contextlib.contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Raise what another library raises for a file from elsewhere as a UserError; an error of the disk passes.
+    """Raise another library's error about a file from elsewhere as a UserError. Errors of the disk stay as they are.
 
     Args:
-        what: the beginning of the sentence that the reason ends.
+        what: the beginning of the sentence, which the reason ends.
     """
     try:
         yield
@@ -93,7 +87,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def failed_outside(error: BaseException) -> str | None:
-    """What a limit of the system, or a library's own code in Rust, has refused, as a sentence; None for any other error."""
+    """Return a sentence if a limit of the system or a library's Rust code caused the error; None for any other error."""
     said, number = first_line(error)[:300], getattr(error, "errno", None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in said:
         return "there is not enough memory: see `ulimit -v` and the limits of control groups"

@@ -31,8 +31,8 @@ class Hardware:
         node_gbps: bandwidth to another device of the same node, per device and direction.
         network_gbps: bandwidth to a device of another node, per device and direction.
         watts: the most power that the vendor rates the device for.
-        host: of HOST: GB/s of copies between a device and host memory, per device and direction; GB/s that an optimizer in host
-            memory reaches, and GB of it, both per node.
+        host: values for the keys of HOST: GB/s of copies between a device and host memory, per device and direction; GB/s that
+            an optimizer in host memory reaches; GB of host memory. The last two are per node.
     """
 
     name: str
@@ -55,15 +55,15 @@ class Hardware:
 
     @property
     def is_before_ampere(self) -> bool:
-        """An NVIDIA GPU whose matrix units, if any, lack bf16 and tf32."""
+        """Whether the device is an NVIDIA GPU whose matrix units, if any, lack bf16 and tf32."""
         return self.compute_capability is not None and self.compute_capability < 8
 
     def multiplies(self, precision: str) -> bool:
-        """Whether its matrix units, if any, multiply in a Trainer precision."""
+        """Whether the device's matrix units, if any, multiply in a Trainer precision."""
         return not (precision.startswith("bf16") and self.is_before_ampere)
 
     def usd_hour(self, given: float | None) -> tuple[float, float] | None:
-        """Lowest and highest price of a device-hour: a given one, or the table's. None: unknown."""
+        """Lowest and highest price of a device-hour: the given price, or the table's. None: unknown."""
         return self.price_usd_hour if given is None else (given, given)
 
     def peak_for(self, precision: str, matmul_precision: str = "highest") -> float | None:
@@ -87,7 +87,7 @@ def table() -> dict[str, Hardware]:
 
 
 def device_of(name: str, entry: dict[str, Any]) -> Hardware:
-    """The device with these attributes, as a file has them."""
+    """Return the device with the attributes of a file's entry."""
     price = entry.get("price_usd_hour")
     return Hardware(**{"name": name, **entry, "price_usd_hour": None if price is None else (price[0], price[1])})
 
@@ -120,11 +120,11 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = dict.fromkeys(
         lambda x: x is None or (isinstance(x, list) and len(x) == 2 and all(map(_is_number, x)) and x[0] <= x[1]),
     ),
 }
-"""The keys of a file: what each must be."""
+"""Key of a user's file → the rule for its value in words, and as a function."""
 
 
 def from_file(path: Path) -> Hardware:
-    """A user's own device: a YAML file with the keys of an entry of hardware.yaml and its peaks. It is called as the file.
+    """Read a user's own device from a YAML file: an entry of hardware.yaml with peaks. The device is called like the file.
 
     Raises:
         UserError: the file cannot be read, a key is unknown or missing, or a value is not of its kind.
@@ -149,7 +149,7 @@ def find(name: str) -> Hardware:
     """The device called `name`, or the one that a file `name` describes if it ends in .yaml or .yml.
 
     Raises:
-        UserError: the device is not in the table. The message lists the known names, closest first. Or the file is wrong.
+        UserError: the device is not in the table (the message lists the known names, closest first), or the file is wrong.
     """
     if name.endswith((".yaml", ".yml")):
         return from_file(Path(name))

@@ -73,7 +73,7 @@ svg .hollow { fill: none; stroke-width: 1.5; }
 
 
 class Bar(NamedTuple):
-    """A stretch of a lane from `start` to `stop`, with a colour of the style and a short text inside."""
+    """A bar in a lane from `start` to `stop`: number of a colour of the style, tooltip, and a short text inside."""
 
     start: float
     stop: float
@@ -83,10 +83,10 @@ class Bar(NamedTuple):
 
 
 def document(title: str, body: Iterable[str], command: str = "") -> str:
-    """A whole file. It needs nothing else. Characters that UTF-8 cannot have, as in the name of a file, become "?".
+    """A whole HTML file, which needs no other file. Characters that UTF-8 cannot encode become "?".
 
     Args:
-        command: that made it. It and the title are then at the top of the body.
+        command: the command that made the page. The title and this command are then at the top of the body.
     """
     if command:
         body = [f"<h1>{escape(title)}</h1>", f"<p><code>{unbroken(command)}</code></p>", *body]
@@ -99,7 +99,7 @@ def document(title: str, body: Iterable[str], command: str = "") -> str:
 
 
 def unbroken(text: str) -> str:
-    """A text whose flags are not broken at their hyphens."""
+    """HTML of a text whose flags are not broken at their hyphens."""
     return re.sub(r"\(?--[\w.=,/-]+[);,]*", r'<span class="flag">\g<0></span>', escape(text))
 
 
@@ -127,7 +127,7 @@ def pairs(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str = "", kind: str = "") -> str:
-    """A table, which opens by `summary` if there is one.
+    """A table. With `summary` it is folded, and a click on the summary opens it.
 
     Args:
         kind: "figures": cells are not broken into lines. "texts": cells stand below each other on a narrow screen.
@@ -142,7 +142,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str 
 
 
 def legend(entries: Iterable[tuple[int, str]], kinds: Sequence[str] = ()) -> str:
-    """Colours and what they mean. `kinds`: of lines, "line", "dots" or "dashed" for each entry; none for areas."""
+    """A legend of (colour, text) entries. `kinds`: for lines, "line", "dots" or "dashed" per entry; empty for areas."""
     items = (
         f'<li><i class="{kinds[i] if kinds else ""}" style="color:var(--c{color})"></i>{escape(text)}</li>'
         for i, (color, text) in enumerate(entries)
@@ -156,7 +156,7 @@ def figure(caption: str, picture: str, below: str = "") -> str:
 
 
 def tabs(name: str, parts: Sequence[tuple[str, str]]) -> str:
-    """One of at most three parts at a time, chosen by the reader: (label, content). `name` is unique in the page."""
+    """Tabs of at most three parts, (label, content), of which the reader sees one. `name` is unique in the page."""
     name = escape(name)
     buttons = (
         f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}><label for="{name}-{i}">'
@@ -182,7 +182,7 @@ def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> 
 
 
 def areas(columns: Sequence[tuple[float, Sequence[float]]], colors: Sequence[int], top: float) -> str:
-    """Stacked values from left to right, each for a width."""
+    """Stacked areas: `columns` are (width, values from the bottom up), from left to right; `top` is the highest value."""
     whole = sum(width for width, _ in columns)
     found = []
     for layer in range(len(colors)):
@@ -199,9 +199,9 @@ def areas(columns: Sequence[tuple[float, Sequence[float]]], colors: Sequence[int
 
 
 def lanes(label: str, rows: Sequence[tuple[str, Sequence[Bar]]], end: float, ticks: Sequence[tuple[float, str]]) -> str:
-    """Bars on lanes over time."""
+    """Bars on lanes over time, from 0 to `end`. `rows`: (name, bars) of each lane. `ticks`: (time, text)."""
     pitch = max(8, min(30, 420 // len(rows)))
-    every = -(-14 // pitch)  # lanes for a line of text
+    every = -(-14 // pitch)  # number of lanes that a line of text needs
     shapes = []
     for i, (name, bars) in enumerate(rows):
         y, height = i * pitch + 1, pitch - 2
@@ -230,7 +230,7 @@ def text(x: float | str, y: float | str, said: str, *, anchor: str = "start", ki
 
 
 def anchor(place: float) -> str:
-    """The end of a text that must not leave a picture."""
+    """The SVG text anchor with which a text at this place stays inside the picture."""
     return "start" if place < 12 else "end" if place > 88 else "middle"
 
 
@@ -240,7 +240,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def round_numbers(low: float, high: float, most: int) -> list[float]:
-    """At most `most` round numbers in [low, high]: multiples of 1, 2 or 5 times a power of ten, evenly."""
+    """At most `most` evenly spaced round numbers in [low, high]: multiples of 1, 2 or 5 times a power of ten."""
     step = 10.0 ** math.floor(math.log10((high - low) / most))
     step *= next(factor for factor in (1, 2, 5, 10, 20) if (high - low) / (step * factor) < most - 1)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -248,5 +248,5 @@ def round_numbers(low: float, high: float, most: int) -> list[float]:
 
 
 def few(found: list[T], most: int) -> list[T]:
-    """At most so many of them, evenly."""
+    """At most `most` of the elements, evenly spaced."""
     return found[:: max(1, -(-len(found) // most))]

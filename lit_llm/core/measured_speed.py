@@ -10,7 +10,7 @@ _SIZES = {"cpu": 2048, "cuda": 8192}
 
 
 def matmul_tflops(device: Any, dtype: Any, *, precision: str = "highest") -> float:
-    """Best of five products of square matrices, TFLOP/s."""
+    """TFLOP/s of the fastest of five products of square matrices."""
     import torch
 
     size = _SIZES[device.type]
@@ -25,7 +25,7 @@ def matmul_tflops(device: Any, dtype: Any, *, precision: str = "highest") -> flo
 
 
 def copy_gbps(device: Any) -> float:
-    """Best of five copies of 256 MB, GB/s: bytes read and written."""
+    """GB/s of the fastest of five copies of 256 MB: bytes read plus bytes written."""
     import torch
 
     source = torch.ones(64_000_000, device=device)
@@ -34,7 +34,7 @@ def copy_gbps(device: Any) -> float:
 
 
 def fastest(work: Callable[[], Any], device: Any) -> float:
-    """Seconds of the fastest of five runs, after one to warm up."""
+    """Seconds of the fastest of five runs, after one run to warm up."""
     import torch
 
     seconds = []

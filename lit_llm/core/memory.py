@@ -1,4 +1,4 @@
-"""Memory: of a device or this machine, the sizes of temporary buffers, and Python's garbage. torch is imported on first use.
+"""Memory of a device or machine, sizes of temporary buffers, and Python's garbage collection. torch is imported on first use.
 
 The code that allocates a buffer and the planner that counts it share its size.
 """
@@ -28,7 +28,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def memory_bytes(device: Any) -> int:
-    """Memory of a GPU; for other devices that of the machine, or what a container may use of it. Processes share the latter."""
+    """Bytes of a GPU's memory. For other devices: of the machine's memory, or of the container's limit; processes share it."""
     import torch
 
     if device.type == "cuda":
@@ -37,9 +37,9 @@ def memory_bytes(device: Any) -> int:
 
 
 def cgroup_limits() -> list[tuple[Path, int]]:
-    """Folder and bytes of each limit of memory that the kernel holds this process to: its control group's, and of those above.
+    """Folder and bytes of each memory limit of this process: the limits of its control group and of the groups above it.
 
-    Empty where there is none. Both versions of cgroups; a container sees its own group at the top.
+    Empty without limits. Reads both versions of cgroups. In a container, the container's own group is at the top.
     """
     try:
         lines = _GROUPS_OF_PROCESS.read_text().splitlines()
@@ -52,19 +52,19 @@ def cgroup_limits() -> list[tuple[Path, int]]:
         top, name = (_CGROUPS, "memory.max") if not controllers else (_CGROUPS / "memory", "memory.limit_in_bytes")
         group = top / path.lstrip("/")
         for folder in (group, *(above for above in group.parents if above.is_relative_to(top))):
-            with contextlib.suppress(OSError, ValueError):  # not to be seen from a container, or "max"
+            with contextlib.suppress(OSError, ValueError):  # the file is hidden from a container, or has "max"
                 found.append((folder, int((folder / name).read_text())))
     return found
 
 
 def address_space_bytes() -> float:
-    """What one process may map (ulimit -v); infinity without a limit."""
+    """Bytes of address space that one process may map (ulimit -v); infinity without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
 def free_host_bytes() -> int:
-    """Memory that processes of this machine, or of this container if it has a limit, can still take without swapping."""
+    """Bytes that processes of this machine, or of this container if it has a limit, can still take without swapping."""
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
     for folder, limit in cgroup_limits():
@@ -72,14 +72,14 @@ def free_host_bytes() -> int:
             usage = "memory.current" if (folder / "memory.current").exists() else "memory.usage_in_bytes"
             used = int((folder / usage).read_text())
             parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            page_cache = int(parts.get("total_inactive_file", parts["inactive_file"]))  # it is given back
+            page_cache = int(parts.get("total_inactive_file", parts["inactive_file"]))  # the kernel frees it when needed
             free = min(free, limit - used + page_cache)
     return max(0, free)
 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Within it, Python does not search for cycles of objects that nobody uses."""
+    """A context in which Python's garbage collector does not search for cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

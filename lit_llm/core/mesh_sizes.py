@@ -1,4 +1,4 @@
-"""The dimensions of a device mesh. Without torch, so that the planner and `MeshStrategy` share them."""
+"""The dimensions of a device mesh. No torch, because the planner and `MeshStrategy` share them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def mesh_sizes(
     """The sizes on `world_size` processes.
 
     Args:
-        shard: "auto" is world_size divided by the product of the others.
+        shard: "auto" is world_size divided by the product of the other sizes.
 
     Raises:
         UserError: if the product of the sizes is not `world_size`.

@@ -6,21 +6,21 @@ import math
 
 
 def two_digits(number: float, *, whole: bool = False) -> str:
-    """Two significant digits without an exponent, for example "0.016", "2.0", "97,000".
+    """The number with two significant digits and without an exponent, for example "0.016", "2.0", "97,000".
 
     Args:
-        whole: no decimals.
+        whole: leave out decimals.
     """
     if not number:
         return "0"
-    for _ in range(2):  # 9.96 becomes 10.0, and that 10
+    for _ in range(2):  # 9.96 becomes 10.0, then 10
         decimals = 1 - math.floor(math.log10(abs(number)))
         number = round(number, decimals)
     return f"{number:,.{0 if whole else max(0, decimals)}f}"
 
 
 def money(usd: float) -> str:
-    """For example "$0.75", "$8,900", "$130k", "$1.2M"."""
+    """US dollars with two digits, for example "$0.75", "$8,900", "$130k", "$1.2M"."""
     if usd < 0.01:
         return "less than $0.01"
     for limit, factor, unit in ((1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
@@ -30,22 +30,22 @@ def money(usd: float) -> str:
 
 
 def money_range(low: float, high: float) -> str:
-    """For example "$130k to $320k"."""
+    """A range of US dollars, for example "$130k to $320k"; one amount if both ends read alike."""
     return money(low) if money(low) == money(high) else f"{money(low)} to {money(high)}"
 
 
 def percent(share: float) -> str:
-    """For example "0.16%", "97%"."""
+    """A share as a percentage with two digits, for example "0.16%", "97%"."""
     return f"{two_digits(100 * share)}%"
 
 
 def counted(number: int, name: str) -> str:
-    """For example "1 run", "1,200 runs"."""
+    """A number with a noun, for example "1 run", "1,200 runs"."""
     return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def count(number: float) -> str:
-    """For example "1.56 B", "124 M", "17 k"."""
+    """A number with three digits and a unit, for example "1.56 B", "124 M", "17 k"."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= limit * 0.9995:  # 999,700 is 1 M, not 1e+03 k
             return f"{number / limit:.3g} {unit}"
@@ -60,7 +60,7 @@ def size(number: float) -> str:
 
 
 _UNITS = ((1e-3, 1e-6, "µs"), (1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (48 * 3600, 3600, "h"))
-"""Limit, factor and name."""
+"""Upper limit in seconds, seconds of the unit, and its name."""
 
 
 def duration(seconds: float) -> str:

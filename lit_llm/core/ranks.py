@@ -1,6 +1,6 @@
-"""Which process of a run this one is, from what its launcher has put into the environment. Lightning decides in the same way.
+"""Which process of a run this one is, from the environment variables of its launcher. Lightning decides in the same way.
 
-torchrun sets RANK, which comes first within a Slurm job. srun sets SLURM_PROCID; but in a job that is named as a shell (salloc)
+torchrun sets RANK, which takes precedence in a Slurm job. srun sets SLURM_PROCID, but in a job with a shell's name (salloc)
 each process is a run of its own. Processes that Lightning starts have LOCAL_RANK and NODE_RANK. No torch.
 """
 
@@ -15,7 +15,7 @@ _NUMBERS = (
 
 
 def wrong_numbers() -> list[str]:
-    """A sentence for each variable that torchrun, Slurm or Lightning sets, if it is no number."""
+    """A sentence for each variable of torchrun, Slurm or Lightning whose value is not a number in its range."""
     rules = {name: "a whole number" for name in _NUMBERS if not os.environ.get(name, "0").isdecimal()}
     if _number("MASTER_PORT") >= 2**16:
         rules["MASTER_PORT"] = "at most 65535"
@@ -35,13 +35,13 @@ def is_slurm() -> bool:
 
 
 def launched_ranks() -> int | None:
-    """The processes that a launcher has started for the run; None if there is none, so that Lightning will start them."""
+    """Number of processes that a launcher has started for the run; None without a launcher: Lightning will start them."""
     ranks = os.environ.get("WORLD_SIZE") or (os.environ["SLURM_NTASKS"] if is_slurm() else None)
     return None if ranks is None else int(ranks)
 
 
 def may_have_peers() -> bool:
-    """Whether others may already run as ranks of the same run: a launcher has started them, or Lightning on other nodes."""
+    """Whether other ranks of the run may already be running: a launcher has started them, or Lightning on other nodes."""
     return (launched_ranks() or 1) > 1 or "NODE_RANK" in os.environ
 
 
@@ -51,13 +51,13 @@ def is_rank_zero() -> bool:
 
 
 def rank_name() -> str:
-    """This process in a sentence: "rank 3"; of further nodes whose processes Lightning counts, "rank 3 of node 1"."""
+    """This process in a sentence: "rank 3", or "rank 3 of node 1" if Lightning starts the processes of several nodes."""
     rank, node = _rank()
     return f"rank {rank} of node {node}" if node else f"rank {rank}"
 
 
 def _rank() -> tuple[int, int]:
-    """The global rank and 0; or the rank on its node and the node, whose size only the Trainer knows."""
+    """(global rank, 0); or (rank on its node, number of the node) if only the Trainer knows the size of a node."""
     if "RANK" in os.environ:
         return _number("RANK"), 0
     if is_slurm():
@@ -71,12 +71,12 @@ def is_first_here() -> bool:
 
 
 def has_agent_store() -> bool:
-    """Whether torchrun, and not rank 0, has the store in which the processes find each other."""
+    """Whether torchrun, and not rank 0, hosts the store in which the processes find each other."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def restarts() -> int:
-    """How often torchrun has started the ranks again. Its agent's store outlives them."""
+    """Number of times that torchrun has restarted the ranks. Its agent's store outlives them."""
     return _number("TORCHELASTIC_RESTART_COUNT")
 
 

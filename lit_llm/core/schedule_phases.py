@@ -1,4 +1,4 @@
-"""The phases of a learning-rate schedule: warmup, stable, decay; found from the rates alone, so that any schedule has them."""
+"""The phases of a learning-rate schedule (warmup, stable, decay), computed from its rates alone, so for any schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Phase:
 
 _SAMPLES = 2048
 _MOST_PHASES = 12
-"""Beyond these, a schedule is one that varies."""
+"""A schedule with more phases has one phase, "varies"."""
 
 
 def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[int], int]) -> list[Phase]:
@@ -28,7 +28,7 @@ def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[in
     Their ends are exact in a run of up to _SAMPLES steps. In a longer one, a phase between two samples may be missed.
 
     Args:
-        rate: of an optimizer step 1, 2, …, with a peak of 1.
+        rate: rate of optimizer step 1, 2, …, with a peak of 1.
         tokens_before: the number of tokens in the first n steps, as a function of n.
     """
 

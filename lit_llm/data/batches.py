@@ -6,15 +6,13 @@ A sampler yields the addresses of the blocks of a whole micro-batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, DistributedSampler
 
+from lit_llm.callbacks import ignore_signals
 from lit_llm.data.blocks import Blocks
-
-if TYPE_CHECKING:
-    from lit_llm.data.datamodule import TokenDataModule
 
 # The length of an endless loader. Lightning sums lengths over ranks in int64, so it must stay far below 2**63.
 ENDLESS = 2**48
@@ -31,12 +29,12 @@ class GlobalOrder(DistributedSampler):
     A ``DistributedSampler`` prevents Lightning from injecting its own shuffling sampler.
     """
 
-    def __init__(self, blocks: Blocks, data: TokenDataModule, *, rank: int, world_size: int) -> None:
+    def __init__(self, blocks: Blocks, data: Any, *, rank: int, world_size: int) -> None:
         super().__init__(blocks, num_replicas=world_size, rank=rank, shuffle=False)
         self.data = data
 
     def __len__(self) -> int:
-        """Micro-batches of the whole run."""
+        """The number of micro-batches in the whole run."""
         steps = self.data.max_steps
         return ENDLESS if steps == -1 else self.data.micro_batches_before(steps)
 
@@ -46,7 +44,7 @@ class GlobalOrder(DistributedSampler):
         remaining = len(self) - data.micro_batches_before(done)
         while remaining > 0:
             parts: list[np.ndarray] = []  # per step: (G / W,) global sample numbers of this rank
-            ends: list[int] = []  # of the micro-batches
+            ends: list[int] = []  # of the micro-batches, in samples of `parts`
             while sum(map(len, parts)) < _AHEAD:
                 size, micro = data.batch_samples(step), data.micro_batch_samples(step)
                 per_rank = size // self.num_replicas
@@ -87,7 +85,21 @@ class ResumableLoader(DataLoader):
     """A loader without state: the trainer's step count determines its position (see ``GlobalOrder``).
 
     Lightning warns on resume about loaders without these two methods.
+
+    Args:
+        order: yields whole micro-batches.
     """
+
+    def __init__(self, blocks: Blocks, order: DistributedSampler, *, num_workers: int, pin_memory: bool) -> None:
+        super().__init__(
+            blocks,
+            sampler=order,
+            batch_size=None,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            worker_init_fn=ignore_signals,  # Ctrl-C and SLURM signal the process group; the main process stops its workers
+            pin_memory=pin_memory,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -1,13 +1,14 @@
-"""From token streams to batches: blocks of T inputs and T targets, by their numbers.
+"""Turn token streams into batches: blocks of T inputs and T targets, which have numbers.
 
 A batch is a dict of tensors:
 
-- ``input_ids``, ``targets``: (B, T) int64. ``targets[b, t]`` is the token after ``input_ids[b, t]``, or -100 where there is
-  nothing to predict, or the data say that the token is no target.
+- ``input_ids``, ``targets``: (B, T) int64. ``targets[b, t]`` is the token after ``input_ids[b, t]``. It is -100 where there is
+  nothing to predict, or where a mask says that the token is no target.
 - ``documents``: (B, T) int32, if the model needs them: a number for each document of a row. They never decrease along a row.
-- ``pairs``: (B, P) int64, of data of preferences only (``PairBlocks``).
-- ``teacher_ids`` (B, T, k) int32 and ``teacher_logp`` (B, T, k) int16, if an objective asks for a teacher: what it gives in the
-  place of each target (``lit_llm.data.teacher``). The bits of float16: precisions that convert batches would round numbers.
+- ``pairs``: (B, P) int64, only for preference data (``PairBlocks``).
+- ``teacher_ids`` (B, T, k) int32 and ``teacher_logp`` (B, T, k) int16, if an objective asks for a teacher: its k likeliest ids
+  in the place of each target (``lit_llm.data.teacher``), and their log-probabilities as the bits of float16, because
+  precisions that convert batches would round floats.
 
 A sampler yields the block numbers of a whole micro-batch, and the dataset reads it at once (``DataLoader(batch_size=None)``).
 There are no per-sample Python objects and no collation.
@@ -24,13 +25,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lit_llm.core._torch import IGNORED
 from lit_llm.core.errors import UserError
 from lit_llm.data.document_ends import Documents
 from lit_llm.data.pack_plan import PackPlan
 from lit_llm.data.teacher import Teacher
 from lit_llm.data.token_stream import TokenStream
-
-IGNORE = -100
 
 
 class Rows(NamedTuple):
@@ -58,7 +58,7 @@ class Blocks(Dataset, ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Blocks of one data epoch."""
+        """The number of blocks in one data epoch."""
 
     @abstractmethod
     def rows(self, blocks: np.ndarray) -> Rows:
@@ -69,14 +69,14 @@ class Blocks(Dataset, ABC):
 
 
 class StreamBlocks(Blocks):
-    """Blocks of one stream. What its pieces leave of a block is padding: it has no targets, and is a document of its own.
+    """Blocks of one stream. The rest of a block after its pieces is padding: it has no targets, and is a document of its own.
 
     Args:
         documents: where the stream's documents are, if batches have ``documents``.
     """
 
-    _random: bool  # whether blocks are read in random order
-    teacher: Teacher | None = None  # of the stream, if batches have what it gives
+    _random = True  # whether blocks are read in random order
+    teacher: Teacher | None = None  # of the stream, if batches have a teacher's ids
 
     def __init__(self, stream: TokenStream, *, block_size: int, vocab_size: int, documents: Documents | None = None) -> None:
         self.stream, self.block_size, self.vocab_size, self.documents = stream, block_size, vocab_size, documents
@@ -87,7 +87,7 @@ class StreamBlocks(Blocks):
 
     def rows(self, blocks: np.ndarray) -> Rows:
         rows = self._padding(len(blocks))
-        starts: list[list[int]] = []  # of the pieces of each row
+        starts: list[list[int]] = []  # the starts of the pieces of each row
         for row, block in enumerate(blocks.tolist()):
             at, pieces = 0, self.pieces(block)
             for number, (start, pairs) in enumerate(pieces):
@@ -105,7 +105,7 @@ class StreamBlocks(Blocks):
         return self._completed(rows, starts)
 
     def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray | int:
-        """The documents of the piece ``number`` of a row, whose first input is ``start``."""
+        """The document numbers of a row's piece ``number``, whose first input is at ``start`` in the stream."""
         return number
 
     def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
@@ -115,14 +115,14 @@ class StreamBlocks(Blocks):
         """Rows without targets. Any valid id serves as input: attention is causal."""
         shape = rows, self.block_size
         documents = None if self.documents is None else np.zeros(shape, dtype=np.int32)
-        padding = Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64), documents)
+        padding = Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64), documents)
         if self.teacher is None:
             return padding
         given = *shape, self.teacher.info.top_k
         return padding._replace(teacher_ids=np.zeros(given, np.int32), teacher_logp=np.zeros(given, np.int16))
 
     def _read_pairs(self, start: int, input_ids: np.ndarray, targets: np.ndarray) -> None:
-        """Fill ``input_ids`` (n,) with the tokens from ``start`` on, and ``targets`` (n,) with those that follow each.
+        """Fill ``input_ids`` (n,) with the tokens from ``start`` on, and ``targets`` (n,) with the token after each.
 
         Tokens that the stream's mask excludes are no targets.
         """
@@ -132,11 +132,17 @@ class StreamBlocks(Blocks):
             raise self.stream.bad_token(start + int(np.argmax(tokens >= self.vocab_size)), self.vocab_size)
         input_ids[:], targets[:] = tokens[:-1], tokens[1:]
         if (mask := self.stream.read_mask(start + 1, len(targets), random=self._random)) is not None:
-            targets[mask == 0] = IGNORE
+            targets[mask == 0] = IGNORED
 
 
-class _Consecutive(StreamBlocks):
-    """Block i starts at token i * T, whatever the documents, so consecutive blocks share one token."""
+class TrainBlocks(StreamBlocks):
+    """The M = (N - 1) // T full blocks of a training stream of N tokens.
+
+    Block i starts at token i * T, whatever the documents, so consecutive blocks share one token.
+    """
+
+    def __len__(self) -> int:
+        return (len(self.stream) - 1) // self.block_size
 
     def pieces(self, block: int) -> list[tuple[int, int]]:
         start = block * self.block_size
@@ -148,16 +154,7 @@ class _Consecutive(StreamBlocks):
         return self.documents.numbers(start, len(targets))
 
 
-class TrainBlocks(_Consecutive):
-    """The M = (N - 1) // T full blocks of a training stream of N tokens."""
-
-    _random = True
-
-    def __len__(self) -> int:
-        return (len(self.stream) - 1) // self.block_size
-
-
-class HeldOutBlocks(_Consecutive):
+class HeldOutBlocks(TrainBlocks):
     """A held-out stream: every token except the first is a target exactly once, and the last block is padded.
 
     Blocks after the end contain only padding, so that all ranks have the same number of batches.
@@ -177,8 +174,6 @@ class PackedBlocks(StreamBlocks):
         kwargs: the arguments of ``StreamBlocks``.
     """
 
-    _random = True
-
     def __init__(self, stream: TokenStream, plan: PackPlan, **kwargs: Any) -> None:
         super().__init__(stream, **kwargs)
         assert plan.size == self.block_size
@@ -188,7 +183,7 @@ class PackedBlocks(StreamBlocks):
         return len(self.plan)
 
     def pieces(self, block: int) -> list[tuple[int, int]]:
-        pieces = self.plan.block(block).tolist() if block < len(self.plan) else []  # held-out ones end in padding
+        pieces = self.plan.block(block).tolist() if block < len(self.plan) else []  # a held-out set ends in padding
         if any(start + pairs >= len(self.stream) for start, pairs in pieces):
             raise UserError(f"{self.plan.path} is damaged: delete it, and the next run makes it again.")
         return pieces
@@ -197,11 +192,12 @@ class PackedBlocks(StreamBlocks):
 class PairBlocks(PackedBlocks):
     """The blocks of a plan whose pieces are pairs: a chosen document, and the rejected one after it.
 
-    In ``documents`` those of pair i of a row are 2 i and 2 i + 1. A batch has ``pairs`` too, (B, P): where the pairs of each
-    row begin, or -1, in all streams of a corpus. P is the most pairs that a row of the batch has. No two blocks share a pair.
+    In ``documents``, pair i of a row has the numbers 2 i and 2 i + 1. A batch also has ``pairs`` (B, P): the position of each
+    pair's first input, counted over all streams of the corpus, or -1. P is the largest number of pairs in a row of the batch.
+    No two blocks share a pair.
 
     Args:
-        first: the tokens of the streams before this one.
+        first: the number of tokens in the streams before this one.
         kwargs: the arguments of ``PackedBlocks``, with ``documents``.
     """
 
@@ -211,8 +207,8 @@ class PairBlocks(PackedBlocks):
 
     def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray:
         assert self.documents is not None
-        documents = self.documents.numbers(start, len(targets))  # 0 of the chosen and 1 of the rejected one
-        targets[:-1][np.diff(documents) > 0] = IGNORE  # the first token of the other document
+        documents = self.documents.numbers(start, len(targets))  # 0 for the chosen and 1 for the rejected one
+        targets[:-1][np.diff(documents) > 0] = IGNORED  # the first token of the other document
         return 2 * number + documents
 
     def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
@@ -253,9 +249,9 @@ class MixtureBlocks(Blocks):
 
 
 class HeldOutMixtureBlocks(MixtureBlocks):
-    """Held-out blocks of all sources, each with one number. Those after the end are padding.
+    """Held-out blocks of all sources, each with one number. Blocks after the end are padding.
 
-    The sources alternate evenly, so that the first batches, which `limit_val_batches` leaves, have text of all of them.
+    The sources alternate evenly, so that the first batches, which `limit_val_batches` leaves, have text of all sources.
     """
 
     def __init__(self, blocks: Mapping[int, Blocks]) -> None:
@@ -267,9 +263,5 @@ class HeldOutMixtureBlocks(MixtureBlocks):
         self._padding = list(self.blocks)[-1], sizes[-1]
 
     def __getitem__(self, blocks: np.ndarray) -> dict[str, Tensor]:
-        return super().__getitem__(self.addresses(blocks))
-
-    def addresses(self, blocks: np.ndarray) -> np.ndarray:
-        """(source, block) of block numbers (n,): (n, 2). Blocks after the end lie after the end of the last source."""
-        there = blocks < len(self._addresses)
-        return np.where(there[:, None], self._addresses[np.where(there, blocks, 0)], self._padding)
+        there = blocks < len(self._addresses)  # blocks after the end lie after the end of the last source
+        return super().__getitem__(np.where(there[:, None], self._addresses[np.where(there, blocks, 0)], self._padding))

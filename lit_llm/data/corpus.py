@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
-from lit_llm.data.document_ends import missing_documents
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_llm.data.document_ends import Documents, missing_documents
 from lit_llm.data.stored_files import Seen, StoredFiles
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.token_parts import PartCounts
 from lit_llm.tokenizers import Tokenizer
 
-# Before the fingerprint of data of which every token was hashed. Others are of samples: long data without a manifest.
-_ALL_TOKENS = "tokens-"
-
 MAX_FILES = 10_000
-"""A checkpoint lists no more files than this. If there are more, every launch hashes all of them in the background."""
+"""A checkpoint lists no more files than this."""
 
 
 @dataclass(frozen=True)
@@ -28,65 +30,100 @@ class Corpus:
     vocab_size: int
     tokenizer: Tokenizer | None
     text_sizes: Mapping[str, PartCounts] = field(default_factory=dict)
-    """Split → what was counted when it was tokenised, where it is complete."""
+    """Split → its counts from tokenisation, for splits with all their shards."""
     eos_id: int | None = None
-    """Ends every document; None: the tokenizer's."""
+    """The id that ends every document; None: no id does."""
     bos_id: int | None = None
-    """Opens every document; None: nothing does."""
+    """The id that opens every document; None: no id does."""
+
+    @property
+    def pairs(self) -> bool:
+        """Whether documents are pairs of a chosen and a rejected answer."""
+        return any(stream.pairs for stream in self.streams.values())
+
+    def pair_positions(self) -> np.ndarray:
+        """(n,) int64, ascending: the positions of all pairs of all splits, as in "pairs" of a batch."""
+        starts = (pool + self.tokens_before(name) for name in self.streams for pool, _ in self.documents(name).pools(2**18))
+        return np.concatenate([*starts, np.empty(0, dtype=np.int64)])
+
+    def tokens_before(self, name: str) -> int:
+        """The number of tokens in the streams before the stream ``name``."""
+        return sum(len(stream) for other, stream in islice(self.streams.items(), list(self.streams).index(name)))
+
+    def documents(self, name: str) -> Documents:
+        """The documents of a stream."""
+        return Documents(self.streams[name], ends_open=self.ends_open(name))
+
+    def ends_open(self, name: str) -> bool:
+        """Whether the id that ends a document of a stream opens the next: all documents end with an id, and begin with none."""
+        said = self.streams[name].ends_open
+        return (self.eos_id is not None and self.bos_id is None) if said is None else said
+
+    def token_bytes(self) -> Tensor | None:
+        """(V,) int64: the UTF-8 bytes of each id; None without a tokenizer. Ids that the tokenizer lacks have 0 bytes."""
+        if self.tokenizer is None:
+            return None
+        sizes = torch.zeros(self.vocab_size, dtype=torch.int64)
+        known = torch.from_numpy(self.tokenizer.token_bytes())
+        sizes[: len(known)] = known
+        return sizes
+
+    def token_bytes_of(self, split: str) -> Tensor | None:
+        """`token_bytes`; in float64 and corrected, if their sum over the split is not the number of bytes of the text.
+
+        If the text has unknown characters, the unknown id gets the mean of their bytes. In other cases, such as a space that a
+        tokenizer puts before each text, the bytes of all ids are scaled by one factor.
+        """
+        sizes, text = self.token_bytes(), self.text_sizes.get(split)
+        if sizes is None or text is None or text.bytes == text.token_bytes:
+            return sizes
+        sizes, unknown = sizes.double(), None if self.tokenizer is None else self.tokenizer.unknown_id
+        if unknown is None or not text.unknown_tokens:
+            return sizes * (text.bytes / max(text.token_bytes, 1))
+        sizes[unknown] = (text.bytes - text.token_bytes) / text.unknown_tokens
+        return sizes
 
 
 @dataclass(frozen=True)
 class OpenedCorpus:
-    """A corpus, and what was found out when it was opened."""
+    """A corpus, and the hashes and files that were found when it was opened."""
 
     corpus: Corpus
     hashes: dict[str, str]
-    """Of the tokens of each stream."""
+    """Stream → the hash of its tokens."""
     files: StoredFiles
     """The files that hold the tokens."""
     sources: Seen
     """The files that checkpoints list: the texts, or the files of the tokens. Empty if there are too many."""
     fingerprint: str
-    """Of the counts and tokens of all streams; it starts with "tokens-" if every token was hashed."""
+    """A hash of the counts and tokens of all streams."""
     with_documents: frozenset[str]
     """The streams whose shards all know where documents end."""
 
     @classmethod
     def of(cls, corpus: Corpus, sources: Seen | None) -> OpenedCorpus:
-        """Check the token ids of a corpus, as far as `TokenStream.scan` reads them.
+        """Check and hash the tokens of a corpus, as far as `TokenStream.scan` reads them.
 
         Args:
-            sources: the texts that it was made from; None: the files of the tokens are the data.
+            sources: the texts that the corpus was made from; None: the files of the tokens are the data.
 
         Raises:
             UserError: a token is outside the vocabulary.
         """
         hashes = {name: stream.scan(corpus.vocab_size) for name, stream in corpus.streams.items()}
-        form = _ALL_TOKENS if all(stream.hash_covers_all for stream in corpus.streams.values()) else ""
         known = frozenset(name for name, stream in corpus.streams.items() if missing_documents(stream) is None)
         files = StoredFiles(file for stream in corpus.streams.values() for file in stream.files())
         listed = files.seen if sources is None else sources
         kept = listed if len(listed) <= MAX_FILES else {}
-        return cls(corpus, hashes, files, kept, form + combined_hash(corpus.streams, hashes), known)
+        return cls(corpus, hashes, files, kept, combined_hash(corpus.streams, hashes), known)
 
-    def is_of_samples(self, fingerprint: str) -> bool:
-        """Whether a saved fingerprint is of samples of these data: then they had no manifest yet."""
-        streams, vocab_size = self.corpus.streams, self.corpus.vocab_size
-        sampled = {name: stream.scan_tokens(vocab_size) for name, stream in streams.items()}
-        return not fingerprint.startswith(_ALL_TOKENS) and fingerprint == combined_hash(streams, sampled)
-
-    def change_since(self, fingerprint: str, files: Mapping[str, list[str]], sources: Iterable[Path]) -> str:
-        """One phrase about a saved fingerprint that differs: which files have changed, as far as they were saved.
+    def change_since(self, files: Mapping[str, list[str]], sources: Iterable[Path]) -> str:
+        """One phrase that says which files have changed since a state with another fingerprint was saved.
 
         Args:
-            files: those that were saved with it.
+            files: the files that were saved with that state; empty if it lists none.
             sources: the files that hold the data now.
         """
-        if fingerprint.startswith(_ALL_TOKENS) and not self.fingerprint.startswith(_ALL_TOKENS):
-            return (
-                "the checkpoint has a hash of every token, and the shards have none any more: restore the meta.json that "
-                "prepare wrote beside them"
-            )
         if files and self.sources:
             changes = file_changes(files, self.sources)
             more = f", and {len(changes) - 5} more" if len(changes) > 5 else ""
@@ -105,7 +142,7 @@ def combined_hash(streams: Mapping[str, TokenStream], hashes: Mapping[str, str])
 
 
 def file_changes(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> list[str]:
-    """What happened to each file: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged."""
+    """The changes of files: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged."""
     same = ({blake2b for _, blake2b in before.values()} & {blake2b for _, blake2b in now.values()}) - {""}
     both = [path for path in before if path in now and before[path][0] != now[path][0]]
     changed = [f"{path} has changed" for path in both if before[path][1] != now[path][1] or not now[path][1]]

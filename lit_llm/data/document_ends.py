@@ -1,14 +1,16 @@
-"""Where the documents of a stream are: the numbers of the documents in a row, and all documents in order.
+"""Find the documents of a stream: the document numbers of a row, and all documents in order.
 
-An input belongs to the document of its token. Unless documents end with an id and begin with none: then the end of a document
-is the first input of the next one, as an opening id would be, and an input belongs to the document of its target.
+An input belongs to the document of its token. The exception is data whose documents end with an id and begin with none. There,
+the id that ends a document is the first input of the next one, as an opening id would be, and an input belongs to the document
+of its target.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -18,16 +20,14 @@ from lit_llm.data.shard_layout import ShardLayout
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shards import DOCS_DTYPE
 
-_READ = 512  # ends read at once: a page
-
 
 def missing_documents(stream: TokenStream) -> str | None:
-    """A shard that does not know where its documents end; None if all do."""
+    """The path of a shard that does not say where its documents end; None if all shards do."""
     return next((layout.path for layout in stream.layouts if not (layout.megatron or os.path.exists(layout.docs))), None)
 
 
 class Documents:
-    """The documents of a stream whose shards all know where documents end.
+    """The documents of a stream whose shards all say where documents end.
 
     ``.docs`` files are read where they are needed. The ends of Megatron's documents are kept in memory, 8 bytes each.
 
@@ -38,13 +38,13 @@ class Documents:
     def __init__(self, stream: TokenStream, *, ends_open: bool) -> None:
         self.stream, self.ends_open = stream, ends_open
         self._files = OpenFiles()
-        self._ends: dict[int, Sequence[int]] = {}  # by shard
+        self._ends: dict[int, _DocsFile | np.ndarray | None] = {}  # by shard
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_ends": {}}
 
     def numbers(self, start: int, length: int) -> np.ndarray:
-        """The documents of the inputs [start, start + length): (length,) int32, which begin with 0 and never decrease.
+        """The document number of each input in [start, start + length): (length,) int32, from 0 and never decreasing.
 
         Raises:
             UserError: the ends are damaged.
@@ -55,17 +55,17 @@ class Documents:
         return opens.cumsum(dtype=np.int32)
 
     def pools(self, documents: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All documents with at least one pair of an input and its target, so many at a time. A chosen and a rejected answer,
-        which follow each other, count as one.
+        """All documents with at least one pair of an input and its target. Each step takes ``documents`` document ends. A
+        chosen answer and the rejected one after it count as one document.
 
         Yields:
-            (n,) the position of each document's first input, and (n,) its pairs.
+            (n,) the position of each document's first input, and (n,) the number of its pairs.
 
         Raises:
             UserError: the ends are damaged.
         """
-        waiting = np.empty(0, dtype=np.int64)  # ends
-        begin = 0  # of the first document among them
+        waiting = np.empty(0, dtype=np.int64)  # document ends that are not yielded yet
+        begin = 0  # the first token of the first of these documents
         for layout, offset in zip(self.stream.layouts, self.stream.starts, strict=False):
             ends = layout.document_ends()
             assert ends is not None
@@ -89,78 +89,39 @@ class Documents:
 
     def _between(self, above: int, last: int) -> np.ndarray:
         """The ends e of documents with above < e <= last, in tokens of the stream: (n,) int64."""
-        starts, found = self.stream.starts, [np.empty(0, dtype=np.int64)]
+        starts, between = self.stream.starts, [np.empty(0, dtype=np.int64)]
         shard = bisect_right(starts, above) - 1
         while shard < len(self.stream.layouts) and starts[shard] < last:
             ends, offset = self._of(shard), starts[shard]
-            first = _page_of(ends, above - offset, self.stream.layouts[shard].tokens)
-            while first < len(ends):
-                part = np.asarray(ends[first : first + _READ], dtype=np.int64) + offset
-                found.append(part[(part > above) & (part <= last)])
-                if part[-1] > last:
-                    break
-                first += len(part)
+            first = bisect_right(ends, above - offset)
+            end = bisect_right(ends, last - offset, lo=first)
+            part = np.asarray(ends[first:end], dtype=np.int64) + offset
+            if np.any(part[1:] <= part[:-1]):
+                path = self.stream.layouts[shard].path
+                raise UserError(f"The document ends of {path} are damaged: they do not increase. Prepare the data again.")
+            between.append(part)
             shard += 1
-        between = np.concatenate(found)
-        if np.any(between[1:] <= between[:-1]):
-            raise UserError(
-                f"The document ends of {self.stream.layouts[shard - 1].path} are damaged: they do not increase. Prepare the "
-                "data again."
-            )
-        return between
+        return np.concatenate(between)
 
-    def _of(self, shard: int) -> Sequence[int]:
+    def _of(self, shard: int) -> Any:
         if shard not in self._ends:
             layout = self.stream.layouts[shard]
-            ends = layout.document_ends() if layout.megatron else _DocsFile(layout, self._files)
-            assert ends is not None
-            self._ends[shard] = ends  # type: ignore[assignment]
+            self._ends[shard] = layout.document_ends() if layout.megatron else _DocsFile(layout, self._files)
         return self._ends[shard]
 
 
-def _page_of(ends: Sequence[int], position: int, tokens: int) -> int:
-    """The number of an end at or before the first end above `position`, fewer than `_READ` before it.
-
-    Documents are about equally long everywhere, so the number is interpolated from the position. Every fourth guess halves.
-    """
-    low, high, low_at, high_at = 0, len(ends), 0, tokens  # the first end above has a number from low to high
-    guesses = 0
-    while high - low >= _READ:
-        guesses += 1
-        inside = (high - low) // 2 if guesses % 4 == 0 else (high - low) * (position - low_at) // (high_at - low_at)
-        guess = min(max(low + inside - _READ // 2, low), high - _READ)
-        page = ends[guess : guess + _READ]
-        first, last = int(page[0]), int(page[-1])
-        if first > position:
-            high, high_at = guess, first
-        elif last <= position:
-            low, low_at = guess + _READ, last
-        else:
-            return guess
-    return low
-
-
-class _DocsFile(Sequence[int]):
-    """The numbers in a ``.docs`` file, without the file in memory."""
+class _DocsFile:
+    """The numbers in a ``.docs`` file, which stays on disk."""
 
     def __init__(self, layout: ShardLayout, files: OpenFiles) -> None:
         self._path, self._files = layout.docs, files
-        try:
-            self._count = os.path.getsize(layout.docs) // DOCS_DTYPE.itemsize
-        except FileNotFoundError:
-            raise UserError(f"{layout.docs} is gone: restore it, and continue the run with --resume auto.") from None
+        self._count = os.path.getsize(layout.docs) // DOCS_DTYPE.itemsize
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int | slice) -> np.ndarray | int:  # type: ignore[override]
+    def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, int):
-            if index >= self._count:
-                raise IndexError(index)
-            return int(self._read(index, 1)[0])
-        first, end, _ = index.indices(self._count)
-        return self._read(first, end - first)
-
-    def _read(self, first: int, count: int) -> np.ndarray:
-        size = DOCS_DTYPE.itemsize
+            return self[index : index + 1][0]
+        first, count, size = index.start, index.stop - index.start, DOCS_DTYPE.itemsize
         return np.frombuffer(self._files.read(self._path, first * size, count * size, random=True), dtype=DOCS_DTYPE)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from lit_llm.data.blocks import IGNORE
+from lit_llm.core._torch import IGNORED
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.tokenizers import Tokenizer
 
@@ -16,7 +16,7 @@ def first_batch(data: TokenDataModule, sequences: int) -> Iterator[str]:
     """Lines about the first sequences of the global batch that a new run reads first, with documents if the shards have them.
 
     Args:
-        data: with the recipe's batch, without a Trainer.
+        data: a data module with the batch sizes of the recipe, without a Trainer.
     """
     data.prepare_data()
     data.setup()
@@ -49,10 +49,10 @@ def batch_as_text(batch: Mapping[str, Tensor], tokenizer: Tokenizer | None, sour
 
 
 def _text(ids: np.ndarray, tokenizer: Tokenizer | None) -> str:
-    """The text of (n,) ids. Ignored ones are counted in brackets, outside of the quotes."""
+    """The text of (n,) ids. Ignored ids are counted in brackets, outside of the quotes."""
     parts = []
-    for run in np.split(ids, np.flatnonzero(np.diff(ids == IGNORE)) + 1):
-        if run[0] == IGNORE:
+    for run in np.split(ids, np.flatnonzero(np.diff(ids == IGNORED)) + 1):
+        if run[0] == IGNORED:
             parts.append(f"[{len(run):,} masked]")
         else:
             parts.append(" ".join(map(str, run)) if tokenizer is None else repr(tokenizer.decode(run)))

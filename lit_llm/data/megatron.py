@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -29,7 +28,7 @@ def index_of(path: str) -> str:
 def has_index(path: str) -> bool:
     """Whether an index of Megatron's stands beside ``path``."""
     try:
-        with open(open_ordinary(index_of(path)), "rb") as file:
+        with open(index_of(path), "rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
@@ -47,17 +46,13 @@ def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
     if not has_index(path):
         return None
     index = index_of(path)
-    with open(open_ordinary(index), "rb") as file:
+    with open(index, "rb") as file:
         dtype, sequences, _ = _header(index, file.read(_HEADER.size))
-        file.seek(_HEADER.size + 4 * (sequences - 1))
-        [last] = np.frombuffer(file.read(4), dtype="<i4").tolist()
-        file.seek(_HEADER.size + 4 * sequences + 8 * (sequences - 1))
-        [start] = np.frombuffer(file.read(8), dtype="<i8").tolist()
+    [last] = np.fromfile(index, "<i4", 1, offset=_HEADER.size + 4 * (sequences - 1)).tolist()
+    [start] = np.fromfile(index, "<i8", 1, offset=_HEADER.size + 4 * sequences + 8 * (sequences - 1)).tolist()
     expected = start + last * dtype.itemsize
     if problem := wrong_size(path, size, expected, f"{index} says {expected} bytes"):
         raise UserError(f"{problem} Restore both files.")
-    if size == 0:
-        raise UserError(f"{path} is empty: give a file with tokens.")
     return dtype, size // dtype.itemsize
 
 
@@ -68,7 +63,7 @@ def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
         UserError: the index is damaged.
     """
     index = index_of(path)
-    with open(open_ordinary(index), "rb") as file:
+    with open(index, "rb") as file:
         _, sequences, documents = _header(index, file.read(_HEADER.size))
         sizes = np.fromfile(file, dtype="<i4", count=sequences)
         starts = np.fromfile(file, dtype="<i8", count=sequences)
@@ -82,7 +77,7 @@ def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
 
 
 def wrong_size(path: str, size: int, expected: int, says: str) -> str | None:
-    """A sentence if a file has not the size that something ``says``."""
+    """A sentence if the file does not have the ``expected`` size, which something ``says``; None if it does."""
     what = "truncated" if size < expected else "too long"
     return None if size == expected else f"{path} is {what}: {says}, but it has {size}."
 

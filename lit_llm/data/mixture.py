@@ -16,9 +16,8 @@ from lit_llm.data.corpus import combined_hash
 from lit_llm.data.datamodule import chat_forms
 from lit_llm.data.mixture_order import MixtureOrder, Phase, PhaseDraws, SourceDraws, continued, phases_of, smallest_quotas
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems, with_names
-from lit_llm.data.pack_plan import planned
 from lit_llm.data.shard_splits import ShardSplits, no_split_text, splits_of
-from lit_llm.data.token_shards import ShardDataModule
+from lit_llm.data.token_shards import ShardDataModule, streams_by_name
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.paths import MissingFiles, same_files
 
@@ -28,13 +27,13 @@ _NEEDS_LENGTH = "A mixture needs the length of the run, of which its phases are 
 class Mixture(ShardDataModule):
     """Several sources of token shards, mixed by weight. ``lit_llm.data.mixture_order`` has the order of samples.
 
-    All sources have one tokenizer. The weights hold exactly over every period of samples, and each source is read once
-    per epoch. Batches have ``sources`` too: (B,) int64, each row's number in ``source_names``. A validation reads
-    the held-out text of every source.
+    All sources have one tokenizer. The weights hold exactly over every period of samples, and each block of a source is read
+    once in each of the source's epochs. Batches also have ``sources``: (B,) int64, the number of each row's source in
+    ``source_names``. Validation reads the held-out text of every source.
 
     Args:
         sources: name → shards.
-        phases: parts of the run with their weights, in order. They are fractions of ``trainer.max_steps``.
+        phases: parts of the run with their weights, in order. They are fractions of a run of ``trainer.max_steps``.
         kwargs: the arguments of ``ShardDataModule``.
     """
 
@@ -46,7 +45,6 @@ class Mixture(ShardDataModule):
         self._length: tuple[int, int | None] | None = None  # max_steps and max_epochs of the Trainer
         self._past: list[Phase] = []  # the phases of the checkpoint that the run continues from
         self._made: MixtureOrder | None = None
-        self._packed_blocks: dict[str, int | None] = {}  # of the trained sources, as far as they were counted
 
     # ---- Checks -------------------------------------------------------------------------------------------------
 
@@ -62,7 +60,7 @@ class Mixture(ShardDataModule):
         return problems + self._found_problems(splits, complete=not problems)
 
     def _found_problems(self, splits: Mapping[str, ShardSplits], *, complete: bool) -> list[str]:
-        """What is wrong with the shards that were found, which are all if ``complete``."""
+        """One sentence for each problem of the shards that were found. If ``complete``, no shards are missing."""
         problems = self._vocabulary_problems(splits) if complete or self._manifests(splits) else []
         tokenizers = {manifest.tokenizer: name for name, each in splits.items() for _, manifest in each.manifests.values()}
         if len(tokenizers) > 1:
@@ -78,7 +76,7 @@ class Mixture(ShardDataModule):
         return super().problems(world_size) or self._run_problems()
 
     def _run_problems(self) -> list[str]:
-        """Problems of a run of this length. Rank 0 knows the sizes of the sources."""
+        """One sentence for each problem of a run of this length. Before `setup`, only rank 0 knows the sizes of the sources."""
         if self._length is None:
             return []
         max_steps, max_epochs = self._length
@@ -88,18 +86,22 @@ class Mixture(ShardDataModule):
             return [_NEEDS_LENGTH]
         if self.block_size is None or not (self.is_open or is_rank_zero()):
             return []
+        trained = self._streams_of("train")
         found = [
             f"Source {name} has {len(stream)} training tokens, but a block needs {self.block_size + 1} "
             f"({self.block_size} and the next one): give it more text, or lower --model.block_size."
             for name in self.sources
-            if self._is_trained(name) and (stream := self._train_stream(name)) is not None and len(stream) <= self.block_size
+            if self._is_trained(name) and (stream := trained.get(name)) is not None and len(stream) <= self.block_size
         ]
         return found or self._cap_problems()
 
     def _cap_problems(self) -> list[str]:
         """A sentence for each source that the run would read more often than its `max_epochs`."""
-        if all(source.max_epochs is None for source in self.sources.values()) or not self.knows_blocks:
-            return []  # `setup` checks unknown numbers of blocks
+        # Before `setup`, the numbers of packed blocks are estimates without padding, which are not checked.
+        if all(source.max_epochs is None for source in self.sources.values()) or (
+            self.packing == "best_fit" and not self._plans
+        ):
+            return []
         found = []
         for name, draws in self.draws()[-1].sources.items():
             cap = self.sources[name].max_epochs
@@ -110,14 +112,6 @@ class Mixture(ShardDataModule):
                     f"weight, give it more text, train less, or set --data.sources.{name}.max_epochs {enough:.12g}."
                 )
         return found
-
-    @property
-    def knows_blocks(self) -> bool:
-        """Whether the numbers of blocks are exact. Before `setup`, those of packed sources may be estimates without padding."""
-        if self.packing == "concatenate" or self._plans:
-            return True
-        self._sizes()
-        return None not in self._packed_blocks.values()
 
     def _is_trained(self, name: str) -> bool:
         return any(phase.weights.get(name) for phase in self.phases)
@@ -155,13 +149,9 @@ class Mixture(ShardDataModule):
         return sum(len(stream) for stream in self._streams_of("val").values())
 
     def _streams_of(self, split: str) -> dict[str, TokenStream]:
-        """Source → its stream of a split, of the sources that have it."""
-        streams = self.corpus.streams
+        """Source → its stream of a split, for the sources that have this split. It works before `setup`, too."""
+        streams = self.corpus.streams if self.is_open else streams_by_name(self._splits())
         return {name: streams[key] for name in self.sources if (key := f"{name}/{split}") in streams}
-
-    def _train_stream(self, name: str) -> TokenStream | None:
-        """The training stream of a source, before `setup` too."""
-        return self._streams_of("train").get(name) if self.is_open else self._splits()[name].streams.get("train")
 
     # ---- Blocks and their order ---------------------------------------------------------------------------------
 
@@ -170,7 +160,7 @@ class Mixture(ShardDataModule):
 
     def train_blocks(self) -> Blocks:
         names = list(self.sources)
-        return MixtureBlocks({names.index(key.rpartition("/")[0]): self._train_blocks_of(key) for key in self._train_streams()})
+        return MixtureBlocks({names.index(key.rpartition("/")[0]): self._blocks_of(key) for key in self._train_streams()})
 
     def _held_out_blocks(self, split: str) -> Blocks:
         streams = self._streams_of(split)
@@ -180,7 +170,7 @@ class Mixture(ShardDataModule):
             of_files = f"No {split} text{of}: give a source some, such as --data.sources.NAME.{split}."
             raise UserError(no_split_text(split, of) if folders else of_files)
         names = list(self.sources)
-        return HeldOutMixtureBlocks({names.index(name): self._held_out_blocks_of(f"{name}/{split}") for name in streams})
+        return HeldOutMixtureBlocks({names.index(name): self._blocks_of(f"{name}/{split}") for name in streams})
 
     def locate(self, g: np.ndarray) -> np.ndarray:
         return self._order().locate(g)
@@ -192,32 +182,18 @@ class Mixture(ShardDataModule):
         return self._made
 
     def _sizes(self) -> dict[str, int]:
-        """Source → its training blocks, 0 without training text."""
-        return {name: self._size(name) for name in self.sources}
-
-    def _size(self, name: str) -> int:
+        """Source → the number of its training blocks, 0 without training text."""
         if self._plans:  # `setup` makes them
-            return len(self._plans[key]) if (key := f"{name}/train") in self._plans else 0
-        stream = self._train_stream(name)
-        if stream is None:
-            return 0
-        counted = self._counted(name, stream)
-        return (len(stream) - 1) // self._block_size if counted is None else counted
-
-    def _counted(self, name: str, stream: TokenStream) -> int | None:
-        """The packed blocks of a source, counted before there is a plan; None if they are not packed, or not known."""
-        if self.packing == "concatenate" or not self._is_trained(name):
-            return None
-        if name not in self._packed_blocks:
-            found = planned(stream, size=self._block_size)
-            self._packed_blocks[name] = None if found is None else found[0].blocks
-        return self._packed_blocks[name]
+            sizes = {name.rpartition("/")[0]: len(plan) for name, plan in self._plans.items()}
+        else:
+            sizes = {name: (len(stream) - 1) // self._block_size for name, stream in self._streams_of("train").items()}
+        return dict.fromkeys(self.sources, 0) | sizes
 
     def _phases(self) -> list[Phase]:
         """The phases of the run, in samples.
 
         Raises:
-            UserError: its length is not known.
+            UserError: the length of the run is not known.
         """
         if (steps := self._steps()) == -1:
             raise UserError(_NEEDS_LENGTH)
@@ -226,11 +202,11 @@ class Mixture(ShardDataModule):
         return continued(self._past, configured, self._base_samples)
 
     def _steps(self) -> int:
-        """Steps of the whole run; -1: unknown."""
+        """The number of steps of the whole run; -1: unknown."""
         return self._length[0] if self.trainer is None and self._length is not None else self.max_steps
 
     def draws(self) -> list[PhaseDraws]:
-        """What each phase reads of each source. The length of the run must be known: from the Trainer, or by ``find_run``."""
+        """The data that each phase reads. The length of the run must be known: from the Trainer, or by ``find_run``."""
         order, sizes, start, found = self._order(), self._sizes(), 0, []
         for phase in order.phases:
             before, after = order.drawn(start), order.drawn(phase.end)
@@ -244,11 +220,11 @@ class Mixture(ShardDataModule):
         return found
 
     def epochs_by_source(self, steps: int) -> dict[str, float]:
-        """Of the whole run, whose length is known."""
+        """Source → the number of passes over it in the whole run, whose length must be known; ``steps`` is ignored."""
         return {name: drawn.epochs for name, drawn in self.draws()[-1].sources.items() if drawn.epochs}
 
     def describe_phases(self) -> list[str]:
-        """By their last steps: "phases: until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
+        """The phases with their last steps: "phases: until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
         to_come = [phase for phase in self._phases() if phase.end > self._base_samples]
         steps = range(self._base_step, self._steps() + 1)
         ends = [steps[bisect_left(steps, phase.end, key=self.samples_at)] for phase in to_come]
@@ -274,33 +250,18 @@ class Mixture(ShardDataModule):
         self._base_samples, self._base_step = saved["consumed_samples"], saved["global_step"]
         self._past = [Phase(end, dict(quotas)) for end, quotas in saved["phases"]]
 
-    def _data_identity(self) -> dict[str, Any]:
-        return {"sources": {name: self._fingerprint_of(name) for name in self.sources}}
+    def _fingerprints(self) -> dict[str, str]:
+        of = {
+            name: {key: one for key, one in self.corpus.streams.items() if key.startswith(f"{name}/")} for name in self.sources
+        }
+        return {f"fingerprint of {name}": combined_hash(streams, self._open_data.hashes) for name, streams in of.items()}
 
-    def _fingerprint_of(self, name: str) -> str:
-        streams = {key: stream for key, stream in self.corpus.streams.items() if key.startswith(f"{name}/")}
-        return combined_hash(streams, self._open_data.hashes)
-
-    def changed_settings(self, saved: dict[str, Any]) -> dict[str, Any]:
-        changed = super().changed_settings(saved)
-        if "sources" in changed and not self._changed_sources(changed["sources"]):
-            del changed["sources"]  # a new source, or one that is gone
-        return changed
-
-    def describe_change(self, name: str, before: Any, saved: dict[str, Any]) -> str:
-        if name != "sources":
-            return super().describe_change(name, before, saved)
-        names = ", ".join(self._changed_sources(before))
-        return f"the text of {names} is not the checkpoint's"
-
-    def _changed_sources(self, before: Any) -> list[str]:
-        """The sources of both that have other text now."""
-        now = self._data_identity()["sources"]
-        return [name for name in now if name in before and before[name] != now[name]]
+    def changed_text(self, name: str, saved: dict[str, Any]) -> str:
+        return f"the text of {name.removeprefix('fingerprint of ')} is not the checkpoint's"
 
 
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
-    """A sentence if conversations are written in two forms: a model answers in one."""
+    """A sentence if the conversations have two forms, because a model can answer in only one."""
     try:
         forms = chat_forms(trained.values())
     except UserError as error:

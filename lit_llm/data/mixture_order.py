@@ -4,7 +4,7 @@ A run consists of phases. Within one, samples come in periods of P = the sum of 
 has exactly q_s places, at random. A source's own samples are numbered 0, 1, 2, ... through the whole run. Its blocks are
 permuted by (seed, its name) anew for each of its epochs, so they do not depend on the other sources.
 
-The only state of a run is the list of its phases, because a continued run may have other ones.
+The only state of a run is the list of its phases, because a continued run may have other phases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AT_ONCE = 2**20  # places of periods that are computed at once: about 50 MB
 
 @dataclass(frozen=True)
 class SourceDraws:
-    """What a phase reads of a source. `epochs`: passes over it from the start of the run to the end of the phase."""
+    """The data that a phase reads of a source. `epochs`: passes over it from the start of the run to the end of the phase."""
 
     samples: int
     tokens: int
@@ -38,13 +38,13 @@ class SourceDraws:
 
 @dataclass(frozen=True)
 class PhaseDraws:
-    """What a phase reads.
+    """The data that a phase reads.
 
     Attributes:
-        end: samples of the run at its end.
-        period: samples after which the shares are exact, again and again.
-        largest_deviation: samples that a source can be away from its share in between.
-        sources: every one, also those without weight.
+        end: samples of the run at the end of the phase.
+        period: the shares of the sources are exact after every so many samples.
+        largest_deviation: the most samples by which a source can be ahead of its share, or behind, within a period.
+        sources: all sources, also the ones without weight.
     """
 
     end: int
@@ -57,7 +57,7 @@ class Phase(NamedTuple):
     """A part of the run with the same weights."""
 
     end: int
-    """Samples of the run at its end; it starts at the end of the one before."""
+    """Samples of the run at the end of the phase. The phase starts at the end of the one before."""
     quotas: dict[str, int]
     """Source → its samples in each period, at least 1. Their greatest common divisor is 1."""
 
@@ -101,7 +101,7 @@ def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def _hundredths(weights: dict[str, Fraction], total: Fraction | int) -> dict[str, Fraction]:
-    """Parts of 1 in the ratio of ``weights``, in whole hundredths of a percent, at least one. The largest takes the rest."""
+    """Shares in the ratio of ``weights``, in whole hundredths of a percent, at least one each. The largest takes the rest."""
     parts = {name: max(1, round(weight / total * MAX_PERIOD)) for name, weight in weights.items()}
     parts[max(parts, key=parts.__getitem__)] += MAX_PERIOD - sum(parts.values())
     return {name: Fraction(part, MAX_PERIOD) for name, part in parts.items()}
@@ -119,7 +119,7 @@ def phases_of(untils: Sequence[float], quotas: Sequence[dict[str, int]], total: 
 def continued(saved: Sequence[Phase], configured: Sequence[Phase], consumed: int) -> list[Phase]:
     """The phases of a continued run: the saved ones up to sample ``consumed``, then the configured ones.
 
-    A phase whose weights stay the same goes on; only its end may move. Another one starts at ``consumed``.
+    A phase whose weights stay the same goes on; only its end may move. A phase with other weights starts at ``consumed``.
     """
     past = [Phase(min(phase.end, consumed), phase.quotas) for phase in saved]
     if past and past[-1].end < consumed:  # samples after the last phase have its weights
@@ -139,21 +139,21 @@ def _joined(phases: Iterable[Phase]) -> list[Phase]:
 
 
 class MixtureOrder:
-    """Which source and block each sample of a run is.
+    """Finds the source and the block of each sample of a run.
 
     After n samples of a phase, a source has at most q (P - q) / P samples more or fewer than n q / P. The difference is 0
     after every P samples.
 
     Args:
         phases: at least one. The last one goes on after its end.
-        sizes: source → its blocks in one epoch. A source that only ended phases have may be missing.
+        sizes: source → its blocks in one epoch. A source may be missing if only ended phases have it.
         seed: the run's data seed.
     """
 
     def __init__(self, phases: Sequence[Phase], *, sizes: Mapping[str, int], seed: int) -> None:
         self.phases, self.sizes, self.seed = list(phases), dict(sizes), seed
         self._starts = [0, *(phase.end for phase in self.phases[:-1])]
-        self._drawn: list[dict[str, int]] = [{}]  # by each source before each phase
+        self._drawn: list[dict[str, int]] = [{}]  # before each phase: source → its samples so far
         for number, phase in enumerate(self.phases):
             self._drawn.append(self._after(number, phase.end))
 
@@ -184,7 +184,7 @@ class MixtureOrder:
         return self._after(int(np.searchsorted([phase.end for phase in self.phases[:-1]], samples)), samples)
 
     def _after(self, number: int, samples: int) -> dict[str, int]:
-        """``drawn``, if ``samples`` lies in the phase of that number or at its end."""
+        """The result of ``drawn`` for ``samples`` that lie in phase ``number``, or at its end."""
         quotas = self.phases[number].quotas
         periods, rest = divmod(samples - self._starts[number], self.phases[number].period)
         places, _ = self._period_places(number, np.array([periods]))
@@ -195,7 +195,7 @@ class MixtureOrder:
         return found
 
     def _own_numbers(self, number: int, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For samples of a phase: which of its sources by name each is (n,), and its number in that source (n,)."""
+        """For samples (n,) of a phase: the place of each one's source in the sorted names (n,), and its number in it (n,)."""
         names = sorted(self.phases[number].quotas)
         quotas = np.array([self.phases[number].quotas[name] for name in names])
         before = np.array([self._drawn[number].get(name, 0) for name in names])
@@ -211,7 +211,7 @@ class MixtureOrder:
         return which, before[which] + period * quotas[which] + earlier
 
     def _period_places(self, number: int, periods: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of periods of a phase: the source at each place (e, P), and how many earlier places of the period it has (e, P)."""
+        """For e periods of a phase: the source at each place (e, P), and its number of earlier places in the period (e, P)."""
         phase = self.phases[number]
         quotas = [phase.quotas[name] for name in sorted(phase.quotas)]
         size = phase.period
@@ -227,7 +227,7 @@ class MixtureOrder:
         return places, earlier
 
     def _blocks(self, name: str, own: np.ndarray) -> np.ndarray:
-        """The block that each own sample number of a source reads."""
+        """The block (n,) that each sample of a source reads, by its number ``own`` (n,) in that source."""
         size = self.sizes[name]
         return permute(own % size, size=size, seed=_seed(self.seed, "source", name), epoch=own // size)
 

@@ -10,35 +10,25 @@ from typing import TypeVar
 
 from lit_llm.core.errors import UserError
 from lit_llm.data.mixture_order import smallest_quotas
-from lit_llm.data.shard_splits import path_problems
+from lit_llm.data.shard_splits import ShardSource, path_problems
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def with_names(of_sources: Mapping[str, T]) -> dict[str, T]:
-    """By the names of sources. YAML reads a name such as 2024 as a number."""
+    """A copy with the names of sources as strings: YAML reads a name such as 2024 as a number."""
     return {str(name): value for name, value in of_sources.items()}
 
 
 @dataclass
-class MixtureSource:
-    """The shards of one source: a folder that ``prepare`` wrote, or files.
+class MixtureSource(ShardSource):
+    """The shards of one source. Not every source needs validation text.
 
     Args:
-        path: a folder that ``prepare`` wrote, instead of the three below.
-        train: files, globs, or a list of these, in the layout of llm.c or Megatron.
-        val: the same, for validation. Not every source needs it.
-        test: the same, for ``test``.
-        headerless: the files hold bare uint16 tokens, as nanoGPT writes them.
         max_epochs: the run is refused if it would read the source more often. None: no limit.
     """
 
-    path: str | None = None
-    train: str | list[str] | None = None
-    val: str | list[str] | None = None
-    test: str | list[str] | None = None
-    headerless: bool = False
     max_epochs: float | None = None
 
 
@@ -47,7 +37,7 @@ class MixturePhase:
     """A part of the run with the same weights.
 
     Args:
-        weights: source → its share of the samples. They sum to 100 or to 1. A source without one has 0.
+        weights: source → its share of the samples. The shares sum to 100 or to 1. A source without a share has 0.
         until: where the phase ends, as a fraction of the run's samples. The last phase ends at 1.
     """
 

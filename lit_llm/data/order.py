@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 SORTED_UP_TO = 256
-"""Sets of at most so many elements are sorted by random keys.
+"""Sets of at most this many elements are sorted by random keys.
 
-On them the Feistel network is visibly not uniform: over 400,000 epochs of 7 elements, a chi-square test of all 5,040 orders is
-1,209 standard deviations off; over 2,000,000 epochs, pairs of positions are 39 off with 12 elements, 18 with 16, and a single
-position 3.5 with 24. From 32 on, no test of a position or of a pair differs from chance.
+For them, the Feistel network is visibly not uniform: over 400,000 epochs of 7 elements, a chi-square test of all 5,040 orders
+is 1,209 standard deviations off; over 2,000,000 epochs, pairs of positions are 39 off with 12 elements, 18 with 16, and a
+single position 3.5 with 24. From 32 on, no test of a position or of a pair differs from chance.
 """
 _ROUNDS = 8  # as in the stateless shuffles of grain and levanter; Luby-Rackoff needs four
 _MASK = (1 << 64) - 1
@@ -28,8 +28,8 @@ def permute(index: np.ndarray, *, size: int, seed: int, epoch: int | np.ndarray)
     Up to ``SORTED_UP_TO`` elements are sorted by a hash of the seed, the epoch and the element: every order is equally
     likely. That takes O(size) memory for each distinct epoch.
 
-    Above, it is a Feistel network over the smallest power of two that is at least ``size``, in O(1) for each index. It is a
-    bijection for any round function. Results outside ``range(size)`` are mapped again until they fall inside
+    More elements are permuted by a Feistel network over the smallest power of two that is at least ``size``, in O(1) for each
+    index. It is a bijection for any round function. Results outside ``range(size)`` are mapped again until they fall inside
     ("cycle-walking"), which keeps the map a bijection on ``range(size)`` and takes fewer than two passes on average. (A linear
     congruential map would be cheaper, but its output has regular strides.)
 
@@ -83,8 +83,8 @@ def sample_index(g: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
 def _sorted(keys: np.ndarray, size: int) -> np.ndarray:
     """For each of (e,) uint64 keys a permutation of ``range(size)``: (e, size) int64.
 
-    The elements are sorted by the first ``size`` numbers of SplitMix64 that starts at the key. Two equal ones, of which the
-    chance is below 1e-14, would keep their order.
+    The elements are sorted by the first ``size`` numbers of SplitMix64 that starts at the key. Two elements with equal numbers,
+    whose chance is below 1e-14, would keep their order.
     """
     steps = np.arange(size, dtype=np.uint64) * np.uint64(_GOLDEN)
     return np.argsort(_mix(keys[:, None] + steps), axis=1, kind="stable")

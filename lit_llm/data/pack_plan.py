@@ -2,10 +2,10 @@
 
 A plan ``train_pack-T4096.idx`` stands beside the shards that it packs. All numbers are little-endian:
 
-    128 bytes: magic, version and T (uint32 each), the hash of what is packed (16 bytes), pieces, `Counts` without padding, cut
-    and separated of consecutive blocks (uint64 each), zeros
+    128 bytes: magic, version and T (uint32 each), `key_of` (16 bytes), number of pieces, `Counts` without padding, `cut` and
+    `separated` of consecutive blocks (uint64 each), zeros
     for each piece, block after block: the position of its first input (uint64), its pairs (uint32)
-    for each block the number of pieces before it, then that of all pieces (uint64)
+    for each block the number of pieces before it, then the number of all pieces (uint64)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uuid import uuid4
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lit_llm.core.disk import complete_file, is_disk_error, open_ordinary
+from lit_llm.core.disk import complete_file, is_disk_error
 from lit_llm.core.errors import UserError, refuse
 from lit_llm.data.document_ends import Documents, missing_documents
 from lit_llm.data.open_files import OpenFiles
@@ -33,7 +33,7 @@ from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HASH_BYTES
 
 MOST_COUNTED = 5_000_000
-"""Documents that `planned` packs, which takes a few seconds."""
+"""The most documents that `planned` packs, which takes a few seconds."""
 _MAGIC, _VERSION = b"LITPACK\0", 1
 _HEADER = struct.Struct("<8sII16sQ5Q2Q")
 _HEADER_BYTES = 128
@@ -55,19 +55,15 @@ class PackPlan:
         """
         self.path, self.size = path, size
         self._files = OpenFiles()
-        with open(open_ordinary(path), "rb") as file:
+        with open(path, "rb") as file:
             header, length = file.read(_HEADER_BYTES), os.fstat(file.fileno()).st_size
         if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
             raise UserError(f"{path} is not a plan of packing: delete it, and the next run makes it again.")
         _, version, planned, made_for, pieces, *counts, cut, separated = _HEADER.unpack_from(header)
-        if (version, planned) != (_VERSION, size):
+        if (version, planned, made_for) != (_VERSION, size, key):
             raise UserError(
-                f"{path} is a plan of version {version} for blocks of {planned} tokens, not of version {_VERSION} for {size}: "
-                "delete it, and the next run makes it again."
-            )
-        if made_for != key:
-            raise UserError(
-                f"{path} is the plan of other shards, or of another tokenizer's: delete it, and the next run makes it again."
+                f"{path} is the plan of other shards, of another tokenizer's, or for blocks of {planned} tokens: delete it, "
+                "and the next run makes it again."
             )
         blocks, documents, targets = counts[:3]
         if length != _HEADER_BYTES + pieces * PIECE.itemsize + (blocks + 1) * _INDEX.itemsize:
@@ -105,10 +101,10 @@ class PackPlan:
 
 
 def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
-    """The plan beside the shards, which is made first if it is missing. A line reports what it does.
+    """The plan beside the shards, which is made first if it is missing. A line reports what a new plan does.
 
     Args:
-        tokens_hash: of the stream (`TokenStream.scan`).
+        tokens_hash: hash of the stream (`TokenStream.scan`).
 
     Raises:
         UserError: as `PackPlan` and `write_plan`; or the shards do not know where documents end.
@@ -138,9 +134,9 @@ def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
 
 
 def planned(stream: TokenStream, *, size: int) -> tuple[Counts, Counts] | None:
-    """What packing will do, and what consecutive blocks would. Nothing is written.
+    """The counts of packed blocks, and of consecutive blocks for comparison. Nothing is written.
 
-    None if that is not known before a run: for more than `MOST_COUNTED` documents, and without a manifest.
+    None if the counts are not known before a run: for more than `MOST_COUNTED` documents, or without manifest or document ends.
 
     Raises:
         UserError: the document ends are damaged.
@@ -157,10 +153,11 @@ def planned(stream: TokenStream, *, size: int) -> tuple[Counts, Counts] | None:
 
 
 def report(made: Counts, other: Counts) -> str:
-    """What packing does to the documents, in one line.
+    """One line that says what packing does to the documents.
 
     Args:
-        other: what consecutive blocks would do.
+        made: counts of the packed blocks.
+        other: counts of consecutive blocks.
     """
     return (
         f"{made.documents:,} documents in {made.blocks:,} blocks, {made.padding_share:.2%} padding. Cut: {made.cut_share:.1%} "
@@ -172,7 +169,7 @@ def report(made: Counts, other: Counts) -> str:
 def path_of(stream: TokenStream, size: int, key: bytes) -> Path:
     """The name of the plan of a stream: ``train_pack-T4096.idx``, after its first shard.
 
-    The plan of some shards of several has the start of its key in its name, so that it does not replace that of all.
+    A plan of only some of the shards has the start of its key in its name, so that it does not replace the plan of all shards.
     """
     first = stream.paths[0]
     name = re.sub(r"_[0-9]+$", "", first.stem)
@@ -182,10 +179,10 @@ def path_of(stream: TokenStream, size: int, key: bytes) -> Path:
 
 
 def key_of(documents: Documents, tokens_hash: str) -> bytes:
-    """A hash of what decides a plan: the tokens, the shards, and where documents may be read from.
+    """A hash of everything that decides a plan: the tokens, the shards, and where documents end.
 
     Args:
-        tokens_hash: of the stream (`TokenStream.scan`).
+        tokens_hash: hash of the stream (`TokenStream.scan`).
     """
     shards = [(layout.tokens, 0 if layout.megatron else os.path.getsize(layout.docs)) for layout in documents.stream.layouts]
     listed = [file.blake2b for file in documents.stream.files() if file.path.endswith(DOCS_SUFFIX)]
@@ -194,11 +191,11 @@ def key_of(documents: Documents, tokens_hash: str) -> bytes:
 
 
 def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> int:
-    """Pack all documents and write the plan: complete, or not at all. Memory: a pool, 8 bytes a block, and the
+    """Pack all documents and write the plan: complete, or not at all. Memory: a pool, 8 bytes for each block, and the
     document ends of a shard.
 
     Returns:
-        The number of pairs that are left out, because no block takes them whole.
+        The number of pairs of answers that are left out, because they are longer than a block.
 
     Raises:
         UserError: the folder cannot be written or is gone, or the document ends are damaged.
@@ -221,7 +218,7 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> in
 
 
 def _pools(documents: Documents, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """What is packed together: starts (n,), lengths (n,), and the number of pairs left out. Other documents are cut."""
+    """Yield the documents that are packed together: starts (n,), lengths (n,), and how many pairs of answers are left out."""
     for starts, lengths in documents.pools(POOL):
         fits = lengths <= size if documents.stream.pairs else np.ones(len(lengths), dtype=bool)
         yield starts[fits], lengths[fits], int(np.sum(~fits))
@@ -229,7 +226,7 @@ def _pools(documents: Documents, size: int) -> Iterator[tuple[np.ndarray, np.nda
 
 def _write(file: BinaryIO, documents: Documents, size: int, key: bytes) -> int:
     counts, other, pieces, left_out = Counts(), Counts(), 0, 0
-    ends: list[np.ndarray] = []  # of each pool, the pieces up to the end of each of its blocks
+    ends: list[np.ndarray] = []  # for each pool: the number of pieces up to the end of each of its blocks
     file.write(bytes(_HEADER_BYTES))  # written when the counts are known
     for starts, lengths, long in _pools(documents, size):
         left_out += long

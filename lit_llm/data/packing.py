@@ -1,8 +1,8 @@
 """Best-fit-decreasing packing: which pieces of documents share a block.
 
-A document gives pairs of an input and its target. One of more than T pairs is cut into blocks of T from its start, and its
-rest is a piece like a short document. The pieces of a pool of documents are placed longest first, each into the block with the
-least room that takes it (Ding et al. 2024, arXiv 2404.10830). Nothing is random.
+A document gives pairs of an input and its target. A document of more than T pairs is cut into blocks of T from its start, and
+its rest is a piece like a short document. The pieces of a pool of documents are placed longest first, each into the block with
+the least room that is enough (Ding et al. 2024, arXiv 2404.10830). Nothing is random.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 POOL = 2**18
-"""Documents that are packed together. The plan depends on it. More would use memory for no less padding."""
+"""The number of documents that are packed together, on which the plan depends. More would use memory for no less padding."""
 PIECE = np.dtype([("start", "<u8"), ("length", "<u4")])
-"""A part of a document: the position of its first input in the stream, and its pairs."""
+"""A part of a document: the position of its first input in the stream, and the number of its pairs."""
 
 
 class Counts(NamedTuple):
-    """What a way to fill blocks does to documents. Counts of several pools add up."""
+    """Counts for blocks and documents under one way to fill blocks. Counts of several pools add up."""
 
     blocks: int = 0
     documents: int = 0
@@ -57,11 +57,11 @@ def pack(starts: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray
         size: pairs of a block, T.
 
     Returns:
-        (p,) pieces of type `PIECE`, block after block; (b,) the pieces of each block; and what was done.
+        (p,) pieces of type `PIECE`, block after block; (b,) the number of pieces in each block; and the counts.
     """
     starts, lengths = starts.astype(np.int64), lengths.astype(np.int64)
     whole, rest = lengths // size, lengths % size
-    document = np.repeat(np.arange(len(lengths)), whole)  # of each full block
+    document = np.repeat(np.arange(len(lengths)), whole)  # the document of each full block
     number = np.arange(len(document)) - np.repeat(np.cumsum(whole) - whole, whole)  # 0, 1, … within its document
     short = np.flatnonzero(rest)
     blocks = best_fit(rest[short], size)
@@ -86,7 +86,7 @@ def pack(starts: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray
 
 
 def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:
-    """The block (n,), from 0, of each piece (n,) of 1 to `size` pairs. Of blocks with equal room, the last one is taken."""
+    """The block (n,), from 0, of each piece (n,) of 1 to `size` pairs. Among blocks with equal room, the last one is taken."""
     found = np.empty(len(lengths), dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     blocks_with: list[list[int]] = [[] for _ in range(size + 1)]  # by their room
@@ -112,7 +112,7 @@ def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:
 
 
 def consecutive(starts: np.ndarray, lengths: np.ndarray, size: int) -> Counts:
-    """What blocks of T consecutive pairs do to the documents. Arguments as of `pack`. Blocks and padding are not counted."""
+    """The counts for blocks of T consecutive pairs, without blocks and padding. The arguments are those of `pack`."""
     starts, lengths = starts.astype(np.int64), lengths.astype(np.int64)
     in_first = size - starts % size  # pairs up to the end of the block in which the document starts
     cut = lengths > in_first

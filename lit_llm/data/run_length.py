@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
@@ -11,11 +11,8 @@ from lit_llm.core._lightning import set_max_steps
 from lit_llm.core.errors import UserError, report
 from lit_llm.data.batches import ENDLESS
 
-if TYPE_CHECKING:
-    from lit_llm.data.datamodule import TokenDataModule
 
-
-def set_accumulation(trainer: Trainer, data: TokenDataModule) -> None:
+def set_accumulation(trainer: Trainer, data: Any) -> None:
     """Set the micro-batches of an optimizer step. A `BatchRamp` sets them itself.
 
     Raises:
@@ -32,8 +29,8 @@ def set_accumulation(trainer: Trainer, data: TokenDataModule) -> None:
     trainer.accumulate_grad_batches = accumulate
 
 
-def set_end(trainer: Trainer, data: TokenDataModule) -> None:
-    """Where training ends: after `max_steps` optimizer steps, or before, where `max_epochs` passes over the data end.
+def set_end(trainer: Trainer, data: Any) -> None:
+    """Set the end of training: after `max_steps` optimizer steps, or earlier, after `max_epochs` passes over the data.
 
     Raises:
         UserError: the Trainer was given `overfit_batches`.
@@ -47,10 +44,10 @@ def set_end(trainer: Trainer, data: TokenDataModule) -> None:
     _set_epochs(trainer, data)
 
 
-def _set_epochs(trainer: Trainer, data: TokenDataModule) -> None:
+def _set_epochs(trainer: Trainer, data: Any) -> None:
     """Let Lightning's epochs, and validation within them, end with an optimizer step: micro-batches are rounded up to steps.
 
-    The end of the run follows, too, where `max_epochs` such epochs are fewer steps.
+    The run ends earlier, too, if `max_epochs` such epochs have fewer steps.
     """
     run = ENDLESS if trainer.max_steps == -1 else data.micro_batches_before(trainer.max_steps)
     if trainer.fast_dev_run:  # type: ignore[attr-defined]  # its max_steps is the number of batches
@@ -65,8 +62,8 @@ def _set_epochs(trainer: Trainer, data: TokenDataModule) -> None:
         trainer.val_check_interval = interval if trainer.check_val_every_n_epoch is None else min(interval, epoch)
 
 
-def _whole_steps(trainer: Trainer, data: TokenDataModule, key: str, epoch: int) -> int:
-    """A limit of the Trainer in micro-batches, rounded up to optimizer steps; `epoch` if there is none. Says what is rounded.
+def _whole_steps(trainer: Trainer, data: Any, key: str, epoch: int) -> int:
+    """A limit of the Trainer in micro-batches, rounded up to optimizer steps; `epoch` without a limit. A note reports rounding.
 
     Raises:
         UserError: a batch ramp changes the micro-batches of a step.
@@ -85,7 +82,7 @@ def _whole_steps(trainer: Trainer, data: TokenDataModule, key: str, epoch: int) 
 
 
 def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataLoader:
-    """The loader, of which a limit that is less than one batch becomes one batch: Lightning would raise."""
+    """The loader. A limit of the Trainer of less than one of its batches becomes one batch: Lightning would raise."""
     limit = 0 if trainer is None else getattr(trainer, key)
     if 0 < limit * len(loader) < 1:
         report(f"trainer.{key} is {limit}, less than one of {len(loader)} batches: one is used (--trainer.{key} 1)", "note")
@@ -93,8 +90,8 @@ def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataL
     return loader
 
 
-def steps_of_run(data: TokenDataModule, max_steps: int, max_epochs: int | None) -> int:
-    """Optimizer steps: `max_steps` (-1: no end), or fewer where `max_epochs` passes over the data end, which must be open."""
+def steps_of_run(data: Any, max_steps: int, max_epochs: int | None) -> int:
+    """The number of optimizer steps: `max_steps` (-1: no end) or those of `max_epochs` passes over open data, if fewer."""
     if max_epochs in (None, -1):
         return max_steps
     assert max_epochs is not None
@@ -102,8 +99,8 @@ def steps_of_run(data: TokenDataModule, max_steps: int, max_epochs: int | None) 
     return steps if max_steps == -1 else min(steps, max_steps)
 
 
-def steps_of_passes(data: TokenDataModule, passes: int) -> int:
-    """The fewest optimizer steps that read the training data so often. The data must be open."""
+def steps_of_passes(data: Any, passes: int) -> int:
+    """The fewest optimizer steps that read the training data ``passes`` times. The data must be open."""
     samples = passes * data.epoch_samples
     if data.ramp is None:
         return -(-samples // data.global_batch_size)
@@ -111,8 +108,8 @@ def steps_of_passes(data: TokenDataModule, passes: int) -> int:
     return data.ramp.steps_for(samples * data.block_size)
 
 
-def run_length(data: TokenDataModule, max_steps: int) -> str:
-    """Such as "60 steps = 9,600 tokens = 1.20 epochs". The data must be open."""
+def run_length(data: Any, max_steps: int) -> str:
+    """The length of a run in words: "60 steps = 9,600 tokens = 1.20 epochs". The data must be open."""
     assert data.block_size is not None
     tokens = data.samples_at(max_steps) * data.block_size
     read = data.epochs_by_source(max_steps)

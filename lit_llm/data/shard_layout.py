@@ -1,4 +1,4 @@
-"""Where the tokens of a file are, and of which type: llm.c's shards, bare uint16, Megatron's ``.bin`` with its ``.idx``.
+"""The layout of a file of tokens: an llm.c shard, bare uint16, or Megatron's ``.bin`` with its ``.idx``.
 
 nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot be recognised, so the user sets ``headerless``.
 """
@@ -6,12 +6,10 @@ nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot be recogn
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_llm.core.disk import UnusableFile, open_ordinary, ordinary_file
 from lit_llm.core.errors import UserError
 from lit_llm.data import megatron
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_INTS, LAYOUTS, MASK_SUFFIX
@@ -34,7 +32,7 @@ class ShardLayout(NamedTuple):
         return os.path.splitext(self.path)[0] + MASK_SUFFIX
 
     def mask_problem(self) -> str | None:
-        """Why the mask is not that of these tokens, as far as its size says it."""
+        """Why the mask cannot be the one of these tokens, judged by its size; None if it can."""
         if (size := size_of(self.mask_path)) is None:
             return f"The mask {self.mask_path} is missing: restore it, or prepare the data again."
         if size == self.tokens:
@@ -52,9 +50,9 @@ class ShardLayout(NamedTuple):
         return os.path.splitext(self.path)[0] + DOCS_SUFFIX
 
     def document_ends(self) -> np.ndarray | None:
-        """Where documents end that end in this file, in tokens from its first one: uint64 (n,), exclusive.
+        """The ends of the documents that end in this file, in tokens from its first one: uint64 (n,), exclusive.
 
-        None if that was not recorded.
+        None if document ends were not recorded.
 
         Raises:
             UserError: the ends are damaged.
@@ -66,7 +64,7 @@ class ShardLayout(NamedTuple):
             return None
         if os.path.getsize(docs) % DOCS_DTYPE.itemsize:
             raise UserError(f"{docs} is damaged: its size is not a multiple of 8 bytes. Prepare the data again.")
-        ends = np.fromfile(ordinary_file(Path(docs)), dtype=DOCS_DTYPE)
+        ends = np.fromfile(docs, dtype=DOCS_DTYPE)
         if ends.size and (ends[0] < 1 or ends[-1] > self.tokens or np.any(ends[1:] <= ends[:-1])):
             raise UserError(
                 f"{docs} is damaged: its document ends do not increase from 1 to at most {self.tokens}, the tokens of "
@@ -133,12 +131,9 @@ def _bare_layout(path: str, header: bytes, size: int) -> ShardLayout:
 def _start(path: str, length: int) -> tuple[bytes, int]:
     """The first bytes of a file, and its size."""
     try:
-        descriptor = open_ordinary(path)
-    except (FileNotFoundError, NotADirectoryError, UnusableFile):
+        with open(path, "rb") as file:
+            return file.read(length), os.fstat(file.fileno()).st_size
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"Token shard not found: {path}.") from None
     except OSError as error:
         raise UserError(f"Token shard {path} cannot be read: {error.strerror}.") from error
-    try:
-        return os.pread(descriptor, length, 0), os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""From the settings of ``TokenShards`` to opened splits: a folder that ``prepare`` wrote, or files, with their manifest."""
+"""Open the splits that settings name: a folder that ``prepare`` wrote, or files, with their manifest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from lit_llm.core.errors import UserError, noting, with_flag
 from lit_llm.data.token_stream import TokenStream
@@ -17,22 +16,31 @@ from lit_llm.ingest.token_parts import PartCounts
 SPLITS = ("train", "val", "test")
 
 
-class ShardSource(Protocol):
-    """Where shards are: a folder that ``prepare`` wrote, or files of each split."""
+@dataclass
+class ShardSource:
+    """Where shards are.
 
-    path: str | None
-    train: str | list[str] | None
-    val: str | list[str] | None
-    test: str | list[str] | None
-    headerless: bool
+    Args:
+        path: a folder that ``prepare`` wrote, instead of the three below.
+        train: files, globs, or a list of these, in the layout of llm.c or Megatron.
+        val: the same, for validation.
+        test: the same, for ``test``.
+        headerless: the files hold bare uint16 tokens, as nanoGPT writes them.
+    """
+
+    path: str | None = None
+    train: str | list[str] | None = None
+    val: str | list[str] | None = None
+    test: str | list[str] | None = None
+    headerless: bool = False
 
 
 @dataclass
 class ShardSplits:
-    """What was found."""
+    """The splits of a source that were found, and the problems."""
 
     streams: dict[str, TokenStream] = field(default_factory=dict)
-    """Of the splits without problems."""
+    """Split → its tokens, for the splits without problems."""
     problems: list[str] = field(default_factory=list)
     manifests: dict[str, tuple[Path, Manifest]] = field(default_factory=dict)
     """Folder and manifest of the splits whose files are all listed in one."""
@@ -45,7 +53,7 @@ class ShardSplits:
 
 
 def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCounts]:
-    """As of a ``Corpus``, over several sets of splits."""
+    """``Corpus.text_sizes`` of several sets of splits: splits of the same name are added."""
     sizes: dict[str, PartCounts] = {}
     for each in splits:
         for name, split in each.items():
@@ -59,8 +67,8 @@ def _in_folder(path: str, settings: str, required: Collection[str]) -> ShardSpli
     manifest = problem = None
     try:
         folder = Path(path).expanduser()
-        if not path or "\0" in path:
-            problem = f"path is {path!r}, but must be a folder that prepare wrote ({flag})."
+        if not path:
+            problem = f"path is empty, but must be a folder that prepare wrote ({flag})."
         elif not folder.exists():
             problem = MissingFiles(f"{path} is not found: give a folder that prepare wrote ({flag}).")
         elif not folder.is_dir():
@@ -72,8 +80,8 @@ def _in_folder(path: str, settings: str, required: Collection[str]) -> ShardSpli
             )
     except UserError as error:
         problem = with_flag(str(error), flag)
-    except (OSError, RuntimeError) as error:  # too long, an unknown home folder
-        problem = f"{path[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror} ({flag})."
     if problem is not None:
         return ShardSplits(problems=[problem])
     assert manifest is not None
@@ -115,7 +123,7 @@ def splits_of(source: ShardSource, *, settings: str = "--data", required: Collec
 
 
 def no_split_text(split: str, of: str = "") -> str:
-    """Why a folder that ``prepare`` wrote cannot be evaluated on a split, and how one is made that can."""
+    """A sentence that a folder written by ``prepare`` lacks this split, and how to prepare one that has it."""
     return f"No {split} text{of}: prepare the data again with it (prepare … --data.{split} FILE)."
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError, noting
 from lit_llm.core.number_domain import range_problems, whole
 from lit_llm.ingest.shard_manifest import Manifest
@@ -22,7 +21,7 @@ TokenId = Annotated[int | None, whole(0, 100_000_000)]
 
 @dataclass(frozen=True)
 class ShardVocabulary:
-    """What the settings say, each None if they do not. Manifests are those of the training shards."""
+    """The settings of the vocabulary, None where they are left out. ``manifests`` are those of the splits that describe it."""
 
     vocab_size: VocabSize
     tokenizer: Tokenizer | None
@@ -43,7 +42,7 @@ class ShardVocabulary:
         return manifests[0].vocab_size if manifests else _GPT2_VOCAB_SIZE
 
     def problems(self, manifests: Sequence[Manifest]) -> list[str]:
-        """One sentence for each setting that contradicts another one or a manifest."""
+        """A sentence for each setting out of range; if there is none, for each that contradicts another one or a manifest."""
         size = self.size(manifests)
         if found := range_problems(ShardVocabulary, "data", vars(self)):
             return found
@@ -58,7 +57,7 @@ class ShardVocabulary:
         return found
 
     def _id_problems(self, name: str, given: int, size: int, manifests: Sequence[Manifest]) -> list[str]:
-        """An id around documents that is not in the vocabulary, or about which settings, manifests and tokenizer differ."""
+        """A sentence if an id around documents is outside the vocabulary, or if a manifest or the tokenizer has another."""
         if not 0 <= given < size:
             return [f"{name} is {given}, but the vocabulary has {size} ids (--data.{name})."]
         for manifest in manifests:
@@ -87,12 +86,12 @@ class ShardVocabulary:
         return next((found for found in known if found is not None), None)
 
     def load_tokenizer(self, folder: Path | None) -> Tokenizer | None:
-        """The tokenizer in the folder of a manifest, which has the ids around its documents; without one, that of the settings.
+        """The tokenizer in the folder of a manifest, which has the ids around its documents; else that of the settings.
 
         Raises:
-            UserError: there are two, and they differ, or the settings name another id around documents.
+            UserError: both exist and differ, or the settings name another id around documents.
         """
-        if folder is None or not is_there(folder / TOKENIZER_FILE):
+        if folder is None or not (folder / TOKENIZER_FILE).exists():
             return self.tokenizer
         own = load_tokenizer(folder)
         if self.tokenizer is None:

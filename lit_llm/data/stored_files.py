@@ -1,4 +1,4 @@
-"""Whether files still hold what they held: size, ctime and inode at every start, a hash of the whole where these differ.
+"""Check whether files have changed: by size, ctime and inode at every start, and by a hash of the whole where these differ.
 
 The state of a file, ``SIZE CTIME INODE``, changes with every write, and with a copy to another place. Whoever remembers
 the state in which a file had its hash need not hash it again in that state. Checkpoints remember it for the files of a run's
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from lit_llm.core.disk import open_ordinary
 from lit_llm.core.number_text import counted
 from lit_llm.ingest.shards import HASH_BYTES
 
@@ -24,11 +23,11 @@ _REST = 49  # seconds of rest after a second of hashing in the background: 2 % o
 
 
 class StoredFile(NamedTuple):
-    """A file, and what it must hold as far as something beside it says so."""
+    """A file, and the content that it must have, as far as a manifest or another record says."""
 
     path: str
     blake2b: str | None = None
-    """The hash of its bytes after the head. None: nothing says it."""
+    """The hash that its bytes after the head must have. None: it is not known."""
     head: bytes = b""
     """The bytes that it begins with."""
     mend: str = ""
@@ -49,16 +48,16 @@ def state_of(path: str) -> str:
 
 
 def hash_of(path: str, head: bytes = b"", rest: Callable[[float], None] = lambda seconds: None) -> str:
-    """The hash of a file's bytes after its head; of all bytes, if it begins otherwise.
+    """The hash of a file's bytes after its head; of all bytes, if the file does not begin with ``head``.
 
     Args:
         rest: called after each read with the seconds that it took.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
-    with open(open_ordinary(path), "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file:
         begin = file.read(len(head))
         digest.update(b"" if begin == head else begin)
         start = time.perf_counter()
@@ -104,26 +103,21 @@ class StoredFiles:
 
     @property
     def unlisted(self) -> int:
-        """The number of files of which nothing says what they must hold."""
+        """The number of files whose expected hash is not known."""
         return sum(file.blake2b is None for file in self._files.values())
 
     def recall(self, saved: Mapping[str, list[str]]) -> list[str]:
-        """Take over the hashes of files that are still in a saved state; the paths of the others."""
-        changed = []
-        for path, (state, blake2b) in saved.items():
-            if path in self.seen and state == self.seen[path][0]:
-                self.seen[path] = [state, blake2b]
-        for path, (state, _) in self.seen.items():
-            if path not in saved or saved[path][0] != state:
-                changed.append(path)
+        """Take over the hashes of files that are still in a saved state, and return the paths of the other files."""
+        changed = [path for path, (state, _) in self.seen.items() if path not in saved or saved[path][0] != state]
+        self.seen |= {path: list(saved[path]) for path in self.seen.keys() - set(changed)}
         return changed
 
     def changes(self, saved: Mapping[str, list[str]], *, accepted: bool) -> list[str]:
-        """Hash the files that are not in the state of a checkpoint; a sentence for each that holds something else, or is gone.
+        """Hash the files that are not in the state of a checkpoint. Return a sentence for each that has changed or is gone.
 
         Args:
             saved: the files of the checkpoint.
-            accepted: files may hold something else than at the checkpoint, as far as nothing else lists them.
+            accepted: files may differ from those of the checkpoint, unless a manifest has their hash.
         """
         if not saved:
             return []
@@ -144,10 +138,10 @@ class StoredFiles:
     def problems(
         self, paths: Iterable[str] | None = None, rest: Callable[[float], None] = lambda seconds: None
     ) -> Iterator[str]:
-        """Hash the files whose hash is not known; a sentence for each that does not hold what it must.
+        """Hash the files whose hash is not known. Yield a sentence for each that does not have the content that it must have.
 
         Args:
-            paths: of some files; None: all.
+            paths: the files to check; None: all.
             rest: as in `hash_of`.
         """
         for path in list(self._files) if paths is None else paths:
@@ -166,7 +160,7 @@ class StoredFiles:
 
 
 class BackgroundCheck(threading.Thread):
-    """Hashes the files of a run once while it trains, and does not keep its process from ending."""
+    """Hashes the files of a run once while it trains. The thread does not keep the process from ending."""
 
     def __init__(self, files: StoredFiles) -> None:
         super().__init__(name="hashes of the data", daemon=True)

@@ -1,8 +1,9 @@
-"""What a teacher gives to the positions of a training stream, for distillation: files beside its shards.
+"""A teacher's predictions at the positions of a training stream, for distillation: files beside its shards.
 
 ``train_000000.teacher`` belongs to ``train_000000.bin``. For each token of the shard it has k ids (uint16, or uint32 for more
-than 65,536 ids), the likeliest first, and the k log-probabilities (float16) that they follow. These are below 0: 0 says that no
-block has this position. ``train_teacher.json`` is a `TeacherInfo`. It is written last: without it, nothing is read.
+than 65,536 ids), which are the likeliest to follow the token, in this order, and their log-probabilities (float16). These are
+below 0; 0 marks a position that no block has. ``train_teacher.json`` is a `TeacherInfo`. It is written last: without it,
+nothing is read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_llm.core.disk import open_ordinary, read_json, write_text
+from lit_llm.core.disk import read_json, write_text
 from lit_llm.core.errors import UserError
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout
@@ -26,22 +27,22 @@ from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shard_manifest import Unexpected, from_json
 
 HIGHEST, LOWEST = -(2.0**-24), -65504.0
-"""Of log-probabilities: the least that float16 has below 0, and its largest."""
+"""Limits of stored log-probabilities: the float16 number below 0 that is nearest to it, and the lowest one."""
 
 
 @dataclass(frozen=True)
 class TeacherInfo:
-    """What the files are."""
+    """The settings and hashes of a teacher's files."""
 
     weights: str
     """`base_sha256` of the teacher's checkpoint."""
     vocab_size: int
     top_k: int
     temperature: float
-    """Of the probabilities."""
+    """The number that divides the teacher's logits."""
     block_size: int
     packing: str
-    """With the block size, what the teacher has read before each position."""
+    """The packing of the blocks. With the block size, it decides what the teacher has read before each position."""
     tokens: str
     """Hash of the stream (`TokenStream.scan`)."""
     files: dict[str, str]
@@ -49,12 +50,12 @@ class TeacherInfo:
 
     @property
     def name(self) -> str:
-        """What two runs must have in common."""
+        """A name of the teacher, which two runs must have in common."""
         return f"{self.weights[:16]}, top {self.top_k} at {self.temperature:g}"
 
     @property
     def record(self) -> np.dtype:
-        """What the files have for each position."""
+        """The type of the record that the files have for each position."""
         ids = "<u2" if self.vocab_size <= 2**16 else "<u4"
         return np.dtype([("ids", ids, (self.top_k,)), ("logp", "<f2", (self.top_k,))])
 
@@ -67,7 +68,7 @@ def info_path(stream: TokenStream) -> Path:
 
 def read_info(path: Path) -> TeacherInfo | None:
     """Raises:
-    UserError: It is damaged.
+    UserError: The file is damaged.
     """
     try:
         info: TeacherInfo = from_json(TeacherInfo, read_json(path))
@@ -79,13 +80,13 @@ def read_info(path: Path) -> TeacherInfo | None:
 
 
 class Teacher:
-    """The files of a stream. Pickling transfers no content.
+    """The teacher's files of a stream. Pickling transfers no content.
 
     Args:
-        expected: what `TeacherInfo` must say of the stream and its blocks.
+        expected: values that `TeacherInfo` must have for the stream and its blocks.
 
     Raises:
-        UserError: There is no teacher, or one of other tokens or blocks; or a file is damaged.
+        UserError: There is no teacher, or the teacher of other tokens or blocks; or a file is damaged.
     """
 
     def __init__(self, stream: TokenStream, expected: Mapping[str, Any]) -> None:
@@ -124,18 +125,18 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Writes the files beside their places, and puts them there when all are complete. A context manager: else deletes them."""
+    """Writes the files under other names, and renames them when all are complete. A context manager, which deletes the rest."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
         self._stream, self._info = stream, info
         self._files: dict[str, int] = {}  # descriptors by name
         for layout in stream.layouts:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            self._files[file_of(layout)] = file = open_ordinary(file_of(layout) + ".partial", flags)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            self._files[file_of(layout)] = file = os.open(file_of(layout) + ".partial", flags, 0o644)
             os.ftruncate(file, layout.tokens * info.record.itemsize)
 
     def write(self, start: int, ids: np.ndarray, logp: np.ndarray) -> None:
-        """Write what was given to the positions from `start` on: (n, k) each."""
+        """Write the ids and log-probabilities, (n, k) each, of the positions from `start` on."""
         records = np.empty(len(ids), dtype=self._info.record)
         records["ids"], records["logp"] = ids, logp.clip(LOWEST, HIGHEST)
         for shard, first, count in self._stream.places(start, len(ids)):
@@ -168,5 +169,5 @@ _AGAIN = "write it (prepare --teacher RUN --data TokenShards --data.path DIR --r
 
 
 def file_of(layout: ShardLayout) -> str:
-    """The name of the file of a shard."""
+    """The name of the teacher's file of a shard."""
     return os.path.splitext(layout.path)[0] + ".teacher"

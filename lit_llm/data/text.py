@@ -33,7 +33,7 @@ from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
 _SHARD_TOKENS = 100_000_000
 _RECORD = "files.json"
-"""In a folder of the cache: the states and hashes of its files, and of the texts that it was made from."""
+"""The file in a folder of the cache with the states and hashes of its files, and of the texts that it was made from."""
 
 # Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
 _EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -56,20 +56,24 @@ class TextDataModule(TokenDataModule):
     # nearly repeat held-out ones.
     val_fraction = 0.0
     drop_near_duplicates = False
-    # Writes documents that are conversations.
+    # Writes documents that are conversations. None: documents are text.
     chat_template: ChatTemplate | None = None
 
     def __init__(self, *, tokenizer: Tokenizer | None = None, cache_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.source_tokenizer = tokenizer or Bytes()
-        """The configured one. After ``setup``, ``tokenizer`` is the one in use, whose vocabulary has been learned."""
+        """The configured tokenizer. After ``setup``, ``tokenizer`` is the one in use, which has learned its vocabulary."""
         self.cache_dir = cache_dir
         self._verified: Path | None = None  # the cache that this process has made or checked
         self._seen_sources: Seen = {}  # the texts that it was made from
 
     @abstractmethod
     def inputs(self) -> list[Input]:
-        """What to tokenise, in order. Called only if there are no source problems."""
+        """The inputs to tokenise, in order. Called only if there are no source problems."""
+
+    def source_folders(self) -> list[Path]:
+        """The folders that are read with everything below them."""
+        return []
 
     def source_files(self) -> list[Path]:
         return list(dict.fromkeys(Path(one.source.path) for one in self.inputs() if one.source.is_local))
@@ -159,9 +163,9 @@ class TextDataModule(TokenDataModule):
         )
 
     def _damage(self, folder: Path) -> str | None:
-        """Why a folder of the cache does not have the tokens of these texts: something has changed since it was made.
+        """Why a folder of the cache cannot be used: it, or one of the texts, has changed since it was made. None if it can.
 
-        Files in another state than the record's are hashed once, and the record then has their state.
+        Files in another state than the record's are hashed once, and the record then gets their state.
         """
         try:
             manifest = Manifest.read(folder)
@@ -188,7 +192,7 @@ class TextDataModule(TokenDataModule):
         return self._seen_sources
 
     def cached_manifest(self) -> Manifest | None:
-        """What the cache says about the tokenised text; None without an undamaged cache."""
+        """The manifest of the tokenised text in the cache; None without an undamaged cache."""
         folder = self._cache_folder()
         return Manifest.read(folder) if folder.exists() and self._damage(folder) is None else None
 
@@ -202,25 +206,6 @@ class TextDataModule(TokenDataModule):
 
     def _cache_root(self) -> Path:
         return Path(self.cache_dir or os.environ.get("LIT_LLM_CACHE") or "~/.cache/lit_llm").expanduser().absolute()
-
-    def problems(self, world_size: int = 1) -> list[str]:
-        return [*super().problems(world_size), *self._cache_problems()]
-
-    def _cache_problems(self) -> list[str]:
-        """Why the cache folder cannot be used, as far as that is known without writing."""
-        if self.cache_dir is not None and (not self.cache_dir or "\0" in self.cache_dir):
-            return [f"cache_dir is {self.cache_dir!r}, but must be the path of a folder, or null (--data.cache_dir)."]
-        mends = "(--data.cache_dir, or the variable LIT_LLM_CACHE)"
-        try:
-            root = self._cache_root()
-            above = next(folder for folder in (root / "tokens", root, *root.absolute().parents) if folder.exists())
-        except (OSError, RuntimeError) as error:  # a name that is too long, an unknown home folder
-            return [f"The cache folder {self.cache_dir} cannot be used: {getattr(error, 'strerror', None) or error} {mends}."]
-        if not above.is_dir():
-            return [f"The cache folder {root} cannot be made: {above} is a file {mends}."]
-        if above != root / "tokens" and not os.access(above, os.W_OK | os.X_OK):  # an existing cache may be read-only
-            return [f"The cache folder {root} cannot be made: {above} is not writable {mends}."]
-        return []
 
 
 def _streams(folder: Path, manifest: Manifest) -> dict[str, TokenStream]:

@@ -58,6 +58,15 @@ class GivenFiles(TextDataModule):
         self._listed: dict[str, list[Source]] = {}  # flag → its files, listed once
 
     @property
+    def held_out(self) -> str:  # type: ignore[override]
+        """The end of the line that `validate` prints: of which data the split is a part, and how to measure a whole file."""
+        if self.val is not None:
+            return ""
+        flag = "paths" if self.train is None else "train"
+        whole = "to measure a whole file: --data.train OTHER --data.val FILE"
+        return f", {self.val_fraction:.0%} of --data.{flag} (--data.val_fraction); {whole}"
+
+    @property
     @abstractmethod
     def read_settings(self) -> ReadSettings:
         """How the files are read."""
@@ -100,7 +109,7 @@ class GivenFiles(TextDataModule):
         return self._plain[source]
 
     def _unreadable(self, sources: dict[str, list[Source]]) -> list[str]:
-        """A sentence for each of the first files of this machine that cannot be read as text."""
+        """A sentence for each file of this machine that cannot be read as text, at most ``_MAX_PROBLEMS`` sentences."""
         problems = []
         for source in (source for each in sources.values() for source in each if source.is_local):
             try:
@@ -134,13 +143,13 @@ class TextFiles(GivenFiles):
     file below it that is not hidden), a glob (``**`` descends into folders), a URL, or a list of these. A file's content
     decides its format (``lit_llm.ingest.readers``), not its name.
 
-    What is held out (``lit_llm.ingest.selection``): of ten plain text files or more, whole files, about ``val_fraction`` of the
-    bytes. Of fewer, the end of each, from a line end on. Of the other formats and of remote files, documents, chosen by a hash
-    of their text. A plain text file is one document. An end-of-document token follows each document.
+    From ten or more plain text files, whole files are held out, with about ``val_fraction`` of the bytes. From fewer, the end
+    of each file is held out, from a line end on. From other formats and remote files, documents are held out by a hash of their
+    text (``lit_llm.ingest.selection``). A plain text file is one document. An end-of-document token follows each document.
 
     Args:
         format: auto, text, jsonl, parquet, arrow or tar. text: read anything as plain text.
-        text_key: the key or column of the text in JSONL, Parquet and Arrow. Dots descend: ``meta.body``.
+        text_key: the key or column of the text in JSONL, Parquet, Arrow and JSON in tar. Dots descend: ``meta.body``.
         drop_near_duplicates: if ``val`` is not given, leave documents out of training that nearly repeat held-out ones.
         kwargs: the arguments of ``GivenFiles``.
     """

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.errors import UserError, noting
 from lit_llm.core.ranks import is_rank_zero
-from lit_llm.data.corpus import Corpus
+from lit_llm.data.corpus import Corpus, OpenedCorpus
 from lit_llm.data.datamodule import TokenDataModule, split_of
-from lit_llm.data.shard_splits import ShardSplits, no_split_text, path_problems, splits_of, text_sizes
+from lit_llm.data.shard_splits import ShardSource, ShardSplits, no_split_text, path_problems, splits_of, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shard_manifest import Manifest
@@ -46,14 +47,15 @@ class ShardDataModule(TokenDataModule):
     ) -> None:
         super().__init__(**kwargs)
         self._vocabulary = ShardVocabulary(vocab_size, tokenizer, bos_id, eos_id)
-        self._found: dict[str, ShardSplits] | None = None  # if there was no problem
+        self._found: dict[str, ShardSplits] | None = None  # set if there was no problem
+        self._received = False  # whether all ranks have what rank 0 has opened
 
     @abstractmethod
     def _find_splits(self) -> dict[str, ShardSplits]:
         """Source → its splits; one source without a name if there is no mixture."""
 
     def _splits(self) -> dict[str, ShardSplits]:
-        """Source → its opened splits. What has been found without a problem is not looked up again."""
+        """Source → its opened splits. Splits that were found without a problem are not looked up again."""
         if self._found is not None:
             return self._found
         splits = self._find_splits()
@@ -73,7 +75,7 @@ class ShardDataModule(TokenDataModule):
     def _vocabulary_problems(self, splits: Mapping[str, ShardSplits]) -> list[str]:
         manifests = self._manifests(splits)
         problems = self._vocabulary.problems(manifests)
-        return problems + self._vocabulary.tokenizer_problems(manifests, self._manifest_folder(_streams(splits)))
+        return problems + self._vocabulary.tokenizer_problems(manifests, self._manifest_folder(streams_by_name(splits)))
 
     @property
     def known_vocab_size(self) -> int | None:
@@ -87,7 +89,7 @@ class ShardDataModule(TokenDataModule):
         return self._vocabulary.size(manifests)
 
     def needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
-        """Whether a manifest that is not there would tell the vocabulary."""
+        """Whether only a missing manifest could tell the vocabulary."""
         return any(each.problems for each in splits.values())
 
     def open_split(self, name: str) -> list[TokenStream]:
@@ -97,20 +99,37 @@ class ShardDataModule(TokenDataModule):
     def open_corpus(self) -> Corpus:
         splits = self._splits()
         manifests = self._manifests(splits)
-        corpus = Corpus(_streams(splits), self._vocabulary.size(manifests), None)
+        corpus = Corpus(streams_by_name(splits), self._vocabulary.size(manifests), None)
         tokenizer = self.load_tokenizer(corpus)
         sizes = text_sizes(each.whole_splits() for each in splits.values())
         bos_id, eos_id = (self._vocabulary.document_id(name, manifests, tokenizer) for name in ("bos_id", "eos_id"))
         return replace(corpus, tokenizer=tokenizer, text_sizes=sizes, bos_id=bos_id, eos_id=eos_id)
 
+    def read_corpus(self) -> OpenedCorpus:
+        """The corpus that rank 0 has opened, on every rank. A collective. Problems on rank 0 are raised on every rank."""
+        if self._received or self.trainer is None or self.trainer.world_size == 1:
+            return super().read_corpus()
+        opened, problems, strategy = None, list[str](), self.trainer.strategy
+        if strategy.is_global_zero:
+            with noting(problems):
+                opened = super().read_corpus()
+        own = opened
+        sent = None if opened is None else replace(opened, corpus=replace(opened.corpus, tokenizer=None))
+        opened, problems = strategy.broadcast((sent, problems))
+        if opened is None:
+            raise UserError("\n".join(problems))
+        self._received = True
+        return own or replace(opened, corpus=replace(opened.corpus, tokenizer=self.load_tokenizer(opened.corpus)))
+
     def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
+        """The tokenizer of a corpus that rank 0 has opened: tokenizers are not sent to other ranks."""
         return self._vocabulary.load_tokenizer(self._manifest_folder(corpus.streams))
 
     def source_files(self) -> list[Path]:
-        return [path for stream in _streams(self._splits()).values() for path in stream.paths]
+        return [path for stream in streams_by_name(self._splits()).values() for path in stream.paths]
 
 
-def _streams(splits: Mapping[str, ShardSplits]) -> dict[str, TokenStream]:
+def streams_by_name(splits: Mapping[str, ShardSplits]) -> dict[str, TokenStream]:
     """The streams of all sources by their names: "train", or "web/train" in a mixture."""
     return {f"{name}/{split}".lstrip("/"): stream for name, each in splits.items() for split, stream in each.streams.items()}
 
@@ -143,10 +162,10 @@ class TokenShards(ShardDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.path, self.train, self.val, self.test, self.headerless = path, train, val, test, headerless
+        self.source = ShardSource(path, train, val, test, headerless)
 
     def source_problems(self) -> list[str]:
-        if problems := path_problems(self, "--data"):
+        if problems := path_problems(self.source, "--data"):
             return problems
         if not is_rank_zero():  # `setup` gets the shards and their problems from rank 0
             return []
@@ -154,10 +173,10 @@ class TokenShards(ShardDataModule):
         return splits[""].problems + self._vocabulary_problems(splits)
 
     def _find_splits(self) -> dict[str, ShardSplits]:
-        return {"": splits_of(self)}
+        return {"": splits_of(self.source)}
 
     def needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
-        return self.path is not None and super().needs_manifest(splits)
+        return self.source.path is not None and super().needs_manifest(splits)
 
     def missing_text(self, split: str) -> str:
-        return no_split_text(split) if self.path is not None else super().missing_text(split)
+        return no_split_text(split) if self.source.path is not None else super().missing_text(split)

@@ -20,8 +20,7 @@ from lit_llm.ingest.shard_manifest import Manifest, ShardInfo
 from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, header, magic_for
 
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
-# Of longer streams.
-WINDOW_TOKENS, WINDOWS = 2**16, 1024
+WINDOW_TOKENS, WINDOWS = 2**16, 1024  # scan() reads this many windows of a longer stream
 
 
 class TokenStream:
@@ -70,7 +69,11 @@ class TokenStream:
         stream = cls.__new__(cls)
         stream._use(layouts)
         stream._listed, stream._magic = shards, magic
-        stream._hash = None if whole is None else _with_mask(whole.tokens_blake2b, whole.mask_blake2b)
+        if whole is not None:
+            stream._hash = whole.tokens_blake2b
+            if whole.mask_blake2b is not None:  # one hash of both
+                both = f"{whole.tokens_blake2b} {whole.mask_blake2b}"
+                stream._hash = hashlib.blake2b(both.encode(), digest_size=HASH_BYTES).hexdigest()
         stream.folder_of_manifest, stream.ends_open = folder, manifest.ends_open
         stream.pairs = bool(manifest.pairs)
         return stream
@@ -82,11 +85,11 @@ class TokenStream:
         self._files = OpenFiles()
         self.mend = "restore it, or prepare the data again"  # what a user does about a file that has changed
         self._listed: list[ShardInfo] | None = None  # what a manifest says of each shard
-        self._magic = 0  # with which a listed shard begins
-        self._hash: str | None = None  # of all tokens, if a manifest says
+        self._magic = 0  # the number with which a listed shard begins
+        self._hash: str | None = None  # of all tokens and masks, if a manifest has it
         self.folder_of_manifest: Path | None = None
         self.ends_open: bool | None = None  # as a manifest says: see `Manifest.ends_open`
-        self.pairs = False  # likewise
+        self.pairs = False  # as a manifest says: see `Manifest.pairs`
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -121,11 +124,6 @@ class TokenStream:
         """Whether only some tokens are targets."""
         return self.layouts[0].masked
 
-    @property
-    def hash_covers_all(self) -> bool:
-        """Whether ``scan`` returns a hash of every token."""
-        return self._hash is not None or len(self) <= FULL_SCAN_TOKENS
-
     def read(self, start: int, length: int, *, random: bool = False) -> np.ndarray:
         """Tokens [start, start + length), unsigned integers (length,); read-only if they come from one shard.
 
@@ -135,12 +133,8 @@ class TokenStream:
         Raises:
             UserError: a file has changed since the stream was made, or a token id is negative.
         """
-        if not 0 <= start <= start + length <= len(self):
-            raise IndexError(f"tokens [{start}, {start + length}) of a stream of {len(self)}")
-        if length == 0:
-            return np.empty(0, dtype=np.uint16)
         parts = [self._read(*place, random) for place in self.places(start, length)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint16), *parts])
 
     def read_mask(self, start: int, length: int, *, random: bool = False) -> np.ndarray | None:
         """Which of the tokens [start, start + length) are targets: uint8 (length,), 1 or 0. None: all are.
@@ -155,7 +149,7 @@ class TokenStream:
         return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
     def places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """The shards that have the tokens [start, start + length): number, the first token in it, and how many."""
+        """Yield the shards that have the tokens [start, start + length): number, first token in the shard, number of tokens."""
         shard = bisect_right(self.starts, start) - 1
         while length:
             first = start - self.starts[shard]
@@ -166,29 +160,20 @@ class TokenStream:
     def scan(self, vocab_size: int) -> str:
         """Check token ids against the vocabulary and return a hash of the content (hex).
 
-        A manifest has both, and then nothing is read. Otherwise see ``scan_tokens``.
+        If a manifest has the largest id and the hash, nothing is read. Without a manifest, up to 64 million tokens are read in
+        full. In a longer stream, 1,024 evenly spaced windows are read: they distinguish datasets, and every batch is checked
+        when it is read.
 
         Raises:
             UserError: the shard and id of a token outside the vocabulary.
         """
-        if self._listed is None or self._hash is None:
-            return self.scan_tokens(vocab_size)
-        largest = max(self._listed, key=lambda shard: shard.max_id)
-        if largest.max_id >= vocab_size:
-            path = self.layouts[self._listed.index(largest)].path
-            rule = f"the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)"
-            raise UserError(f"{path} holds token id {largest.max_id}, but {rule}.")
-        return self._hash
-
-    def scan_tokens(self, vocab_size: int) -> str:
-        """Check token ids against the vocabulary and return a hash of the tokens that were read (hex).
-
-        Up to 64 million tokens are read in full. Of a longer stream, 1,024 evenly spaced windows are read: enough to
-        distinguish datasets, and every batch is checked when it is read.
-
-        Raises:
-            UserError: the shard, position and id of the first token outside the vocabulary.
-        """
+        if self._listed is not None and self._hash is not None:
+            largest = max(self._listed, key=lambda shard: shard.max_id)
+            if largest.max_id >= vocab_size:
+                path = self.layouts[self._listed.index(largest)].path
+                rule = f"the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)"
+                raise UserError(f"{path} holds token id {largest.max_id}, but {rule}.")
+            return self._hash
         window = WINDOW_TOKENS
         starts = np.arange(0, len(self), window)
         if len(self) > FULL_SCAN_TOKENS:
@@ -227,15 +212,8 @@ class TokenStream:
         return tokens
 
 
-def _with_mask(tokens_blake2b: str, mask_blake2b: str | None) -> str:
-    """One hash of tokens and their mask."""
-    if mask_blake2b is None:
-        return tokens_blake2b
-    return hashlib.blake2b(f"{tokens_blake2b} {mask_blake2b}".encode(), digest_size=HASH_BYTES).hexdigest()
-
-
 def _docs_problem(layout: ShardLayout, documents: int) -> str | None:
-    """Why the document ends are not those of a listed shard, as far as their number says it. They may be missing."""
+    """Why a listed shard cannot have these document ends, judged by their number; None if it can, or if they are missing."""
     size, expected = size_of(layout.docs), documents * DOCS_DTYPE.itemsize
     if size in (None, expected):
         return None
@@ -244,7 +222,7 @@ def _docs_problem(layout: ShardLayout, documents: int) -> str | None:
 
 
 def _size_problem(layout: ShardLayout) -> str | None:
-    """Why a listed shard is not the file that was listed, as far as its size says it."""
+    """Why the file cannot be the shard that was listed, judged by its size; None if it can."""
     if (size := size_of(layout.path)) is None:
         return f"Token shard not found: {layout.path}."
     says = f"meta.json says {layout.tokens} tokens = {layout.size} bytes"

@@ -24,7 +24,7 @@ def apply_activation_checkpointing(model: GPT | CustomModel, mode: str | int) ->
 
 
 def recomputes(mode: str | int, i: int) -> bool:
-    """Whether something of block `i` is recomputed: of every k-th block if `mode` is a number k."""
+    """Whether the backward pass recomputes any part of block `i`. With a number k as `mode`, it does so in every k-th block."""
     return mode != "none" and (isinstance(mode, str) or i % mode == 0)
 
 
@@ -35,7 +35,7 @@ def recompute_block(block: nn.Module, mode: str | int, *, preserve_rng_state: bo
     if mode == "cheap":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_expensive)
     elif mode != "attention" and isinstance(block, Block) and isinstance(block.mlp, Experts) and block.mlp.is_shared:
-        # Recompute all but how many rows experts exchange: the host waits for a GPU once, and not again.
+        # Keep the numbers of rows that experts exchange, so that the host waits for the GPU only in the forward pass.
         options["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, {_ROW_NUMBERS}))
     forward = module.forward
 
@@ -63,7 +63,7 @@ _EXPENSIVE_NAMES = {
 
 
 def _policy(kept: set[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keep the results of the operators with these names, and recompute all others."""
+    """Return the policy for an operator: its result is kept if its name is in `kept`, and else recomputed."""
     is_kept = operator.name().split(".")[0] in kept
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 

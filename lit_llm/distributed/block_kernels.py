@@ -47,10 +47,10 @@ def float8_problem(device: torch.device) -> str | None:
 
 
 def convert_to_float8(model: GPT | CustomModel) -> None:
-    """Replace the linear layers of the blocks by torchao's float8 ones. Not the head, because the loss needs its range."""
+    """Replace the blocks' linear layers by torchao's float8 layers. The head stays, because the loss needs its range."""
     from torchao.float8 import convert_to_float8_training  # an optional dependency
 
-    # The kernels need both sizes to be multiples of 16, and torchao does not skip other layers.
+    # The kernels need both sizes to be multiples of 16. torchao itself does not skip layers of other sizes.
     convert_to_float8_training(
         model.blocks,
         module_filter_fn=lambda module, name: module.in_features % 16 == 0 and module.out_features % 16 == 0,

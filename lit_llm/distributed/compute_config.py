@@ -15,7 +15,7 @@ class ComputeConfig:
     """Compute settings. They change results only by rounding."""
 
     activation_checkpointing: Annotated[Literal["none", "full", "attention", "cheap"] | int, whole(1, 10_000)] = "none"
-    """What the backward pass recomputes instead of storing. full: every block from its input; a number k: as full,
+    """Activations that the backward pass recomputes instead of storing. full: every block from its input; a number k: as full,
     but only blocks 1, k + 1, 2k + 1, …, while the others keep everything, so a larger k saves less; attention: queries, keys,
     values, rotation and attention of every block; cheap: all but the results of matrix products and attention."""
     compile: bool = False
@@ -29,7 +29,7 @@ class ComputeConfig:
     """torch's float32_matmul_precision: high lets GPUs with tensor cores multiply fp32 matrices in tf32."""
 
     def problems(self) -> list[str]:
-        """Every reason known without the device why these settings cannot work, one sentence each."""
+        """Return every reason why these settings cannot work, one sentence each, as far as it is known without the device."""
         found = range_problems(ComputeConfig, "compute", vars(self))
         if self.float8 and importlib.util.find_spec("torchao") is None:
             found.append("compute.float8 needs torchao: pip install torchao (or --compute.float8 false)")

@@ -12,8 +12,8 @@ from lit_llm.models.sequence_shard import ContextAttention, SequenceShard
 def apply_context_parallel(model: GPT, mesh: DeviceMesh, kind: ContextAttention) -> None:
     """Split each sequence of a batch with targets over a 1-D mesh.
 
-    Every rank gets the whole batch and computes the loss of its positions. Ranks communicate in attention only. Their
-    gradients are those of their own loss, so FSDP2 must average them over these ranks, too. Causal work is equal on all ranks.
+    Every rank gets the whole batch and computes the loss of its positions. Ranks communicate in attention only. Each rank has
+    the gradients of its own loss, so FSDP2 must average them over these ranks, too. Causal work is equal on all ranks.
     """
     model.sequence_shard = SequenceShard(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), kind)
 
@@ -27,7 +27,7 @@ def context_problems(config: GPTConfig, sizes: MeshSizes, kind: ContextAttention
             f"--trainer.strategy.context {config.block_size}"
         )
     heads, ranks = config.kv_heads, sizes.tensor_parallel
-    if kind == "heads" and heads // ranks % sizes.context:  # a number that divides them divides the query heads, too
+    if kind == "heads" and heads // ranks % sizes.context:  # a divisor of the key-value heads divides the query heads, too
         fitting = max(n for n in range(1, sizes.context) if heads // ranks % n == 0)
         name = "model.n_head" if heads == config.n_head else "model.n_kv_head"
         where = f"{name} = {heads}" if ranks == 1 else f"{name} / tensor_parallel = {heads} / {ranks}"

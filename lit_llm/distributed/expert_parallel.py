@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 def apply_expert_parallel(model: GPT, strategy: MeshStrategy) -> DeviceMesh | None:
-    """Divide the experts of each layer over `strategy.expert` ranks; returns the mesh that shards them, for `apply_fsdp`.
+    """Divide the experts of each layer over `strategy.expert` ranks, and tell routers which ranks share their sequences.
 
-    Ranks along shard, context and tensor_parallel all have tokens of their own: under tensor parallelism those of their part of
-    the sequence. So experts are whole on one rank, however many share a matrix elsewhere. Routers learn who shares a sequence
-    with them. None: the mesh of other parameters shards experts too.
+    Ranks along shard, context and tensor_parallel all have tokens of their own; under tensor parallelism, these are the tokens
+    of a rank's part of the sequence. So each expert is whole on its rank, even if ranks share the other matrices.
+
+    Returns:
+        The mesh over which `apply_fsdp` shards experts. None: the mesh of the other parameters.
     """
     sizes = strategy.sizes(strategy.world_size)
     groups = [mesh.get_group().group_name for mesh in (strategy.context_mesh, strategy.tensor_mesh) if mesh is not None]

@@ -1,11 +1,11 @@
 """Fully sharded data parallelism (FSDP2): parameters, gradients and optimizer state are split over ranks.
 
-What every rank keeps whole all the same, weights or gradients, `keep_rule` decides.
+Within a step, ranks may keep whole weights or whole gradients nevertheless, as `keep_rule` decides.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,13 +19,11 @@ from lit_llm.core._torch import gather_in_own_dtype, placement_on, whole_paramet
 from lit_llm.core.dtensor import local_part
 from lit_llm.core.memory import memory_bytes
 from lit_llm.distributed.keep_rule import KeptWhole, keep, sharded_dimension
+from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_parallel import Stage
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.experts import StackedLinear
 from lit_llm.models.gpt import GPT
-
-if TYPE_CHECKING:
-    from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 
 def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_mesh: DeviceMesh | None = None) -> None:
@@ -36,8 +34,8 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_
 
     Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of the bytes, and
     the same bits, because autocast rounds them to it anyway. All other parameters are gathered in their own dtype, in the same
-    collective. Gradients are summed over micro-batches and reduced in fp32 (of float64 weights in that).
-    `strategy.kept` says what is kept whole.
+    collective. Gradients are summed over micro-batches and reduced in fp32, or in float64 if the weights are float64.
+    `strategy.kept` says whether weights and gradients are kept whole.
     """
     on_accelerator = strategy.root_device.type != "cpu"
     narrow = narrow_dtype(model, strategy)
@@ -64,8 +62,8 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_
         fully_shard(unit, reshard_after_forward=not strategy.kept.weights, **options)
         if isinstance(unit, nn.Embedding):
             unit.set_unshard_in_backward(False)  # type: ignore[operator]  # its gradient needs ids only
-    # The root holds norm and head (and a tied embedding), or everything but the blocks of a custom model. Forward uses it
-    # last and backward first, so freeing it in between would only cost another gather.
+    # The root holds norm and head (and a tied embedding), or everything but the blocks of a custom model. The forward pass uses
+    # them last and the backward pass first, so freeing them in between would only cost another gather.
     fully_shard(model, reshard_after_forward=False, **options)
     for unit in (*units, model):
         if narrow is not None:
@@ -73,21 +71,21 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_
         _sum_gradients_in_fp32(unit)
     blocks: list[FSDPModule] = list(model.blocks)  # type: ignore[arg-type]
     for i, block in enumerate(blocks):
-        # Validation leaves out the blocks that predict ahead, and what it had gathered would stay.
+        # Blocks that predict ahead are not prefetched: validation leaves them out, and their gathered weights would stay.
         following = blocks[i + 1 : i + 1 + strategy.prefetch]
         block.set_modules_to_forward_prefetch([each for each in following if getattr(each, "ahead", None) is None])
         block.set_modules_to_backward_prefetch(blocks[max(0, i - strategy.prefetch) : i][::-1])
 
 
 def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) -> KeptWhole:
-    """What to keep, the same on all ranks; call it on all of them. Prints one line if a setting is `auto`.
+    """Decide whether weights and gradients are kept whole, equally on all ranks. Call this on all of them.
 
-    What the plan of the run has chosen is kept. Ranks may have different memory. Then all keep what fits on each of them. On a
-    CPU the ranks of a machine share its memory.
+    A setting that is `auto` follows the plan of the run (`strategy.chosen`), if there is one, and a line says so. Ranks may
+    differ in memory: weights or gradients are kept only if every rank can keep them. On a CPU, ranks share a machine's memory.
 
     Args:
-        model: this rank's part of it, before FSDP2.
-        gathered_bytes: bytes of its whole weights as FSDP2 gathers them.
+        model: this rank's part of the model, before FSDP2 shards it.
+        gathered_bytes: bytes of the rank's whole weights as FSDP2 gathers them.
     """
     gradient_bytes = sum(4 * local_part(p).numel() for p in model.parameters() if p.requires_grad)  # in fp32
     asked = strategy.reshard_after_forward, strategy.reduce_each_micro_batch
@@ -110,20 +108,8 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
     return kept
 
 
-def set_last_micro_batch(model: nn.Module, kept: KeptWhole, last: bool) -> None:
-    """Turn the reduction of gradients and the freeing of weights on for the last micro-batch of a step, and off before it."""
-    for unit in model.modules():
-        if isinstance(unit, FSDPModule):
-            if kept.gradients:
-                unit.set_requires_gradient_sync(last, recurse=False)
-            else:  # summing shards before replicas add them takes little memory
-                unit.set_requires_all_reduce(last, recurse=False)
-            if kept.weights:
-                unit.set_reshard_after_backward(last, recurse=False)
-
-
 def _on_all_ranks(facts: list[bool], device: torch.device) -> list[bool]:
-    """Which facts hold on every rank. A fake process group, which runs one rank alone, has no others to ask."""
+    """Return for each fact whether it holds on every rank. A fake process group runs one rank alone, so its facts count."""
     if dist.get_backend() == "fake":
         return facts
     held = torch.tensor(facts, dtype=torch.int32, device=device)
@@ -136,7 +122,7 @@ _ROUNDED = (nn.Linear, StackedLinear)
 
 
 def narrow_dtype(model: nn.Module, strategy: MeshStrategy) -> torch.dtype | None:
-    """The dtype in which FSDP2 gathers the matrices of linear layers; None: their own.
+    """The dtype in which FSDP2 gathers the matrices of linear layers; None for the dtype that they have.
 
     A custom model may use a linear layer's weight outside autocast, so its weights are gathered as they are.
     """

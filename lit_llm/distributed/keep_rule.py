@@ -1,4 +1,4 @@
-"""What FSDP2 shards, and when it keeps weights or gradients whole. `MeshStrategy` and the planner decide by these functions."""
+"""Rules of FSDP2, for training and for the planner: when ranks keep weights or gradients whole, and how experts are sharded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEPT_WHOLE_SHARE = 1 / 8
 
 
 class KeptWhole(NamedTuple):
-    """What every rank keeps whole, at the cost of memory."""
+    """Whether every rank keeps weights and gradients whole within a step, which needs memory and saves communication."""
 
     weights: bool
     """Gathered weights stay from their first use in a step to their last one: one gather instead of two a micro-batch."""
@@ -27,14 +27,15 @@ def keep(
     gradient_bytes: int,
     memory: float,
 ) -> KeptWhole:
-    """What a rank keeps whole. With auto: weights and gradients each if they take at most an eighth of its memory.
+    """Decide what a rank keeps whole. With auto, it keeps weights, or gradients, that take at most an eighth of its memory.
 
-    A pipeline keeps both: its micro-batches follow each other too closely to gather and reduce for each.
+    A pipeline keeps gradients always, and weights unless `reshard_after_forward` is True: its micro-batches follow each other
+    too closely to gather and reduce for each.
 
     Args:
-        weight_bytes: the rank's whole weights, as FSDP2 gathers them.
-        gradient_bytes: their whole gradients, in fp32.
-        memory: bytes of the rank's device. 0 if unknown.
+        weight_bytes: bytes of the rank's whole weights, as FSDP2 gathers them.
+        gradient_bytes: bytes of the rank's whole gradients, in fp32.
+        memory: bytes of the rank's device; 0 if they are not known.
     """
     if pipeline:
         return KeptWhole(weights=reshard_after_forward is not True, gradients=True)
@@ -43,8 +44,8 @@ def keep(
 
 
 def sharded_dimension(shape: Sequence[int], shards: int) -> int:
-    """The dimension by which matrices of experts, (E, …), are sharded: whole experts if possible, else rows or columns.
+    """The dimension along which the matrices of experts, (E, …), are sharded: whole experts if possible, else rows or columns.
 
-    0, unevenly, if no dimension is a multiple of `shards`: FSDP2 shards only the first one unevenly.
+    Returns 0 if no dimension is a multiple of `shards`, because FSDP2 can shard only the first dimension unevenly.
     """
     return next((dimension for dimension, size in enumerate(shape) if size % shards == 0), 0)

@@ -1,13 +1,18 @@
-"""Why a model, its loss and its data cannot be laid out over the ranks of a strategy, one sentence each."""
+"""The layout of a strategy, and why a model, its loss and its data cannot be laid out over its ranks, one sentence each."""
 
 from __future__ import annotations
 
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from dataclasses import replace
+from typing import Any
 
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
+
+from lit_llm.core._lightning import ddp_option
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.layout_problems import model_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.parallel_layout import Layout, layout_of_name, mesh_layout
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
@@ -23,7 +28,7 @@ def layout(
     precision: str = "32-true",
     loss: LossConfig | None = None,
 ) -> tuple[int | None, list[str]]:
-    """The number of data-parallel ranks (None if the layout is impossible), and why the model cannot be laid out so."""
+    """The number of data-parallel ranks (None if the sizes do not fit the processes), and why this layout cannot be used."""
     if not isinstance(strategy, MeshStrategy):
         found = []
         # ModelParallelStrategy, for example, shards nothing by itself: it would train replicas that drift apart.
@@ -52,8 +57,38 @@ def layout(
     return sizes.data_parallel, _unused_settings(strategy) + found
 
 
+def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
+    """The layout of a Trainer strategy, an object or a name, on so many devices.
+
+    Raises:
+        UserError: the planner does not support the strategy, or its mesh does not fit the number of devices.
+    """
+    if isinstance(strategy, str):
+        return layout_of_name(strategy, devices, devices_per_node)
+    if isinstance(strategy, SingleDeviceStrategy):
+        return layout_of_name("single", devices, devices_per_node)
+    if isinstance(strategy, DDPStrategy):
+        layout = layout_of_name("ddp", devices, devices_per_node)
+        return replace(layout, bucket_copies=layout.bucket_copies and not ddp_option(strategy, "gradient_as_bucket_view"))
+    if isinstance(strategy, FSDPStrategy):
+        nodes = max(1, devices // devices_per_node)
+        return replace(layout_of(MeshStrategy.from_fsdp1(strategy, nodes), devices, devices_per_node), strategy="fsdp")
+    if not isinstance(strategy, MeshStrategy):
+        raise UserError(f"the planner does not support {type(strategy).__name__} (--trainer.strategy)")
+    return mesh_layout(
+        strategy.sizes(devices),
+        strategy.pipeline_layout,
+        reshard_after_forward=strategy.reshard_after_forward,
+        reduce_each_micro_batch=strategy.reduce_each_micro_batch,
+        prefetch=strategy.prefetch,
+        cpu_offload=strategy.cpu_offload,
+        context_attention=strategy.context_attention,
+        expert=strategy.expert,
+    )
+
+
 def _unused_settings(strategy: MeshStrategy) -> list[str]:
-    """Settings of a pipeline or of context parallelism in a layout without it, one sentence each."""
+    """Return one sentence for each setting of a pipeline, or of context parallelism, in a layout without it."""
     settings: list[tuple[str, object, object, str]] = []
     if strategy.context == 1:
         settings.append(("context_attention", strategy.context_attention, "gather", "context"))

@@ -1,6 +1,6 @@
 """Why a model cannot be trained by a layout, one sentence each, before any process starts.
 
-`model_problems` has them all. Those of tensor and context parallelism are beside the code that applies them.
+`model_problems` collects all reasons. The checks of tensor and context parallelism are beside the code that applies these.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def model_problems(
     chunk_size: int | None,
     reshards: bool,
 ) -> list[str]:
-    """Every reason why a model cannot be trained by a mesh. Arguments as in `pipeline_problems`.
+    """Return every reason why a mesh cannot train the model, one sentence each. `pipeline_problems` explains most arguments.
 
     Args:
-        context_attention: what ranks that share a sequence exchange.
+        context_attention: "gather" or "heads": the tensors that ranks which share a sequence exchange.
     """
     from lit_llm.distributed.context_parallel import context_problems  # these import torch
     from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
@@ -66,14 +66,14 @@ def pipeline_problems(
     reshards: bool,
     expert: int = 1,
 ) -> list[str]:
-    """Every reason why the settings do not work with a pipeline.
+    """Return every reason why the settings do not work with a pipeline, one sentence each.
 
     Args:
-        model: None: not checked.
-        architecture: of a custom model.
-        chunk_size: of the loss.
+        model: None: its settings are not checked.
+        architecture: the custom model; None for a GPT.
+        chunk_size: `loss.chunk_size`.
         reshards: whether FSDP2 frees gathered weights after each forward pass.
-        expert: ranks that share the experts of a layer.
+        expert: number of ranks that share the experts of a layer.
     """
     if layout.ranks == 1:
         return []
@@ -117,9 +117,9 @@ def pipeline_problems(
 
 
 def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
-    """Why compiled blocks do not work with tensor parallelism: torch 2.13 cannot keep a mesh for what a graph recomputes.
+    """Why compiled blocks cannot recompute attention under tensor parallelism; None if they need not.
 
-    Whole blocks are recomputed around their graphs (`parallelize`).
+    torch 2.13 loses the mesh of DTensors that a graph recomputes. `parallelize` recomputes whole blocks outside their graphs.
     """
     if tensor_parallel == 1 or not compute.compile or compute.activation_checkpointing != "attention":
         return None
@@ -130,7 +130,7 @@ def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
 
 
 def clip_problem(pipeline: int, clip: float | None) -> str | None:
-    """Why the Trainer cannot clip gradients of so many pipeline ranks: Lightning would clip each stage by its own norm."""
+    """Why the Trainer cannot clip the gradients of a pipeline: Lightning would clip each stage by the norm of that stage."""
     if pipeline == 1 or clip is None:
         return None
     return (
@@ -140,7 +140,7 @@ def clip_problem(pipeline: int, clip: float | None) -> str | None:
 
 
 def loss_scale_problem(pipeline: int) -> str:
-    """Why so many pipeline ranks cannot use a loss scale."""
+    """The sentence that refuses a loss scale for a pipeline of `pipeline` ranks."""
     return (
         f"trainer.precision is 16-mixed, but the stages of pipeline={pipeline} do not share a loss scale "
         "(--trainer.precision bf16-mixed)"
@@ -148,11 +148,11 @@ def loss_scale_problem(pipeline: int) -> str:
 
 
 def expert_problems(config: GPTConfig | None, sizes: MeshSizes, expert: int, *, compiled: bool) -> list[str]:
-    """Every reason why a model's experts cannot be shared by `expert` ranks, one sentence each.
+    """Return every reason why a model's experts cannot be shared by `expert` ranks, one sentence each.
 
     Args:
-        config: None: a model of another architecture.
-        compiled: blocks are compiled.
+        config: None for a custom model.
+        compiled: whether blocks are compiled.
     """
     flag = "--trainer.strategy.expert"
     if expert == 1:

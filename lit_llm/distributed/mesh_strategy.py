@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp import FSDPModule, ShardingStrategy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -36,7 +36,6 @@ from lit_llm.core.dtensor import fill_, zeros_by_row
 from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.core.number_domain import above, range_problems, whole
-from lit_llm.distributed.fsdp import set_last_micro_batch
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.layout_problems import clip_problem, loss_scale_problem
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout, Schedule
@@ -61,41 +60,42 @@ class MeshStrategy(ModelParallelStrategy):
     """A mesh of `pipeline` × `replicate` × `shard` × `context` × `tensor_parallel` processes.
 
     Ranks along `shard` each hold a part of every parameter, gradient and optimizer state (FSDP2). Ranks along `replicate` hold
-    equal parts: with shard 1 this is plain data parallelism, with more it is HSDP. All other ranks share their samples. Ranks
-    along `context` process parts of each sequence, and shard parameters too. Ranks along `tensor_parallel` have a part of
-    every matrix, ranks along `pipeline` a part of the layers. Ranks are numbered along `tensor_parallel` first, then `context`,
-    `shard`, `replicate` and `pipeline`, so that the dimensions that communicate most stay on one machine.
+    equal parts: with shard 1 this is plain data parallelism, with more it is HSDP. Ranks along these two dimensions get
+    different samples. Ranks along the other dimensions get the same samples: along `context` they process parts of each
+    sequence (and shard parameters too), along `tensor_parallel` they have a part of every matrix, along `pipeline` a part of
+    the layers. Ranks are numbered along `tensor_parallel` first, then `context`, `shard`, `replicate` and `pipeline`, so that
+    the dimensions that communicate most stay on one machine.
 
     The LightningModule applies the mesh in `configure_model` (as `lit_llm.distributed.parallelize` does). `device_mesh` has
-    those of these dimensions that are larger than 1, and `shard`. A module with a parameter that is not distributed is refused,
-    because its copies would diverge.
+    `shard` and every dimension that is larger than 1. A module with a parameter that is not distributed is refused, because
+    its copies would diverge.
 
     Checkpoints equal those of any other strategy: rank 0 writes whole tensors, or with `sharded_checkpoints` every rank writes
-    its part. Both load on any mesh and on one process.
+    its part. Both kinds load on any mesh and on one process.
 
     Args:
         replicate: number of replicas of the sharded model.
         shard: number of ranks that share one replica. "auto": all remaining ranks.
         context: number of ranks that share each sequence.
-        context_attention: what these exchange. gather: all keys and values, with any model. heads: positions for heads, which
-            `context` must divide.
+        context_attention: what these ranks exchange. gather: all keys and values, with any model. heads: positions for heads;
+            `context` must divide a rank's key-value heads.
         tensor_parallel: number of ranks that share each matrix.
         pipeline: number of ranks that share the layers.
-        expert: number of ranks, of those along shard, context and tensor_parallel, that share the experts of a layer
-            (`model.moe`). Each sends the rows of its tokens to the ranks that have their experts. The other ranks shard these.
+        expert: number of ranks along shard, context and tensor_parallel that share the experts of a layer (`model.moe`). Each
+            rank sends its tokens' rows to the ranks that have their experts. Ranks with the same experts shard the weights.
         reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for backward.
             False: keep them, also for the next micro-batches of the step, which saves gathers and needs more memory. "auto":
-            keep them in a pipeline, and if they take at most an eighth of the device's memory; on a GPU, if the run then fits.
+            keep them in a pipeline, and if they take at most an eighth of the device's memory and, on a GPU, the run then fits.
         reduce_each_micro_batch: reduce the gradients of each micro-batch over the shards (and once a step over replicas).
             False: once a step, which needs the memory of whole gradients in fp32. "auto": once a step in a pipeline, and if
             they take at most an eighth of the device's memory and, on a GPU, the run then fits.
         prefetch: number of blocks to gather ahead.
-        timeout_seconds: of a collective of all processes. Groups of mesh dimensions have torch's default.
+        timeout_seconds: timeout of a collective of all processes. The groups of mesh dimensions have torch's default timeout.
         cpu_offload: keep shards, gradients and optimizer state in host memory.
         schedule: the order in which the ranks of a pipeline process micro-batches (docs/parallel.md).
-        stages_per_rank: groups of layers that a rank of a pipeline has. None: 1, or 2 if the schedule needs several.
-        layers_first: layers of the first stage. None: balanced, with embedding and head counted as one layer each.
-        layers_last: layers of the last stage. None: balanced.
+        stages_per_rank: number of stages (groups of layers) on a pipeline rank. None: 1, or 2 if the schedule needs several.
+        layers_first: number of layers in the first stage. None: balanced, with embedding and head counted as one layer each.
+        layers_last: number of layers in the last stage. None: balanced.
 
     Raises:
         UserError: if the product of the sizes is not the number of processes, or a model is not sharded.
@@ -140,8 +140,8 @@ class MeshStrategy(ModelParallelStrategy):
         self.expert = expert
         self.reshard_after_forward, self.prefetch, self.cpu_offload = reshard_after_forward, prefetch, cpu_offload
         self.reduce_each_micro_batch = reduce_each_micro_batch
-        # Decided by `parallelize` if a setting is auto, and freed by default for a model that is sharded otherwise.
-        self.chosen: KeptWhole | None = None  # what fits on an accelerator, by the plan of the run
+        # `parallelize` sets `kept` if a setting is auto. A model that other code shards frees weights unless they are False.
+        self.chosen: KeptWhole | None = None  # the choice of the run's plan, which knows what fits on a GPU
         self.kept = KeptWhole(weights=reshard_after_forward is False, gradients=reduce_each_micro_batch is False)
         self.sharded_checkpoints = False
         self.repeated_parameters: set[Tensor] = set()
@@ -235,9 +235,9 @@ class MeshStrategy(ModelParallelStrategy):
             flatten_mesh(shards["shard", "tensor_parallel"])  # so that a norm over both needs one all-reduce
 
     def expert_meshes(self) -> tuple[DeviceMesh, DeviceMesh | None]:
-        """(the ranks of FSDP2 that have the same experts, those that share the experts of a layer; None if each has all).
+        """(ranks with the same experts, for FSDP2; ranks that share the experts of a layer, or None if each rank has all).
 
-        A mesh of its own, of the same ranks: neighbours share experts. Call it on all ranks, once.
+        Both are parts of a second mesh of all ranks, in which neighbours share experts. Call this on all ranks, once.
         """
         sizes = self.sizes(self.world_size)
         among = sizes.shard * sizes.context * sizes.tensor_parallel
@@ -263,14 +263,14 @@ class MeshStrategy(ModelParallelStrategy):
 
     @property
     def data_mesh(self) -> DeviceMesh | None:
-        """The ranks of FSDP2: shards (× context), or replicas × those. None if there is only one rank and no offload."""
+        """The ranks of FSDP2: shard · context, or replicate × (shard · context). None for one rank without offload."""
         if self._data_parallel_mesh.size() * self.context == 1 and not self.cpu_offload:
             return None
         return self.shard_mesh
 
     @property
     def loss_ranks(self) -> int:
-        """Number of ranks whose loss sums are added. Of a pipeline, one rank has sums; the others give zeros."""
+        """Number of ranks whose loss sums are added. In each pipeline, one rank has the sums and the others have zeros."""
         return self.world_size // self.pipeline
 
     @property
@@ -280,7 +280,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     @property
     def batch_parts(self) -> int:
-        """Number of ranks that have the same batch and share its loss sums: those of `context` and of `pipeline`."""
+        """Number of ranks that have the same batch and share its loss sums: the ranks along `context` and `pipeline`."""
         return self.context * self.pipeline
 
     @property
@@ -318,7 +318,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Around every micro-batch of a step but the last one: its gradients are reduced later, its weights stay."""
+        """A context for every micro-batch of a step but the last: gradients are reduced later, and kept weights stay."""
         assert self.model is not None
         set_last_micro_batch(self.model, self.kept, False)
         try:
@@ -342,7 +342,7 @@ class MeshStrategy(ModelParallelStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Distributed tensors by name. `save_checkpoint` gathers them or writes the parts."""
+        """The state dict with distributed tensors. `save_checkpoint` gathers them or writes their parts."""
         assert self.model is not None
         return self.model.state_dict()
 
@@ -362,7 +362,7 @@ class MeshStrategy(ModelParallelStrategy):
             self.checkpoint_io.save_checkpoint(whole, path, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load a checkpoint. Tensors stay on disk if possible: each rank reads only its own parts."""
+        """Load a checkpoint on all ranks. Tensors in shards stay on disk, so that each rank reads only its own parts."""
         path = Path(self.broadcast(str(checkpoint_path)))
         if isinstance(self.checkpoint_io, FolderCheckpointIO):
             return self.checkpoint_io.load_checkpoint(path, lazy=True)
@@ -407,7 +407,7 @@ class MeshStrategy(ModelParallelStrategy):
         return {} if self._pipelined is None else self._pipelined[1].whole_state_dict(self._pipelined[0])
 
     def teardown(self) -> None:
-        self.checkpoint_io.teardown()  # waits for running writes; Lightning does not call it here
+        self.checkpoint_io.teardown()  # waits for running writes; Lightning's ModelParallelStrategy does not call it
         super().teardown()
 
 
@@ -415,7 +415,7 @@ def _part_of(value: Any, parameter: Tensor) -> Any:
     """This rank's part of an optimizer state, distributed like the parameter. A value of another shape stays whole."""
     shape = getattr(value, "shape", None)
     if isinstance(parameter, DTensor) and parameter.ndim == 3 and parameter.shape != shape == (*parameter.shape[:2], 1):
-        parameter = zeros_by_row(parameter)  # NorMuon's numbers
+        parameter = zeros_by_row(parameter)  # NorMuon keeps one number per row
     if not isinstance(parameter, DTensor) or not hasattr(value, "shape") or value.shape != parameter.shape:
         return value[...] if hasattr(value, "shape") and not isinstance(value, Tensor) else value
     part = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)  # a copy, because the value may be a mapped file
@@ -430,3 +430,15 @@ def loss_scaling(device_type: str) -> MixedPrecision:
     torch's GradScaler supports distributed gradients: an overflow on one rank skips the step on all ranks of the tensor.
     """
     return MixedPrecision("16-mixed", device_type, scaler=torch.amp.GradScaler(device_type))
+
+
+def set_last_micro_batch(model: torch.nn.Module, kept: KeptWhole, last: bool) -> None:
+    """Turn the reduction of gradients and the freeing of kept weights on for a step's last micro-batch, and off before it."""
+    for unit in model.modules():
+        if isinstance(unit, FSDPModule):
+            if kept.gradients:
+                unit.set_requires_gradient_sync(last, recurse=False)
+            else:  # summing shards before replicas add them takes little memory
+                unit.set_requires_all_reduce(last, recurse=False)
+            if kept.weights:
+                unit.set_reshard_after_backward(last, recurse=False)

@@ -11,7 +11,7 @@ from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.distributed.keep_rule import KeptWhole, keep
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 
-_MESHES: dict[str, Callable[[int, int], dict[str, int]]] = {  # of so many devices, so many of them in a node
+_MESHES: dict[str, Callable[[int, int], dict[str, int]]] = {  # (devices, devices in a node) → sizes other than the defaults
     "fsdp": lambda n, node: {},
     "fsdp2": lambda n, node: {},
     "hsdp": lambda n, node: {"replicate": n // node, "shard": node},
@@ -28,7 +28,7 @@ _MESHES: dict[str, Callable[[int, int], dict[str, int]]] = {  # of so many devic
     "ep-tp": lambda n, node: {"tensor_parallel": 2, "expert": 2},
     "ep-pp": lambda n, node: {"pipeline": 2, "expert": 2},
 }
-_WITHOUT_MESH = ("single", "ddp", "zero1", "zero2")  # the last two: of other programs, for comparisons with these
+_WITHOUT_MESH = ("single", "ddp", "zero1", "zero2")  # zero1 and zero2 are layouts of other programs, for comparisons
 STRATEGIES = ("single", "ddp", *_MESHES)
 FSDP2 = "recipes/strategy/fsdp2.yaml"
 NO_PIPELINE = PipelineLayout(1)
@@ -42,13 +42,13 @@ class Layout:
     Attributes:
         shards: what the ranks of a shard group split: "nothing", "optimizer" (ZeRO-1), "gradients" (ZeRO-2: gradients and
             optimizer state), or "parameters" (ZeRO-3 and FSDP: all three).
-        kept: what FSDP2 keeps whole. Otherwise gathered weights are freed between forward and backward, and between
-            micro-batches, and gradients are reduced over shards after each micro-batch.
-        auto: of these two, those that depend on the hardware (`lit_llm.plan.memory.resolved`): "weights", "gradients".
+        kept: what FSDP2 keeps whole. Weights that are not kept are freed between forward and backward, and between
+            micro-batches; gradients that are not kept are reduced over shards after each micro-batch.
+        auto: "weights", "gradients", or both, if the hardware decides on keeping them (`lit_llm.plan.memory.resolved`).
         prefetch: number of blocks whose weights are gathered ahead.
         bucket_copies: DDP keeps its buckets in addition to the gradients (no gradient_as_bucket_view).
         context: ranks that share each sequence. They shard parameters too.
-        context_attention: what these exchange, "gather" (keys and values) or "heads".
+        context_attention: what the ranks of `context` exchange, "gather" (keys and values) or "heads".
         expert: ranks that share the experts of a layer.
     """
 
@@ -86,7 +86,7 @@ class Layout:
 
     @property
     def fsdp2(self) -> bool:
-        """Whether FSDP2 gathers the weights, or only adds the gradients of replicas."""
+        """Whether FSDP2 wraps the model: to gather weights, or only to add the gradients of replicas."""
         return self.shards == "parameters" or (self.is_mesh and (self.data_parallel * self.context > 1 or self.cpu_offload))
 
     @property
@@ -97,7 +97,7 @@ class Layout:
 
     @property
     def owners(self) -> tuple[tuple[int, ...], int]:
-        """Of the ranks that share Muon's work: (sizes of the dimensions that split a matrix, replicas); no mesh: ((), 1)."""
+        """How ranks share Muon's work: (sizes of the dimensions that split a matrix, replicas). Without a mesh, ((), 1)."""
         return ((self.tensor_parallel, self.divisor("parameters")), self.replicate) if self.is_mesh else ((), 1)
 
     def divisor(self, what: str) -> int:
@@ -106,12 +106,12 @@ class Layout:
         return self.shard * self.context if order.index(self.shards) >= order.index(what) else 1
 
     def sharded(self) -> Layout:
-        """That of the recipe `FSDP2` on the same devices."""
+        """The layout that the recipe `FSDP2` has on the same devices."""
         layout = replace(self, strategy="fsdp2", replicate=1, shard=self.data_parallel, shards="parameters")
         return replace(layout, bucket_copies=False, auto=("weights", "gradients"))
 
     def smaller_meshes(self, devices_per_node: int) -> Iterator[tuple[str, Layout]]:
-        """Meshes of the same devices with smaller parts of the model, with the flags that choose them."""
+        """Yield (flags, layout) of meshes of the same devices in which a rank has a smaller part of the model or sequence."""
         flag = "--trainer.strategy."
         mesh, words = (self, "") if self.is_mesh else (self.sharded(), f"--config {FSDP2} ")
         dimensions = {"tensor_parallel": mesh.tensor_parallel, "pipeline": mesh.pipeline.ranks, "context": mesh.context}
@@ -126,7 +126,7 @@ class Layout:
 
 
 def layout_of_name(name: str, devices: int, devices_per_node: int) -> Layout:
-    """The layout with a name of STRATEGIES, or with one of Lightning's.
+    """The layout that a name means: one of `STRATEGIES`, or Lightning's "auto" or a variant of "ddp".
 
     Raises:
         UserError: the name is unknown, or its mesh does not fit the number of devices.

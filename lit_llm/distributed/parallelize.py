@@ -2,8 +2,8 @@
 
 The order is: kernel of attention, float8, expert parallelism, activation checkpointing, tensor and context parallelism, stages
 of a pipeline, FSDP2, compile. Compiled tensor-parallel blocks get activation checkpointing last. Each step changes modules and
-their `forward` in place, so that parameter names and checkpoints stay the same. Stages of a pipeline are cut out of the whole
-model, so everything before and after applies to them too.
+their `forward` in place, so that parameter names and checkpoints stay the same. The stages of a pipeline consist of modules of
+the whole model, so the steps before and after apply to them too.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ def parallelize(
     if strategy is not None and isinstance(model, GPT) and model.config.moe is not None:
         expert_mesh = apply_expert_parallel(model, strategy)
     recompute = partial(apply_activation_checkpointing, model, compute.activation_checkpointing)
-    # torch 2.13 cannot keep a mesh for a pass that a graph recomputes: the graph of a block is within what is recomputed.
+    # torch 2.13 loses the mesh of DTensors that a graph recomputes, so a tensor-parallel block is recomputed outside its graph.
     in_graph = compute.activation_checkpointing == "cheap" or strategy is None or strategy.tensor_mesh is None
     if in_graph or not compute.compile:
         recompute()
     if strategy is not None and strategy.tensor_mesh is not None:
-        assert isinstance(model, GPT)  # `preflight.layout` refuses custom models here
+        assert isinstance(model, GPT)  # `layout_problems` refuses custom models here
         apply_tensor_parallel(model, strategy.tensor_mesh)
     if strategy is not None and strategy.context_mesh is not None:
         assert isinstance(model, GPT)  # as above
         apply_context_parallel(model, strategy.context_mesh, strategy.context_attention)
     prepared: GPT | CustomModel | PipelinedGPT = model
     if strategy is not None and strategy.pipeline_mesh is not None:
-        assert isinstance(model, GPT)  # `preflight.layout` refuses custom models here
+        assert isinstance(model, GPT)  # `layout_problems` refuses custom models here
         prepared = PipelinedGPT(model, strategy.pipeline_layout, strategy.pipeline_mesh)
     if strategy is not None and (strategy.data_mesh is not None or expert_mesh is not None):
         strategy.kept = kept_whole(prepared, strategy, gathered_bytes(prepared, narrow_dtype(prepared, strategy)))

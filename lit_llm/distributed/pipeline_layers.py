@@ -1,4 +1,4 @@
-"""Which layers the stages of a pipeline have, on which ranks, and what cannot work. Without torch, for the planner too."""
+"""The layers and ranks of a pipeline's stages, and why settings cannot work. Imports no torch, because the planner uses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Schedule = Literal["1f1b", "interleaved1f1b", "zbv", "dualpipev", "gpipe"]
 
 
 class ScheduleKind(NamedTuple):
-    """What a schedule of torch needs."""
+    """Properties of one of torch's pipeline schedules."""
 
     torch_name: str
     stages: int | None
@@ -18,7 +18,7 @@ class ScheduleKind(NamedTuple):
     folds: bool = False
     """Whether a rank's second stage mirrors its first (V), so that rank 0 has the first and the last stage."""
     splits_backward: bool = False
-    """Whether gradients of weights are computed later than those of activations."""
+    """Whether the gradients of weights are computed later than the gradients of activations."""
 
 
 KINDS: dict[str, ScheduleKind] = {
@@ -48,7 +48,7 @@ class PipelineLayout(NamedTuple):
         return self.ranks * (self.stages_per_rank or KINDS[self.schedule].stages or 2)
 
     def rank_of(self, stage: int) -> int:
-        """The rank that has a stage: round and round, or there and back."""
+        """The rank that has a stage. Stages go round (0, 1, 0, 1), or there and back (0, 1, 1, 0) if the schedule folds."""
         turn, place = divmod(stage, self.ranks)
         return self.ranks - 1 - place if KINDS[self.schedule].folds and turn % 2 else place
 
@@ -75,7 +75,7 @@ class PipelineLayout(NamedTuple):
         return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
     def problems(self) -> list[str]:
-        """Why the settings contradict each other, one sentence each."""
+        """Return why the settings contradict each other, one sentence each."""
         stages = KINDS[self.schedule].stages
         if self.stages_per_rank is None or stages in (None, self.stages_per_rank):
             return []
@@ -85,7 +85,7 @@ class PipelineLayout(NamedTuple):
         ]
 
     def layer_problems(self, n_layer: int) -> list[str]:
-        """Why a model of `n_layer` layers cannot be cut into the stages, one sentence each."""
+        """Return why a model of `n_layer` layers cannot be cut into the stages, one sentence each."""
         given = {"layers_first": self.layers_first, "layers_last": self.layers_last}
         chosen = {name: layers for name, layers in given.items() if layers is not None}
         rest, others = n_layer - sum(chosen.values()), self.stages - len(chosen)
@@ -112,13 +112,13 @@ class PipelineLayout(NamedTuple):
         ]
 
     def runs(self, micro_batches: int) -> bool:
-        """Whether a step of `micro_batches` per data-parallel rank works. The rules are torch's."""
+        """Whether the schedule works with `micro_batches` per data-parallel rank in a step. The rules are torch's."""
         if self.schedule == "interleaved1f1b":
             return micro_batches % max(1, micro_batches // self.ranks) == 0
         return micro_batches >= (self.stages if self.schedule in ("1f1b", "dualpipev") else 1)
 
     def needs(self, micro_batches: int) -> str:
-        """Why a step of `micro_batches` does not work."""
+        """The sentence for a step whose number of `micro_batches` does not work."""
         number = f"at least {self.stages}"
         if self.schedule == "interleaved1f1b":
             number = f"a multiple of {self.ranks}"

@@ -1,6 +1,6 @@
-"""What a rank of a pipeline has and does: its stages, and the order of its actions, which is torch's.
+"""The stages of each rank of a pipeline, and the order of a rank's tasks, which is torch's.
 
-Torch is imported only for the orders of several stages on a rank.
+Torch is imported only for schedules with several stages on a rank.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _OF_TORCH = {
 
 
 class StageShare(NamedTuple):
-    """A stage of a rank: layers from `start` up to `stop`, without it; with `first` the embedding, with `last` norm and head.
+    """A stage of a rank: the layers from `start` to `stop` - 1; with `first` also the embedding, with `last` norm and head.
 
-    `ahead`: the number of its blocks that predict ahead, behind the last layer.
+    `ahead` is the number of the stage's blocks that predict ahead. They follow the last layer.
     """
 
     start: int
@@ -34,7 +34,7 @@ class StageShare(NamedTuple):
 
     @property
     def layers(self) -> range:
-        """Its blocks, also those that predict ahead."""
+        """Numbers of the stage's blocks, including the blocks that predict ahead."""
         return range(self.start, self.stop + self.ahead)
 
 
@@ -50,9 +50,9 @@ def bubble(layout: PipelineLayout, micro_batches: int) -> float:
     """Fraction of a step in which a rank waits, with equal stages.
 
     (p − 1)/(m + p − 1) for GPipe and 1F1B (Huang et al. 2019); with v stages per rank (p − 1)/(v·m + p − 1) (Narayanan et al.
-    2021). For the schedules that compute gradients of weights later, a forward pass, the gradient of an input and that of
-    weights take equal times: ZB-V waits (p − 1) such times of half of a rank's layers, DualPipeV 2(p − 1), in 6·m of work
-    (Qi et al. 2024; DeepSeek-AI 2025).
+    2021). For the schedules that compute gradients of weights later, assume one unit of time for each of a forward pass, a
+    gradient of inputs and a gradient of weights of half of a rank's layers. In 6·m units of work, ZB-V waits (p − 1) units and
+    DualPipeV 2(p − 1) units (Qi et al. 2024; DeepSeek-AI 2025).
     """
     waits, work = layout.ranks - 1, {"zbv": 6.0, "dualpipev": 3.0}.get(layout.schedule, layout.stages / layout.ranks)
     return waits / (work * micro_batches + waits)
@@ -68,19 +68,19 @@ def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> t
 
 
 def micro_batches_to_play(layout: PipelineLayout, micro_batches: int) -> int:
-    """As few as have the memory of all, besides what each of them leaves: the rest only repeats."""
+    """The number of micro-batches that a plan plays: enough to reach the peak memory of a step, whose middle only repeats."""
     uneven = layout.schedule == "interleaved1f1b" and micro_batches % layout.ranks
     return micro_batches if layout.schedule == "gpipe" or uneven else min(micro_batches, 2 * layout.stages)
 
 
 @lru_cache(maxsize=64)
 def orders(layout: PipelineLayout, micro_batches: int) -> list[list[list[Task]]]:
-    """Of each rank: tasks in their order, in groups that run together."""
+    """Return for each rank its tasks in order, as a list of groups. The tasks of a group run together."""
     if layout.stages == layout.ranks:  # torch has no list of actions for GPipe and 1F1B
         return [[[task] for task in _of_one_stage(layout, rank, micro_batches)] for rank in range(layout.ranks)]
     from torch.distributed.pipelining.schedules import get_schedule_class
 
-    stages: list[Any] = [  # what torch reads of a stage to order its actions; a real one needs processes
+    stages: list[Any] = [  # the attributes that torch reads to order actions; a real stage needs processes
         SimpleNamespace(
             stage_index=stage, num_stages=layout.stages, group_rank=0, group_size=layout.ranks, has_backward=True, submod=None
         )

@@ -1,7 +1,7 @@
 """Pipeline parallelism of a GPT: each rank has some of the layers, and activations move from stage to stage.
 
-`PipelinedGPT` is all that a LightningModule and `MeshStrategy` know of a pipeline: when its micro-batches run, which parameters
-and groups one process would have, and which of them another rank has, too.
+A LightningModule and `MeshStrategy` use only `PipelinedGPT`. It knows when micro-batches run, which parameters and groups one
+process would have, and which of its parameters another rank has, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_llm.checkpoint.stages import number_as_own, number_as_whole
+from lit_llm.core._torch import IGNORED
 from lit_llm.core.dtensor import local_part
 from lit_llm.core.errors import refuse
 from lit_llm.distributed.pipeline_layers import PipelineLayout
@@ -39,7 +40,7 @@ StageObjective = Callable[..., Tensor]
 class Stage(nn.Module):
     """Consecutive blocks of a GPT. The first stage also has the embedding, the last one the norm and the head.
 
-    Its submodules are the whole model's, so that FSDP2 sees them below one root. `PipelinedGPT` has their public names.
+    A stage registers modules of the whole model, so that FSDP2 sees them below one root. `PipelinedGPT` has their public names.
     """
 
     def __init__(self, whole: GPT, layers: range, *, first: bool, last: bool) -> None:
@@ -47,7 +48,7 @@ class Stage(nn.Module):
         self._whole = [whole]  # in a list: a module here would be registered
         self.layers, self.first, self.last = layers, first, last
         self.held = range(layers.start, whole.config.n_blocks) if last else layers
-        """The stage's blocks: also those that predict ahead."""
+        """Numbers of the stage's blocks, including the blocks that predict ahead."""
         self.ties_head = last and whole.ties_head
         self.embedding = whole.embedding if first or (last and whole.embeds_twice) else None
         self.positions = whole.positions if first else None
@@ -66,13 +67,13 @@ class Stage(nn.Module):
         objective: StageObjective | None = None,
         seed: Tensor | None = None,
     ) -> Tensor | LossSums:
-        """The input of the next stage, or of the last stage what `GPT.forward` returns.
+        """Return the input of the next stage. The last stage returns what `GPT.forward` does, or the scalar of `objective`.
 
         Args:
-            x: (B, T, d) from the stage before, of the positions that this rank holds. None: the first stage.
+            x: (B, T, d) from the stage before, for the positions that this rank holds. None for the first stage.
             input_ids, documents, targets, loss, seed: as for `GPT.forward`. Every stage gets the whole batch.
-            objective: in training, from the sums of the loss, and whether this is the last stage, to the scalar that is
-                differentiated. Of other stages the loss is that of their routers, whose gradient starts there.
+            objective: in training, maps the sums of the loss, and whether this is the last stage, to the scalar that is
+                differentiated. An earlier stage has only the sums of its routers, whose gradient starts in that stage.
         """
         whole = self._whole[0]
         view = whole.view(input_ids, documents, seed=seed, shard=None if targets is None else whole.sequence_shard)
@@ -87,7 +88,7 @@ class Stage(nn.Module):
             if view.counted is None:
                 return x
             assert objective is not None and targets is not None
-            zero, count = torch.zeros((), device=x.device), (targets != -100).sum()  # as the last stage counts
+            zero, count = torch.zeros((), device=x.device), (targets != IGNORED).sum()  # as the last stage counts
             return _WithLoss.apply(x, objective(self._with_routers(LossSums(zero, zero, count), view), last=False))
         result = whole.finish(x, view, targets, loss)
         if objective is None:
@@ -96,7 +97,7 @@ class Stage(nn.Module):
         return objective(result if view.counted is None else self._with_routers(result, view), last=True)
 
     def _with_routers(self, sums: LossSums, view: View) -> LossSums:
-        """The sums with those of all routers of the whole model: zeros for other stages'."""
+        """Return `sums` with an entry for each router of the whole model: zeros for the routers of other stages."""
         whole, own = self._whole[0], iter(view.router_sums)
         moe = whole.config.moe
         assert moe is not None
@@ -128,8 +129,8 @@ class PipelinedGPT(nn.Module):
     of the last stage, under one name: `_sum_tied_gradients` keeps the copies equal.
 
     Args:
-        whole: the whole GPT on the meta device, with everything applied that does not depend on stages. Parts of other ranks
-            stay there without memory.
+        whole: the whole GPT on the meta device, after the steps of `parallelize` that come before stages. The modules of other
+            ranks stay on the meta device, without memory.
         mesh: the ranks of the pipeline.
 
     Raises:
@@ -143,7 +144,7 @@ class PipelinedGPT(nn.Module):
         self._whole = [whole]  # not registered: most of it belongs to other ranks
         self._transfer = Transfer(layout, mesh.get_group(), mesh.get_local_rank())
         layers, stages = layout.layers(whole.config.n_layer), layout.stages
-        self.stages = [  # a list, not registered: their modules are registered below
+        self.stages = [  # a plain list, so that stages are not registered: their modules are registered below
             Stage(whole, layers[stage], first=stage == 0, last=stage == stages - 1)
             for stage in layout.stages_of(mesh.get_local_rank())
         ]
@@ -155,9 +156,9 @@ class PipelinedGPT(nn.Module):
         self.head = whole.head if "head" in held else None
         self.rotary = whole.rotary
         self.window: list[dict[str, Tensor]] = []
-        """Micro-batches of the current optimizer step, until the last one runs all."""
+        """Micro-batches of the current optimizer step. `train_step` runs them all and empties the list."""
         self.optimizer_groups: list[list[str]] = []
-        """Names of the whole model's parameters, by group of its optimizer. Some groups have none on this rank."""
+        """Names of the whole model's parameters, by group of its optimizer. This rank may have none of a group."""
         self._runner = ScheduleRunner(self.stages, self._transfer)
 
     @property
@@ -172,18 +173,18 @@ class PipelinedGPT(nn.Module):
 
     @property
     def vocabulary_shards(self) -> Any:
-        """As `GPT.vocabulary_shards`."""
+        """`GPT.vocabulary_shards` of the whole model: the split of the vocabulary over ranks; None without a split."""
         return self.whole.vocabulary_shards
 
     def init_weights(self) -> None:
         """(Re)initialise this rank's parameters and buffers with the values that they have on one process."""
         device = next(self.parameters()).device
-        with torch.device(device):  # where parts of other ranks are drawn, to keep the random stream
+        with torch.device(device):  # modules of other ranks are drawn there too, to keep the random stream
             self.whole.init_weights()
             reset_adapters(self.whole)
 
     def reshard(self) -> None:
-        """Free the whole weights that FSDP2 keeps after `forward`: stages are its modules, but not submodules of this one."""
+        """Free the whole weights that FSDP2 keeps after `forward`. It wraps stages, which are no submodules of this module."""
         for stage in self.stages:
             if isinstance(stage, FSDPModule):
                 stage.reshard()
@@ -195,8 +196,8 @@ class PipelinedGPT(nn.Module):
     # -- training ---------------------------------------------------------------------------------------------------
 
     def collect(self, batch: dict[str, Tensor]) -> Tensor:
-        """Take a micro-batch of the step; returns 0 in place of its loss, which `train_step` computes."""
-        # Drawn now, as on one process: `StepSeed` seeds the generator for each micro-batch.
+        """Add a micro-batch to `window`. Returns 0 in place of its loss, which `train_step` computes."""
+        # The seed is drawn now, as on one process: `StepSeed` seeds the generator for each micro-batch.
         self.window.append({**batch, "seed": new_seed()} if self.whole.drops else batch)
         return torch.zeros((), device=batch["targets"].device)
 
@@ -215,8 +216,8 @@ class PipelinedGPT(nn.Module):
             forward_context: entered around each forward pass, for autocast.
 
         Returns:
-            Each micro-batch with its detached sums, on the rank with the last stage. Elsewhere nothing, but with experts zeros
-            and what the stage's routers count.
+            On the rank with the last stage, each micro-batch with its detached sums. On other ranks an empty list; if the model
+            has experts, each micro-batch with zeros and the sums of the stage's routers.
         """
         window, self.window = self.window, []
         self.whole.training = self.training  # not a submodule
@@ -236,7 +237,7 @@ class PipelinedGPT(nn.Module):
         return found
 
     def _sum_tied_gradients(self) -> None:
-        """Add the gradients of the embedding on the first and on the last stage, on both ranks."""
+        """Add the embedding's gradients of the first and of the last stage. Both ranks get the sum."""
         transfer = self._transfer
         if not self.whole.embeds_twice or self.embedding is None or transfer.first_rank == transfer.last_rank:
             return
@@ -248,7 +249,7 @@ class PipelinedGPT(nn.Module):
         own = local_part(weight.grad)
         own.add_(transfer.exchange(own, transfer.last_rank if self.stages[0].first else transfer.first_rank))
 
-    # -- checkpoints, which are those of one process ------------------------------------------------------------------
+    # -- checkpoints, which equal those of one process ----------------------------------------------------------------
 
     def repeated_parameters(self) -> set[Tensor]:
         """This rank's parameters that an earlier rank has, too: the embedding of the last stage."""
@@ -267,7 +268,7 @@ class PipelinedGPT(nn.Module):
         return number_as_whole(optimizer.state_dict(), self._names(optimizer), self.optimizer_groups)
 
     def own_optimizer_state(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """Of a saved state_dict of the whole model's optimizer, that of this rank's."""
+        """The state_dict of this rank's optimizer, taken out of a saved state_dict of the whole model's optimizer."""
         return number_as_own(saved, self._names(optimizer), self.optimizer_groups)
 
     def _names(self, optimizer: Optimizer) -> list[list[str]]:
@@ -286,9 +287,9 @@ class PipelinedGPT(nn.Module):
         loss: LossFunction = cross_entropy,
         documents: Tensor | None = None,
     ) -> Tensor | LossSums:
-        """Logits on every rank, or with targets the sums of the loss on the rank with the last stage, and zeros elsewhere.
+        """Return the logits on every rank. With targets, return the sums of the loss: zeros on ranks without the last stage.
 
-        Stages of several batches overlap: a rank waits only for what it needs. No gradients. Arguments as for `GPT.forward`.
+        Batches overlap in the pipeline: a rank waits only for its input. No gradients. Arguments as for `GPT.forward`.
         """
         self.whole.training = self.training
         shape, device = self._shape(input_ids, split=targets is not None), input_ids.device
@@ -308,13 +309,13 @@ class PipelinedGPT(nn.Module):
         return self._transfer.broadcast_from_last(x)
 
     def _shape(self, input_ids: Tensor, *, split: bool) -> tuple[int, int, int]:
-        """Shape of what moves between stages, for (B, T) ids on this rank. `split` as in `GPT.stream_length`."""
+        """Shape of the activations between stages, for (B, T) ids on this rank. `split` as in `GPT.stream_length`."""
         batch, length = input_ids.shape
         return batch, self.whole.stream_length(length, split=split), self.config.n_embd
 
     @property
     def _dtype(self) -> torch.dtype:
-        """Type of the residual stream: that of the parameters, also under autocast."""
+        """The dtype of the residual stream, which is the parameters' dtype, also under autocast."""
         return next(self.parameters()).dtype
 
 

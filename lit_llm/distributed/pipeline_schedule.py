@@ -17,14 +17,14 @@ from lit_llm.distributed.pipeline_transfer import Transfer
 from lit_llm.models.loss import LossSums
 
 Objective = Callable[[LossSums], Tensor]
-"""From the sums of a micro-batch to the scalar that is differentiated."""
+"""Maps the loss sums of a micro-batch to the scalar that is differentiated."""
 
 
 class ScheduleRunner:
-    """One call of `run` is the forward and backward of one optimizer step.
+    """Runs the forward and backward passes of one optimizer step in each call of `run`.
 
-    A schedule of torch is made for a number of micro-batches of one shape. The last one is kept, because a batch ramp rarely
-    changes the number, and each schedule keeps a buffer per micro-batch.
+    A schedule of torch is made for a number of micro-batches of one shape. Only the newest schedule is kept, because each has
+    a buffer per micro-batch, and a batch ramp rarely changes their number.
     """
 
     def __init__(self, stages: Sequence[nn.Module], transfer: Transfer) -> None:
@@ -40,11 +40,11 @@ class ScheduleRunner:
         dtype: torch.dtype,
         forward_context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        """Add the gradients of all micro-batches.
+        """Run all micro-batches, and add their gradients to the parameters' gradients.
 
         Args:
             arguments: keyword arguments of the stages for each micro-batch. The last stage returns the scalar to differentiate.
-            shape, dtype: of what moves between stages.
+            shape, dtype: shape and dtype of the activations between stages.
 
         Raises:
             UserError: if the schedule does not work with this number of micro-batches.
@@ -100,5 +100,5 @@ class _Stage(PipelineStage):
 
 
 def _the_output(output: Tensor, target: Tensor) -> Tensor:
-    """The last stage returns its loss."""
+    """The loss function for torch's schedule: the output itself, because the last stage returns its loss."""
     return output

@@ -27,7 +27,7 @@ class Transfer:
         self._sends: list[tuple[dist.Work, Tensor]] = []  # tensors stay alive until they are sent
 
     def send(self, stage: int, x: Tensor) -> None:
-        """Send the output of a stage to the next one, without waiting. Nothing if this rank has the next one too."""
+        """Send the output of a stage to the next stage, without waiting. Does nothing if this rank has the next stage too."""
         target = self.layout.rank_of(stage + 1)
         if target == self.rank:
             return
@@ -42,7 +42,7 @@ class Transfer:
     def receive(
         self, stage: int, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """The input of a stage: `own` if this rank has the stage before it."""
+        """Return the input of a stage: `own` if this rank has the stage before it, and else the received tensor."""
         source = self.layout.rank_of(stage - 1)
         if source == self.rank:
             assert own is not None
@@ -65,7 +65,7 @@ class Transfer:
         return other
 
     def broadcast_from_last(self, x: Tensor) -> Tensor:
-        """A tensor of the rank with the last stage, on all ranks of the pipeline."""
+        """Return, on all ranks of the pipeline, the `x` of the rank with the last stage. Elsewhere `x` is overwritten."""
         x = x.contiguous()
         dist.broadcast(x, group=self.group, group_src=self.last_rank)
         return x

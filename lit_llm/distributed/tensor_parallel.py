@@ -54,7 +54,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
     for block in model.blocks:
         attention: Attention | LatentAttention = block.attention  # type: ignore[assignment]
         norms = {name: SequenceParallel() for name in ("attention_norm", "mlp_norm")}
-        # What is added to the residual stream is a plain tensor, as the stream is.
+        # These norms return plain tensors, because they are added to the residual stream, which is one.
         norms |= {name: SequenceParallel(use_local_output=True) for name in ("attention_output_norm", "mlp_output_norm")}
         block_plan: dict[str, ParallelStyle] = {
             "attention": PrepareModuleInput(
@@ -68,7 +68,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
             norms_ahead = ("ahead.hidden_norm", "ahead.embedding_norm")
             block_plan |= {name: SequenceParallel(use_local_output=True) for name in norms_ahead}
         mlp, name = (block.mlp.shared, "mlp.shared") if isinstance(block.mlp, Experts) else (block.mlp, "mlp")
-        if model.config.input_convolution is not None:  # of plain tensors
+        if model.config.input_convolution is not None:  # it computes on plain tensors
             norms |= {name: SequenceParallel(use_local_output=True) for name in norms}
         if isinstance(block.mlp, Experts):  # each rank's experts get its part of the sequence
             distribute_parameters(Replicate(), "", block.mlp.router, mesh)
@@ -84,9 +84,9 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
             for module in attention.of_latents:
                 distribute_parameters(Replicate(), "", module, mesh)
         elif attention.query_norm is not None:
-            # The input of a head's norm is (B, T, H / ranks, h): the norm's weight is replicated, and its gradient is summed
-            # over the ranks, as for a norm on a part of the sequence.
-            # Of a norm over all heads, (B, T, H·h / ranks), each rank gathers the whole: a row's mean square needs all columns.
+            # The input of a norm over one head is (B, T, H / ranks, h). The norm's weight is replicated, and its gradient is
+            # summed over the ranks, as for a norm on a part of the sequence. The input of a norm over all heads is
+            # (B, T, H·h / ranks). Each rank gathers it, because the mean square of a row needs all columns.
             heads: ParallelStyle = _Replicated(Shard(2), Shard(2))
             if attention.norm_heads:
                 heads = SequenceParallel(sequence_dim=2, use_local_output=True)
@@ -110,9 +110,9 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
 
 
 def _split_adapters(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Split LoRA's adapters as their layers are split: by columns B, by rows A. Other factors are replicated.
+    """Split LoRA's adapters as their layers: B if the layer is split by columns, A if by rows. Other factors are replicated.
 
-    An adapter computes its update on local parts, without communication: its columns of the output, or a summand of it.
+    An adapter computes its update on local parts, without communication: its columns of the output, or one term of their sum.
     """
     for module in block.modules():
         if isinstance(module, LoRALinear):
@@ -133,15 +133,15 @@ _Update = Callable[[Tensor, Tensor, Tensor, Drops | None], Tensor]
 
 
 def _update_of_whole(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
-    """`LoRALinear.update` of a replicated layer: every rank computes the same, and gets the whole gradient."""
+    """`LoRALinear.update` for a replicated layer: every rank computes the same update, and gets the whole gradient."""
     y = update(x.to_local(), a.to_local(), b.to_local(), drops)
     return DTensor.from_local(y, x.device_mesh, [Replicate()], run_check=False)
 
 
 def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
-    """`LoRALinear.update` of parts."""
-    # The redistributions do nothing forward. Backward they sum the gradients of the small factors; x's is summed later, once
-    # for all layers that share it.
+    """`LoRALinear.update` for a layer that is split by columns or rows."""
+    # The redistributions do nothing forward. Backward, they sum the gradients of A and B over the ranks; the gradient of x is
+    # summed later, once for all layers that share x.
     a, b = (factor.redistribute(placements=factor.placements) for factor in (a, b))
     part = update(differentiable_part(x), differentiable_part(a), differentiable_part(b), drops)
     by_columns = isinstance(x.placements[0], Replicate)
@@ -149,11 +149,11 @@ def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops:
 
 
 class _SplitEmbedding(ParallelStyle):
-    """The embedding by rows: (B, T) → (B, T / ranks, d) as a plain tensor that has arrived.
+    """The embedding split by rows: (B, T) → (B, T / ranks, d), a plain tensor whose collective has finished.
 
-    Each rank looks up the ids of its rows, and the others are zeros: a reduce-scatter adds them. torch's style makes the
-    gradient of all rows on every rank, and keeps its memory (2.13); and it returns a tensor that is waited for at its first
-    use: a compiled block with such an input loses the placement of its gradient.
+    Each rank looks up the ids of its rows, and has zeros for the other ids; a reduce-scatter adds the ranks' results. torch's
+    own style (2.13) makes the gradient of all rows on every rank, and keeps its memory. It also returns a tensor whose
+    collective may still run, and a compiled block with such an input loses the placement of its gradient.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -172,11 +172,11 @@ class _SplitEmbedding(ParallelStyle):
 
 
 class _Replicated(ParallelStyle):
-    """A module with replicated parameters computes the whole on every rank, from plain tensors to plain tensors.
+    """A module with replicated parameters computes its whole output on every rank, from plain tensors to plain tensors.
 
     Args:
-        takes: how its input is placed, which is gathered.
-        gives: what of its output a rank returns.
+        takes: the placement of the input, which is gathered.
+        gives: the placement of the output: the part that a rank returns.
     """
 
     def __init__(self, takes: Placement, gives: Placement) -> None:
@@ -196,7 +196,7 @@ class _Replicated(ParallelStyle):
 class _GatheredNorm(SequenceParallel):
     """The last norm: (B, T / ranks, d) → (B, T, d) as a plain tensor, for the loss.
 
-    Each rank's loss gives the gradient through its rows of the vocabulary. `Partial` sums them over the ranks.
+    The loss of a rank gives the gradient through that rank's rows of the vocabulary. `Partial` sums these over the ranks.
     """
 
     @staticmethod
@@ -205,7 +205,7 @@ class _GatheredNorm(SequenceParallel):
 
 
 def distribute_parameters(placement: Replicate | Shard, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    """Put a module's own parameters, but no buffers, on a mesh: `distribute_module` calls it."""
+    """Distribute a module's own parameters, but no buffers, over a mesh. `distribute_module` calls this for each submodule."""
     for key, parameter in list(module.named_parameters(recurse=False)):
         distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(key, nn.Parameter(distributed, requires_grad=parameter.requires_grad))

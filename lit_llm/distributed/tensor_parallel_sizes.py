@@ -1,7 +1,6 @@
-"""What tensor and expert parallelism do to the sizes of one rank, for a plan: without a process group and without data.
+"""The sizes of one rank under tensor and expert parallelism, for a plan: without a process group and without data.
 
-It follows `lit_llm.distributed.tensor_parallel`: what changes there changes here (tests/plan/test_memory.py
-compares). A
+A change of `lit_llm.distributed.tensor_parallel` needs the same change here (tests/plan/test_memory.py compares the two). A
 rank has 1 / ranks of the heads, of the hidden width and of the vocabulary. It keeps T / ranks positions of the residual stream,
 gathers all T before attention, MLP and loss, and keeps its positions of their results.
 """
@@ -50,7 +49,7 @@ def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
 
 
 def share_experts(model: GPT, expert: int, tensor_parallel: int) -> None:
-    """Give a rank its part of the experts, and the exchange of rows between ranks; without either of these ranks nothing."""
+    """Give the model one rank's part of the experts, and the exchange of rows. Changes nothing if both numbers are 1."""
     if expert == tensor_parallel == 1:
         return
     for block in model.blocks:
@@ -62,9 +61,9 @@ def share_experts(model: GPT, expert: int, tensor_parallel: int) -> None:
 
 
 def split_positions(model: GPT, ranks: int) -> None:
-    """Split the positions of the residual stream, by hooks on the modules that change its length.
+    """Split the positions of the residual stream over ranks, by hooks on the modules that change its length.
 
-    The model itself pads them, and splits what it drops.
+    The model itself pads the positions, and splits the rows of dropout over ranks.
     """
     group: Any = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
     model.vocabulary_shards = VocabularyShards(group, 0)
@@ -93,7 +92,7 @@ def split_positions(model: GPT, ranks: int) -> None:
 
 
 class _Summed(Function):
-    """An input that all ranks have: the sum of their gradients."""
+    """The identity for an input that all ranks have. Its backward pass sums the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -105,9 +104,9 @@ class _Summed(Function):
 
 
 class _Moved(Function):
-    """Positions of all ranks gathered, (B, T / ranks, d) → (B, T, d), or those of a rank; the gradient goes the other way.
+    """Gathers the positions of all ranks, (B, T / ranks, d) → (B, T, d), or reduce-scatters them. Backward does the opposite.
 
-    `is_whole`: each rank has computed the whole, of which it takes its part.
+    `is_whole`: each rank has computed all positions, so it takes its part without a sum over ranks.
     """
 
     @staticmethod
@@ -122,7 +121,7 @@ class _Moved(Function):
 
 
 def _moved(x: Tensor, ranks: int, *, gathers: bool) -> Tensor:
-    """As DTensor does it: what comes from the ranks is joined by a copy."""
+    """Gather or reduce-scatter (B, T, d) along T as DTensor does: a copy joins the tensors of the ranks."""
     if gathers:
         return torch.cat(COLLECTIVES.all_gather_into_tensor(x, ranks, "tensor").chunk(ranks), dim=1)
     return COLLECTIVES.reduce_scatter_tensor(torch.cat(x.chunk(ranks, dim=1)), "sum", ranks, "tensor")

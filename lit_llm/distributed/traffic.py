@@ -4,9 +4,8 @@
         step()
     rows = traffic.rows()
 
-Bytes are those of algorithms that use every link once (rings), the convention of `lit_llm.plan.collectives`: for a whole
-tensor of M bytes on n ranks each rank sends 2(n − 1)/n · M in an all-reduce, and (n − 1)/n · M in an all-gather, a
-reduce-scatter or an all-to-all.
+Bytes are counted as in a ring algorithm, the convention of `lit_llm.plan.collectives`: for a whole tensor of M bytes on n
+ranks, each rank sends 2(n − 1)/n · M in an all-reduce, and (n − 1)/n · M in an all-gather, a reduce-scatter or an all-to-all.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _KINDS = {  # operators of torch's two interfaces to collectives: c10d's in plac
 _KIND_OF = {operator: kind for kind, operators in _KINDS.items() for operator in operators}
 _NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-"""Kinds of which c10d's operators have the output as first argument, and the input as second."""
+"""Kinds whose operators in c10d have the output as first argument, and the input as second."""
 _SENT: dict[str, Callable[[int], float]] = {  # bytes that a rank sends in a group of n, as a multiple of the whole tensor
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -59,14 +58,14 @@ class Collectives(NamedTuple):
     """All calls of one kind along one mesh dimension, on this rank."""
 
     dimension: str
-    """Name of the mesh dimension; "world" for all ranks, "other" for a group that is none of the meshes'."""
+    """Name of the mesh dimension; "world" for all ranks, "other" for a group that belongs to no mesh."""
     kind: str
     """all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, reduce, gather, scatter, send or receive."""
     ranks: int
     """Size of the group."""
     calls: int
     size: int
-    """Bytes of the whole tensors: gathered, before they are scattered, or reduced."""
+    """Bytes of the whole tensors, such as a gathered tensor, or a tensor before it is scattered."""
     sent: float
     """Bytes that this rank sends."""
 
@@ -77,7 +76,7 @@ class Traffic(DispatchMode):
     A compiled function runs eagerly inside, because torch does not run compiled code under a dispatch mode.
 
     Args:
-        meshes: their dimensions name the process groups; of equal groups the first one's name counts.
+        meshes: their dimensions name the process groups. If dimensions have the same group, the first one names it.
     """
 
     supports_higher_order_operators = True
@@ -113,7 +112,7 @@ class Traffic(DispatchMode):
         counts[1] += size
 
     def rows(self) -> list[Collectives]:
-        """What was counted, by mesh dimension and kind, most bytes first."""
+        """Return the counts by mesh dimension and kind, those with most bytes sent first."""
         found = [
             Collectives(dimension, kind, ranks, calls, size, _SENT.get(kind, lambda n: 1.0)(ranks) * size)
             for (dimension, kind, ranks), (calls, size) in self._counts.items()

@@ -1,6 +1,6 @@
 """Convert between config.json and GPTConfig. Settings without an equivalent are refused, never dropped.
 
-Keys and their defaults are those of the configuration classes of transformers (5.23).
+Keys and their defaults follow the configuration classes of transformers (5.23).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from lit_llm.core.errors import UserError, refuse
 from lit_llm.hf.equivalence import equivalent_family
 from lit_llm.hf.families import FAMILIES
 from lit_llm.hf.families.family import Family
-from lit_llm.hf.fields import HARMLESS, Fields, is_empty, is_size, shown
+from lit_llm.hf.fields import Fields, is_size, shown
 from lit_llm.hf.tensor_map import Link
 from lit_llm.models.config import MODEL_DOMAINS
 from lit_llm.models.gpt import GPTConfig
@@ -26,35 +26,11 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "linear attention": ("linear_num_key_heads", "linear_conv_kernel_dim"),
     "ALiBi positions": ("alibi",),
 }
-"""What lit_llm lacks → the keys that show it, if they are set."""
-_SETTINGS: dict[str, tuple[str, ...]] = {
-    "attention_scale": ("attention_multiplier", "query_pre_attn_scalar"),
-    "attention_softcap": ("attn_logit_softcapping",),
-    "embedding_scale": ("scale_emb", "embedding_multiplier"),
-    "latent": ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-    "layers": ("no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern", "rope_local_base_freq"),
-    "logit_scale": ("dim_model_base", "logits_scaling", "logit_scale", "lm_head_multiplier"),
-    "logit_softcap": ("final_logit_softcapping",),
-    "moe": ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    "parallel_residual": ("use_parallel_residual", "parallel_attn"),
-    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct", "rotary_dim"),
-    "qk_norm": ("use_qk_norm", "qk_layernorm", "qk_norm"),
-    "qkv_bias": ("qkv_bias", "use_qkv_bias"),
-    "residual_scale": ("scale_depth", "residual_multiplier"),
-    "window": ("sliding_window",),
-}
-"""Settings of lit_llm → the keys that families call them by."""
-_OFTEN = {
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("max_position_embeddings", "initializer_range", "hidden_act", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling"),
-    *("rope_parameters", "attention_dropout", "tie_word_embeddings", "attention_bias", "mlp_bias", "layer_types"),
-    *("max_window_layers", "use_sliding_window"),
-}
-"""Keys that say nothing about the family."""
+"""A feature that lit_llm lacks → the keys that a config.json sets if it needs the feature."""
 
 
 def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
-    """The model of a parsed config.json, and notes on settings that affect only training.
+    """The settings of the model in a parsed config.json, and notes on settings that affect only training.
 
     Raises:
         UserError: the architecture or some of its settings are not supported; one sentence per line.
@@ -95,7 +71,7 @@ def _named(content: dict[str, Any]) -> Family:
 
 
 def links(content: dict[str, Any]) -> list[Link]:
-    """The tensors of the model in a config.json that `read_config` accepts."""
+    """The links between stored tensors and ours, for a config.json that `read_config` accepts."""
     config, _ = read_config(content)
     family = _named(content)
     head = [] if config.tie_embeddings else [Link(family.head, ("head.weight",))]
@@ -103,7 +79,7 @@ def links(content: dict[str, Any]) -> list[Link]:
 
 
 def unread_layers(content: dict[str, Any], n_layer: int) -> tuple[str, ...]:
-    """First parts of the names of tensors that a family has after its last layer, to predict further tokens."""
+    """Prefixes of the names of stored layers after the last one, which predict further tokens and are not imported."""
     key = _named(content).ahead
     count = None if key is None else content.get(key)
     return tuple(f"model.layers.{n_layer + i}." for i in range(count or 0))
@@ -142,19 +118,9 @@ def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[
 
 
 def _unknown_family(content: Mapping[str, Any]) -> str:
-    """The refusal of a config.json of no known family. A second line lists keys that tell more."""
-    name = content["model_type"]
+    """The sentence that refuses a config.json whose `model_type` is unknown."""
+    name = shown(content["model_type"])
     lacking = [what for what, keys in _NEEDS.items() if any(content.get(key) for key in keys)]
     if lacking:
-        return f"'model_type' is {shown(name)}, which needs {' and '.join(lacking)}: lit_llm does not support that"
-    problem = f"'model_type' is {shown(name)}, but lit_llm can import only {', '.join(sorted(FAMILIES))}"
-    own = sorted(key for key, value in content.items() if key not in HARMLESS | _OFTEN and not is_empty(value))
-    ours = [f"model.{name} ({key})" for name, keys in _SETTINGS.items() for key in own if key in keys]
-    others = [key for key in own if not any(key in keys for keys in _SETTINGS.values())]
-    details = []
-    if ours:
-        details.append(f"it sets {', '.join(ours)}")
-    if others:
-        what = "else it needs" if ours else "it needs"
-        details.append(f"it has keys of its own, which may say what {what}: {', '.join(others[:5])}")
-    return problem + "\n" * bool(details) + "; ".join(details)
+        return f"'model_type' is {name}, which needs {' and '.join(lacking)}: lit_llm does not support that"
+    return f"'model_type' is {name}, but lit_llm can import only {', '.join(sorted(FAMILIES))}"

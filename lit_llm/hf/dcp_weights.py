@@ -14,10 +14,10 @@ from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPTConfig, weights_on_meta
 
-# What programs put before the names of a model: nothing, their key of the weights, and the attribute that holds the model.
+# Prefixes of a model's names: the key under which a program saves weights, and the attribute that holds the model, if any.
 _PREFIXES = [f"{key}{attribute}" for key in ("", "model.", "state_dict.") for attribute in ("", "model.")]
 
-_TORCHTITAN = {  # torchtitan's Llama, which has Meta's names: ours to read are those of Hugging Face
+_TORCHTITAN = {  # names in torchtitan's Llama, which are Meta's → names in Hugging Face's
     "tok_embeddings": "model.embed_tokens",
     "layers.{}.attention_norm": "model.layers.{}.input_layernorm",
     "layers.{}.attention.wq": "model.layers.{}.self_attn.q_proj",
@@ -37,11 +37,11 @@ class DcpWeightFiles:
     """The weights of a DCP folder under the names of a Hugging Face folder, as `WeightFiles` gives them.
 
     Args:
-        expected: names of tensors that the model has in a Hugging Face folder.
-        config: of the model.
+        expected: names of the tensors that the model has in a Hugging Face folder.
+        config: the model's settings, for the numbers of its heads.
 
     Raises:
-        UserError: the folder has neither these names nor those of torchtitan's Llama.
+        UserError: the folder has neither these names nor the names of torchtitan's Llama.
     """
 
     def __init__(self, source: DcpFolder, expected: Collection[str], config: GPTConfig) -> None:
@@ -66,7 +66,7 @@ class DcpWeightFiles:
             others = [name for name in source.files if re.search(r"(^|^model\.)layers\.", name) and name not in stored]
             if others:
                 raise UserError(f"{source.folder} has tensors that torchtitan's Llama has not: {', '.join(sorted(others)[:3])}")
-        first = {name.split(".")[0] for name in expected} | {"lm_head"}  # others are optimizer state
+        first = {name.split(".")[0] for name in expected} | {"lm_head"}  # other names are optimizer state
         self.files: dict[str, Path] = {name: source.folder for name in self._stored if name.split(".")[0] in first}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -74,7 +74,7 @@ class DcpWeightFiles:
         heads = self._heads.get(name.split(".")[-2])
         if not self.torchtitan or heads is None:
             return tensor
-        # Meta's rotary positions turn neighbouring rows of a head, Hugging Face's rows half a head apart.
+        # Rotary embedding rotates pairs of rows: in Meta's order they are neighbours, in Hugging Face's half a head apart.
         pairs = tensor.unflatten(0, (heads, -1, 2))  # (heads, half of a head, 2, …)
         return pairs.transpose(1, 2).flatten(0, 2)
 
@@ -92,7 +92,7 @@ def own_weights(source: DcpFolder, config: GPTConfig) -> dict[str, Tensor]:
     """The weights of a model of lit_llm, saved by Lightning's strategies or by `export --format dcp`.
 
     Raises:
-        UserError: they are not those of a model with these settings.
+        UserError: the folder does not hold the weights of a model with these settings.
     """
     own: dict[str, Any] = weights_on_meta(config)
     prefix = next((each for each in _PREFIXES if all(f"{each}{name}" in source.files for name in own)), None)

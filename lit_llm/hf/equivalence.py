@@ -1,4 +1,4 @@
-"""Which family a model can be exported as: one whose config.json, read again, is the same model."""
+"""Finds the family as which a model can be exported: the config.json of that family, read again, gives the same model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _NOT_COMPUTED = {
     *("dropout", "init_std", "zero_init_projections", "base_width", "base_depth", "pad_vocab_to", "mask_documents", "eos_id"),
     *("predict_ahead", "bias"),
 }
-"""Settings that config.json lacks and that do not change the logits of a text without end-of-document ids, and `bias`."""
+"""Settings that are not compared: they do not change the logits of one document. `bias` is compared part by part instead."""
 _NOT_OF_EXPERTS = {"balance", "sequence_balance", "z_loss", "first_dense", "every"}
-"""Settings of `moe` that are of training only, and those of the layers that have experts."""
+"""Settings of `moe` that are not compared: they concern training, or choose layers, which `experts` compares."""
 _PART_OF = {
     "gelu_approximate": "mlp",
     **dict.fromkeys(("norm_bias", "norm_unit_offset"), "norm"),
     "qk_norm_width": "qk_norm",
     **dict.fromkeys(("partial_rotary_factor", "rope", "rope_theta", "rope_scaling"), "position"),
 }
-"""Settings that mean nothing to a family which lacks the value of another setting."""
+"""Setting → another setting on which its meaning depends. If the other one differs, only that one is reported."""
 _ADDED_BIASES = {f"{part}_bias" for part in BIASES}
 
 
@@ -42,18 +42,18 @@ class Difference(NamedTuple):
 
     @property
     def is_added_bias(self) -> bool:
-        """Whether the family only has biases that the model lacks: they are exported as zeros."""
+        """Whether the family has a bias that the model lacks. Export writes it as zeros."""
         return self.setting in _ADDED_BIASES and self.theirs is True
 
 
 def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
-    """The family that computes the same. Of several, the preferred or the first one, and one without more biases if possible.
+    """The family that computes the same as the model. If there are several, one without added biases comes first.
 
     Args:
-        preferred: a `model_type`.
+        preferred: the `model_type` to take if it computes the same; else the first family in the table is taken.
 
     Raises:
-        UserError: there is none; one sentence for each setting that the nearest family lacks.
+        UserError: no family computes the same; one sentence for each setting that the nearest family lacks.
     """
     families = sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred)
     differences = {family.model_type: _differences(config, family) for family in families}
@@ -97,7 +97,7 @@ def _differences(config: GPTConfig, family: Family) -> list[Difference]:
 
 
 def computation(config: GPTConfig) -> dict[str, Any]:
-    """What the model computes: every setting, resolved where null means another one. Settings without effect are null."""
+    """Every setting that decides what a model computes, resolved where null means a value. Settings without effect are null."""
     found = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     found |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}
     found |= {f"{part}_bias": config.has_bias(part) for part in BIASES}
@@ -125,7 +125,7 @@ def computation(config: GPTConfig) -> dict[str, Any]:
 
 
 def _mixture(config: GPTConfig) -> dict[str, Any]:
-    """What the experts compute: `moe`, and with experts each setting as `moe.NAME`."""
+    """The settings that decide what experts compute, as `moe.NAME`; and `moe`, which is null without experts."""
     moe = config.moe
     if moe is None:
         return {"moe": None}
@@ -137,7 +137,7 @@ def _mixture(config: GPTConfig) -> dict[str, Any]:
 
 
 def _resolved(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
-    """The rotary scaling of a layer, with the values that stand for missing ones."""
+    """The rotary scaling of a layer, with default values for missing keys."""
     if layer.rope_scaling is None:
         return None
     defaults: dict[str, Any] = {"rope_type": "llama3"}
@@ -151,7 +151,7 @@ def _resolved(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two values are equal, but for the rounding of an inverse."""
+    """Whether two values are equal. Floats may differ by 1e-12, relatively, because inverses are rounded."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict) and isinstance(b, dict):

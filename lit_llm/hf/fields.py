@@ -1,4 +1,4 @@
-"""The keys of a parsed config.json: each is checked when it is read, and keys that nobody read are found."""
+"""The keys of a parsed config.json. Each key is checked when it is read, and keys that no code read are found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from lit_llm.core.number_domain import Domain
 
 LARGEST = 2**28
-"""No size of a model in use comes near it, and the product of two fits the index of a tensor."""
+"""The largest size that is accepted. No model in use comes near it, and the product of two sizes fits the index of a tensor."""
 
 
 _HARMLESS_BY_REASON = {
@@ -54,7 +54,7 @@ def is_empty(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it."""
+    """The text of a value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) < 60 else f"{text[:50]}…"
 
@@ -65,12 +65,12 @@ class Fields:
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
         self.read: set[str] = set()
-        """Every key that was asked for."""
+        """The keys that were read, whether or not they exist."""
         self._problems: dict[str, None] = {}
 
     @property
     def problems(self) -> list[str]:
-        """One sentence each, without repetitions: two parts of a family may read the same key."""
+        """One sentence for each problem, without repetitions: two parts of a family may read the same key."""
         return list(self._problems)
 
     def refuse(self, problem: str) -> None:
@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """The value of an optional key, of which lit_llm supports only `known` values. Where it must be true, null is false."""
+        """The value of an optional key, which must be one of `known`. If the default is true, null is refused as false."""
         if default is True and self.content.get(name, True) is None:
             self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(
@@ -119,7 +119,7 @@ class Fields:
         return self.content.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether the key is there, be it null."""
+        """Whether the key exists, even if its value is null."""
         self.read.add(name)
         return name in self.content
 

@@ -1,4 +1,4 @@
-"""Which models GGUF has a form for: the architectures of llama.cpp, by the family that an export would have."""
+"""The models that GGUF can express: for each family of transformers, the architecture of llama.cpp and its limits."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_BIASES, (False,)),
     **{"attention_softcap": (None,), "logit_softcap": (None,)},
 }
-"""Setting → the values that an architecture computes, unless it says otherwise."""
+"""Setting → the values that an architecture supports, unless its `only` has others."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of llama.cpp: what it computes of what a family can be set to."""
+    """An architecture of llama.cpp, and the settings of a family that it supports."""
 
     name: str
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Over `_ONLY`. No values: any."""
+    """Setting → supported values; has precedence over `_ONLY`. An empty tuple allows any value."""
     pairs: bool = False
-    """Rotates neighbouring dimensions, so that rows of queries and keys are stored in another order."""
+    """Whether it rotates neighbouring dimensions, so that rows of queries and keys are stored in another order."""
     scalings: tuple[str, ...] = ("linear", "yarn")
-    """The rope_types other than none."""
+    """The rope_types that it supports, beside no scaling."""
     plain_heads: bool = False
     """Whether head_dim must be n_embd / n_head."""
     scales: bool = False
     """Whether it has keys for the factors of embeddings, attention scores, residual updates and logits."""
     window_every: int | None = None
-    """Each such block has no window, all others have one. None: no block has one."""
+    """Period k of windows: every k-th block has no window, the others have one. None: no block has a window."""
     scaled_windows: bool = True
-    """Whether rope_scaling is also of blocks with a window."""
+    """Whether rope_scaling applies to blocks with a window, too."""
     window_theta: bool = False
     """Whether blocks with a window may have another rope_theta."""
 
     def problems(self, config: GPTConfig) -> Iterator[str]:
-        """Settings that have no form here, one sentence each."""
+        """Yield one sentence for each setting that this architecture cannot express."""
         ours, none = computation(config), f"has no form in GGUF's {self.name}"
         for name, values in {**_ONLY, **self.only}.items():
             if values and ours[name] not in values:
@@ -102,4 +102,4 @@ ARCHITECTURES = {
     "gpt_oss": Architecture("gpt-oss", _BIASES | _UNTIED | {"mlp": ("clamped_swiglu",)}, window_every=2),
     "glm4_moe": Architecture("glm4moe", _QKV_BIAS),
 }
-"""`model_type` → architecture. The logits of each were compared with llama.cpp's (docs/evidence/hugging-face.md)."""
+"""`model_type` → architecture. For each, logits were compared with llama.cpp's (docs/evidence/hugging-face.md)."""

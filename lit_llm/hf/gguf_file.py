@@ -1,7 +1,7 @@
 """Write a model as one file of llama.cpp's format GGUF, with the package `gguf`: settings, tokenizer, tensors.
 
-The names of tensors are those that `gguf` has for the names of transformers. Values that differ from transformers': rows of
-queries and keys where llama.cpp rotates neighbouring dimensions, and gains of Gemma's norms, which include the 1.
+`gguf` translates the names of transformers' tensors. Two kinds of tensors differ from transformers': queries and keys have
+their rows in another order if llama.cpp rotates neighbouring dimensions, and gains of Gemma's norms include the 1.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.rotary import scale_frequencies
 
 QUANTISED = "q8_0"
-"""Blocks of 32 values with a scale each, in 8 bits."""
+"""A type of values: 8 bits each, with a scale for each block of 32 values."""
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", QUANTISED: "Q8_0"}
 _ALWAYS_F32 = ("ffn_gate_inp.weight", "position_embd.weight", ".bias")
-"""Of matrices: llama.cpp needs these in fp32, as every vector."""
+"""Endings of the names of matrices that llama.cpp needs in fp32. It needs every vector in fp32, too."""
 
 
 def package() -> Any:
@@ -34,13 +34,13 @@ def package() -> Any:
 
 
 def architecture_of(config: GPTConfig, family: str) -> Architecture:
-    """The architecture of llama.cpp that computes the same.
+    """The architecture of llama.cpp that computes the same as a model.
 
     Args:
-        family: the `model_type` of transformers.
+        family: the model's `model_type` in transformers.
 
     Raises:
-        UserError: there is none; one sentence for each setting without a form in GGUF.
+        UserError: there is no such architecture; one sentence for each setting that GGUF cannot express.
     """
     if family not in ARCHITECTURES:
         raise UserError(f"GGUF is written of {', '.join(ARCHITECTURES)} only, but the model is of {family} (--format)")
@@ -60,9 +60,9 @@ def write_gguf(
     """Write the file. One tensor at a time is converted.
 
     Args:
-        table: the tensors in transformers.
+        table: links between our tensors and transformers' tensors.
         vocabulary: keys of the tokenizer and their values.
-        dtype: of matrices, a key of `_TYPES`. Vectors and routers are float32.
+        dtype: type of matrices, a key of `_TYPES`. Vectors, biases, routers and learned positions are float32.
 
     Returns:
         Notes for the user.
@@ -95,13 +95,13 @@ def write_gguf(
 
 
 def _kind(gguf: Any, value: Any) -> Any:
-    """The type in the file. A size is an unsigned number of 32 bits."""
+    """The type of a value in the file. An int becomes an unsigned number of 32 bits."""
     kinds = gguf.GGUFValueType
     return {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING, list: kinds.ARRAY}[type(value)]
 
 
 def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
-    """The keys of the model and their values."""
+    """The keys of the file for the model's settings, with their values."""
     layers = [config.layer(i) for i in range(config.n_layer)]
     full = next((layer for layer in layers if layer.window is None), layers[0])
     found: dict[str, Any] = {
@@ -155,7 +155,7 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
 def _tensors(
     gguf: Any, state: dict[str, Tensor], table: list[Link], config: GPTConfig, architecture: Architecture
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and values of the tensors."""
+    """Yield the names in the file and the values of all tensors."""
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = gguf.get_tensor_name_map(kind, config.n_layer)
     assert config.vocab_size is not None
@@ -166,7 +166,7 @@ def _tensors(
         yield "rope_freqs.weight", plain / scaled
     for link in table:
         if link.expert:
-            continue  # the first stands for all
+            continue  # the link of expert 0 gives the tensor of all experts
         if link.of_experts:
             for part in link.ours:
                 stem, _, end = part.removeprefix("blocks.").partition(".mlp.")
@@ -178,7 +178,7 @@ def _tensors(
         whole = replace(link, transposed=False, order=None, expert=None)
         tensor = joined(state, whole, config.vocab_size)
         if architecture.pairs and link.ours[0].rpartition(".")[0].endswith(("attention.query", "attention.key")):
-            # Row i of a head's first half and row i of its second become neighbours.
+            # Row i of a head's first half and row i of its second half become neighbours.
             tensor = tensor.unflatten(0, (-1, 2, config.resolved_head_dim // 2)).transpose(1, 2).flatten(0, 2)
         if config.norm_unit_offset and "norm" in link.ours[0]:
             tensor = 1 + tensor.float()

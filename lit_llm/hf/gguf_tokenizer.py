@@ -1,7 +1,7 @@
 """The tokenizer of a run as keys of GGUF: byte-level BPE, and SentencePiece's BPE (LLaMA 2, Mistral, Gemma).
 
-llama.cpp has no regular expression of a file: it knows some by name. Of SentencePiece's, it merges the pair that makes the
-token with the highest score, whatever the pair is.
+llama.cpp reads no regular expression from a file: it knows some by name. With SentencePiece's BPE, it always merges the pair
+whose token has the highest score.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError
-from lit_llm.hf.tokenizer_files import generation, stop_ids
 from lit_llm.ingest.chat import AUTO, ChatTemplate, NoChatTemplate
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.runs.tokenizer_files import generation, stop_ids
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
 from lit_llm.tokenizers.tiktoken_encoding import GPT2_WORDS, NotExpressible, require_merges, word_pattern
 
@@ -24,18 +23,18 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _WORDS = {GPT2_WORDS: "gpt-2", _LLAMA3: "llama-bpe", _LLAMA3.replace("{1,3}", ""): "qwen2"}
-"""Regular expression of a word → its name in llama.cpp."""
+"""Regular expression that cuts text into words → its name in llama.cpp."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 
 def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[str]]:
-    """The keys of the tokenizer and the chat template, and notes.
+    """The keys of the file for the tokenizer and the chat template, with their values; and notes for the user.
 
     Raises:
-        UserError: GGUF has no form for the tokenizer.
+        UserError: GGUF cannot express the tokenizer.
     """
     file = run / TOKENIZER_FILE
-    if not is_there(file):
+    if not file.exists():
         return {"tokenizer.ggml.model": "none"}, [f"{run} has no {TOKENIZER_FILE}: the file has no tokenizer"]
     tokenizer = load_tokenizer(run)
     content = json.loads(tokenizer.to_json())
@@ -88,9 +87,9 @@ def _byte_level(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
-    """A token's score falls with the place of the first merge that makes it."""
+    """The GGUF keys of a SentencePiece BPE. A token's score is minus the index of the first merge that makes it."""
     require_merges(content)
-    added = {token["content"] for token in content["added_tokens"]}  # cut out of texts before
+    added = {token["content"] for token in content["added_tokens"]}  # these are cut out of texts before merges
     places: dict[str, list[int]] = {token: [] for token in content["model"]["vocab"] if token not in added}
     for place, pair in enumerate(content["model"]["merges"]):
         places.setdefault("".join(pair), []).append(place)
@@ -103,7 +102,11 @@ def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, 
 
 
 def _adds_space(content: dict[str, Any]) -> bool:
-    """Whether a text gets a space before it. Spaces become ▁ and words are not cut."""
+    """Whether a space is put before a text.
+
+    Raises:
+        NotExpressible: the tokenizer does not replace spaces by ▁, or cuts texts into words.
+    """
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     uncut = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     match content["normalizer"], content["pre_tokenizer"]:

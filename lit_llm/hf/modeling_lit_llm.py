@@ -1,7 +1,7 @@
 """A decoder of lit_llm for transformers. This file is complete: it needs torch and transformers only.
 
-Shape letters: B sequences, T positions in the input, S positions with those in the cache, d width, H heads, K heads of keys
-and values, h dimensions of a head, n positions of a convolution.
+Shape letters: B sequences, T positions in the input, S positions in cache and input together, d width, H heads, K heads of
+keys and values, h dimensions of a head, n positions of a convolution, r rotated dimensions of a head, c channels, V vocabulary.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class LitLLMConfig(PretrainedConfig):
-    """The settings of `model` in a recipe. `blocks` has of each block: window, rope (whether it rotates), rope_theta."""
+    """The settings of `model` in a recipe. `blocks` has for each block: window, rope (whether it rotates), rope_theta."""
 
     model_type = "lit_llm"
     attribute_map = {  # noqa: RUF012
@@ -25,7 +25,7 @@ class LitLLMConfig(PretrainedConfig):
 
 
 SLOTS = 6
-"""Of a block in the cache: keys and values; inputs of the convolutions before attention and MLP, of queries, keys, values."""
+"""Entries of a block in the cache: keys and values; inputs of the convolutions of attention, MLP, queries, keys and values."""
 
 
 class Norm(nn.Module):
@@ -44,7 +44,7 @@ class Norm(nn.Module):
 
 
 class Convolution(nn.Module):
-    """y_t = x_t + Σ_i w_i x_(t - i), i = 0 … n - 1, by channel. What is not attended to counts as zero."""
+    """y_t = x_t + Σ_i w_i x_(t - i), i = 0 … n - 1, by channel. Positions that are masked out count as zero in the sum."""
 
     def __init__(self, positions: int, channels: int, slot: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Convolution(nn.Module):
         self.weight = nn.Parameter(torch.zeros(channels * positions))
 
     def forward(self, x: Tensor, seen: Tensor, cache: DynamicCache | None) -> Tensor:
-        """(B, T, c) → (B, T, c). seen: (B, S) bool."""
+        """(B, T, c) → (B, T, c). seen: (B, S) bool, false for positions that are masked out."""
         length = x.size(1)
         past = x * seen[:, -length:, None].to(x.dtype)
         if cache is not None:
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(config.n_head)) if config.attention_sinks else None
 
     def heads(self, x: Tensor, norm: Norm | None) -> Tensor:
-        """(B, T, heads · h) → (B, heads, T, h)."""
+        """(B, T, heads · h) → (B, heads, T, h), normalised over a head, or over all heads if the norm is that wide."""
         if norm is not None and norm.weight.numel() == x.size(-1):
             x, norm = norm(x), None
         x = x.unflatten(-1, (-1, self.config.head_dim))
@@ -115,7 +115,7 @@ class Attention(nn.Module):
             scores = torch.cat((scores, sinks), dim=-1)
         weights = scores.softmax(-1)[..., : k.size(2)].to(v.dtype)
         y = weights @ v[:, :, None]  # (B, K, H / K, T, h)
-        if self.config.exclusive_attention:  # the part along the position's own value is removed
+        if self.config.exclusive_attention:  # remove the part of y along the position's own value
             mine = own[:, :, None].float()
             square = mine.square().sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
             y = y - ((y.float() * mine).sum(-1, keepdim=True) / square * mine).to(y.dtype)
@@ -123,7 +123,7 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + r/2) of (B, heads, T, h); cos and sin: (B, 1, T, r/2)."""
+    """Rotate the pairs of dimensions (i, i + r/2) of (B, heads, T, h). cos and sin: (B, 1, T, r/2)."""
     half = cos.size(-1)
     first, second, kept = x.split((half, half, x.size(-1) - 2 * half), dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, kept), dim=-1).to(x.dtype)
@@ -201,15 +201,15 @@ class LitLLMForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) in fp32; with labels (B, T) the loss of the next tokens, -100 ignored.
+        """Return logits (B, T, V) in fp32, and with labels (B, T) the loss of the next tokens. Labels of -100 are ignored.
 
         Args:
-            attention_mask: (B, S).
-            logits_to_keep: the number of last positions with logits (0: all), or their indices.
-            num_items_in_batch: what the sum of the loss is divided by; None: the number of its terms.
+            attention_mask: (B, S), 0 for positions that no position attends to.
+            logits_to_keep: the number of last positions with logits (0: all), or the indices of positions.
+            num_items_in_batch: the divisor of the summed loss; None: the number of labels that count.
 
         Raises:
-            ValueError: what this model does not do.
+            ValueError: an argument is not supported, or there are too many positions.
         """
         config = self.config
         for name, value in others.items():
@@ -218,7 +218,7 @@ class LitLLMForCausalLM(PreTrainedModel, GenerationMixin):
         if not isinstance(past_key_values, DynamicCache | None):
             raise ValueError(f"past_key_values must be a DynamicCache, not {type(past_key_values).__name__}")
         cache = DynamicCache() if use_cache and past_key_values is None else past_key_values
-        if layers := getattr(cache, "layers", None):  # made for n_layer blocks: other slots are added when they are used
+        if layers := getattr(cache, "layers", None):  # a cache made for n_layer entries adds others on use
             cache.layer_class_to_replicate = type(layers[0])  # type: ignore[union-attr]
         start, length = 0 if cache is None else cache.get_seq_length(), input_ids.size(1)
         if start + length > config.block_size:

@@ -1,8 +1,8 @@
 """Adapters as the package peft stores them: adapter_config.json and adapter_model.safetensors.
 
-peft names the layers of transformers. Several of ours can be one of theirs (GPT-2's c_attn, Phi-3's qkv_proj). Their adapters
-then form one of blocks: A stacks ours, B is block diagonal. The other way, each of ours takes A and its own rows of B. Both are
-exact.
+peft uses the layers of transformers, one of which can contain several of our layers (GPT-2's c_attn, Phi-3's qkv_proj). Export
+then makes one adapter of several: A stacks our matrices A, and B is block diagonal. Import gives each of our layers the whole A
+and the layer's own rows of B. Both are exact.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_llm.core.disk import ordinary_file, read_object
+from lit_llm.core.disk import read_object, write_json
 from lit_llm.core.errors import UserError, library_errors
 from lit_llm.hf.fields import shown
 from lit_llm.hf.read import refuse_first_five, safetensors
 from lit_llm.hf.tensor_map import Link
-from lit_llm.hf.write import write_json
 from lit_llm.models.lora import LoRAConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -31,16 +30,16 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "use_rslora": (True, False, None),
-    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),  # others write into the base
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),  # other values change the base weights
 }
-"""Values that can be imported."""
+"""Key of adapter_config.json → the values that can be imported."""
 _FREE = {
     "r", "lora_alpha", "rank_pattern", "alpha_pattern", "lora_dropout", "fan_in_fan_out", "target_modules",
     "exclude_modules", "layers_to_transform", "layers_pattern", "task_type", "auto_mapping", "peft_version", "revision",
     "base_model_name_or_path", "inference_mode", "megatron_core", "qalora_group_size", "ensure_weight_tying", "eva_config",
     "corda_config", "loftq_config", "lora_ga_config",
 }  # fmt: skip
-"""Keys that are read, concern training, or follow from the tensors. Any other key may change what an adapter computes."""
+"""Keys that are read, concern training, or follow from the tensors. Any other key may change an adapter's results."""
 _MERGE = "merge the adapter with peft (merge_and_unload), save the model, and import that without --init_from"
 
 
@@ -60,13 +59,13 @@ def write_adapter(
 
     Args:
         adapters: `blocks.….lora_a` (r, i) and `….lora_b` (o, r) by name.
-        table: the tensors of the base model.
-        shapes: of our weights by name.
-        dtype: of the written tensors; None: unchanged.
+        table: links between our tensors and those of the base model in transformers.
+        shapes: shapes of our weights by name.
+        dtype: dtype of the written tensors; None: unchanged.
 
     Raises:
-        UserError: there are adapters of routers or routed experts, or of other MLPs beside these: for models with experts, peft
-            renames such layers to those of transformers 5.
+        UserError: a router or a routed expert has an adapter, or the model has experts and another MLP has an adapter: peft
+            would take it for an adapter of experts.
     """
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
@@ -76,7 +75,7 @@ def write_adapter(
         if not adapted:
             continue
         theirs, rank = link.theirs.removesuffix(".weight"), lora.rank * len(adapted)
-        columns = []  # of each of our layers: (o, rank), zero outside the block of its own A
+        columns = []  # for each of our layers its rows of B: (o, rank), zero outside the columns of its own A
         for layer in layers:
             part = torch.zeros(shapes[f"{layer}weight"][0], rank)
             if layer in adapted:
@@ -127,14 +126,15 @@ def write_adapter(
 def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Size]) -> tuple[LoRAConfig, dict[str, Tensor]]:
     """The settings and tensors of our adapters from a folder of peft.
 
-    Layers of a lower rank than others, and blocks that are left out, are filled up with zeros. Other scales become part of B.
+    All our adapters have one rank and one scale. So a layer of lower rank, or one that peft adapts in other blocks only, is
+    filled up with zeros, and a differing scale is multiplied into B.
 
     Args:
-        table: the tensors of the base model.
-        shapes: of our weights by name.
+        table: links between our tensors and those of the base model in transformers.
+        shapes: shapes of our weights by name.
 
     Raises:
-        UserError: the folder is not such an adapter, or adapts what is not a linear layer of a block.
+        UserError: the folder is not such an adapter, or it adapts something other than a linear layer of a block.
     """
     content = read_object(folder / CONFIG)
     problems = [
@@ -187,7 +187,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
 
 
 def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
-    """The shortest endings, by whole components, that name the chosen layers and no other."""
+    """The shortest endings, in whole components of names, that match all chosen layers and no other one of `every`."""
     chosen = list(chosen)
     endings: list[str] = []
     for name in chosen:
@@ -218,7 +218,7 @@ def _matrices(table: list[Link]) -> list[Link]:
 
 
 def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -> float:
-    """alpha / rank of one layer, or alpha / √rank with rsLoRA."""
+    """The scale of one layer: alpha / rank, or alpha / √rank with rsLoRA."""
     wanted = _of_layer(content, "rank_pattern", "r", name, problems)
     if wanted != rank:
         problems.append(f"{name} has rank {rank}, but 'r' and 'rank_pattern' say {shown(wanted)}")
@@ -230,11 +230,9 @@ def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -
 
 
 def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, problems: list[str]) -> Any:
-    """A number of one layer: that of the first pattern that matches its whole name or an ending after a dot."""
+    """A number of one layer: the value of the first pattern that matches its name or an ending after a dot, or the default."""
     given = content.get(patterns) or {}
     try:
-        if any(re.search(r"\)\s*[*+{]", key) or len(re.findall(r"[*+{]", key)) > 4 for key in given):
-            raise re.error("too many repetitions, or one of a group")  # a search that may take for ever
         found = [value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", name)]
     except (AttributeError, re.error) as error:
         problems.append(f"'{patterns}' is {shown(given)}, but must map regular expressions to numbers: {error}")
@@ -247,7 +245,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file.parent} has no {WEIGHTS} (--from)")
     library = safetensors()
     with library_errors(f"{file} cannot be read"):
-        found: dict[str, Tensor] = library.torch.load_file(ordinary_file(file))
+        found: dict[str, Tensor] = library.torch.load_file(file)
     if wrong := [name for name, tensor in found.items() if not tensor.is_floating_point()]:
         raise UserError(f"{file}: {wrong[0]} has {str(found[wrong[0]].dtype)[6:]}, but must have floating-point numbers")
     return found

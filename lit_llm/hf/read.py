@@ -1,6 +1,6 @@
 """Read the weights of a Hugging Face folder: safetensors, or pickles of plain tensors, in one file or several.
 
-Of a folder that also reads images, only the text model is imported.
+If the model of a folder also reads images, only its text model is imported.
 """
 
 from __future__ import annotations
@@ -15,37 +15,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_llm.checkpoint.disk_format import compression_problem
 from lit_llm.core.disk import naming, read_object
 from lit_llm.core.errors import UserError, library_errors, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
-from lit_llm.hf.fields import shown
 from lit_llm.hf.tensor_map import CHOICE_BIAS, VOCABULARY, Link
 from lit_llm.models.router import initial_buffers
 
 CONFIG = "config.json"
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _NOT_WEIGHTS = re.compile(r"(^|\.)((attn|attention)\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
-"""Masks and rotary tables in old folders."""
+"""Names of masks and rotary tables in old folders, which are no weights."""
 _HEADS = ("lm_head.weight", "embed_out.weight")
-"""The output head of any family. Some folders have it beside the embedding that it is tied to."""
+"""Names of the output head in all families. Some folders store it in addition to the embedding that it is tied to."""
 _GEMMA3_SIZES = {
     **{"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26},
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072},
 }
-"""Sizes of Gemma3TextConfig. Published files leave out those that are equal."""
+"""Default sizes of Gemma3TextConfig. Published files leave out sizes that equal the default."""
 _TEXT_FAMILIES = {"gemma3": ("gemma3_text", _GEMMA3_SIZES)}
-"""`model_type` → that of its text model, and the sizes that its `text_config` may lack."""
+"""`model_type` → (`model_type` of its text model, the sizes that its `text_config` may lack)."""
 _SHARED_KEYS = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
-"""Keys outside `text_config` that its model needs."""
+"""Keys outside `text_config` that the text model needs."""
 _TEXT_PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)language_model\.)")
 
 
 def safetensors() -> Any:
-    """The module `safetensors`, with its part `torch`.
+    """The module `safetensors`, with its submodule `torch`.
 
     Raises:
-        UserError: it is not installed.
+        UserError: safetensors is not installed.
     """
     library = need("safetensors", what="A Hugging Face folder")
     importlib.import_module("safetensors.torch")
@@ -53,7 +51,7 @@ def safetensors() -> Any:
 
 
 def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The config.json of the text model alone; None if `content` is of no family that has one."""
+    """The config.json of the text model alone; None if the family in `content` has no text model of its own."""
     family = content.get("model_type")
     text = content.get("text_config")
     if not isinstance(family, str) or family not in _TEXT_FAMILIES or not isinstance(text, dict):
@@ -74,14 +72,11 @@ def name_in_text_model(stored: str) -> str | None:
 class WeightFiles:
     """The tensors of a folder by name, each read on access.
 
-    An index can name files of its own folder only. A file may be a link, as in the cache of Hugging Face: whoever made the
-    folder made the link, but an index may come from anywhere.
-
     Args:
-        text_only: of a folder that also reads images, take the tensors of the text model, under the names it has alone.
+        text_only: take only the tensors of the text model, under the names that they have in a folder of that model alone.
 
     Raises:
-        UserError: the folder has no weights, a shard is missing or damaged, or the index names a file elsewhere.
+        UserError: the folder has no weights, or a shard is missing or damaged.
     """
 
     def __init__(self, folder: Path, *, text_only: bool = False) -> None:
@@ -96,12 +91,6 @@ class WeightFiles:
             names = read_object(found).get("weight_map")
             if not isinstance(names, dict):
                 raise UserError(f"{found} has no 'weight_map', which maps tensors to files")
-            wrong = [
-                f"{found}: 'weight_map' maps {name} to {shown(file)}, which is not the name of a file in {folder}"
-                for name, file in names.items()
-                if not _is_file_name(file)
-            ]
-            refuse_first_five(wrong)
             self.files = {name: folder / file for name, file in names.items()}
             missing = [file for file in dict.fromkeys(self.files.values()) if not file.is_file()]
             if missing:
@@ -123,8 +112,6 @@ class WeightFiles:
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
             with naming(file), library_errors(f"{file} cannot be read. It is damaged or contains more than tensors"):
-                if problem := compression_problem(file):
-                    raise ValueError(problem)
                 if library is not None:
                     self._open[file] = library.safe_open(file, framework="pt")
                 else:
@@ -158,11 +145,12 @@ def read_weights(
     """Our state_dict from the weights of a folder, in the folder's dtype.
 
     A tensor that is stored as it is needed stays in its memory-mapped file, so that a model larger than memory can be imported.
-    Each has a storage of its own: saving one saves its values only. Those of experts are copied into one tensor, in memory.
+    Each tensor has a storage of its own: saving one saves its values only. The tensors of all experts are copied into one
+    tensor, in memory.
 
     Args:
         shapes: the shapes of our state_dict. Its vocabulary may be padded; the folder's has `vocab_size` rows.
-        unread: first parts of the names of tensors that are not imported.
+        unread: prefixes of the names of tensors that are not imported.
 
     Raises:
         UserError: a tensor is missing, is not part of the model, or has another shape than config.json implies.
@@ -197,7 +185,7 @@ def read_weights(
             if name in VOCABULARY and shapes[name][0] != vocab_size:
                 piece = F.pad(piece, (0, 0, 0, shapes[name][0] - vocab_size))
             if name.endswith(CHOICE_BIAS):
-                piece = piece.float()  # which a router keeps in fp32
+                piece = piece.float()  # a router keeps this bias in fp32
             if link.expert is not None:
                 if name not in weights:
                     weights[name] = piece.new_empty(shapes[name])
@@ -216,29 +204,24 @@ def read_weights(
                 problems.append(f"{source.files[name]}: {name} differs from the embedding, but {CONFIG} ties the two")
     refuse_first_five(problems)
     for name, shape in shapes.items():
-        if name not in weights:  # a router's, as before its first step
+        if name not in weights:  # a buffer of a router gets its value before the first step
             weights[name] = initial_buffers(shape[0])[name.rpartition(".")[2]]
     return weights
 
 
 def _with_own_storage(tensor: Tensor) -> Tensor:
-    """The tensor, with a storage that has its values only. A contiguous one on the CPU keeps its memory."""
+    """The tensor, with a storage that has its values only. A contiguous tensor on the CPU keeps its memory."""
     if not tensor.is_contiguous() or tensor.dim() == 0:
         return tensor.clone(memory_format=torch.contiguous_format)
-    # torch gives no storage to a part of a mapped file; NumPy does, which has no bfloat16.
+    # torch gives no storage of its own to a part of a mapped file; NumPy does. NumPy has no bfloat16, so it gets bytes.
     return torch.from_numpy(tensor.view(torch.uint8).numpy()).view(tensor.dtype)
 
 
-def _is_file_name(file: Any) -> bool:
-    """Whether a value of an index names a file of its folder, and not another folder's."""
-    return isinstance(file, str) and file not in ("", ".", "..") and not set(file) & {"/", "\\", "\0"}
-
-
 def refuse_first_five(problems: list[str], file: Path | None = None) -> None:
-    """Raise the first five problems, if any: one wrong size affects every layer.
+    """Raise a UserError with the first five problems, if any: one wrong size affects every layer.
 
     Args:
-        file: that has them all.
+        file: the file that has all these problems; each sentence begins with its path.
     """
     if problems:
         said = problems[:5] if file is None else [f"{file}: {problem}" for problem in problems[:5]]
@@ -246,6 +229,7 @@ def refuse_first_five(problems: list[str], file: Path | None = None) -> None:
 
 
 def _stored_name(link: Link, files: dict[str, Path], tied: bool) -> str | None:
-    """The name in the folder, which may lack its first component; of a tied embedding it may be the head's."""
+    """The name of a tensor in the folder; None if it is missing. Some folders lack the first component of names, or have a tied
+    embedding under the name of the head."""
     bare, heads = link.theirs.split(".", 1)[1], _HEADS if tied and "embedding.weight" in link.ours else ()
     return next((name for name in (link.theirs, bare, *heads) if name in files), None)

@@ -1,4 +1,4 @@
-"""A folder with a modelling file of its own, for models without a family: transformers loads it with `trust_remote_code`."""
+"""Export with a modelling file, for models without a family: transformers loads the folder with `trust_remote_code`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from lit_llm.models.gpt import GPTConfig, weights_on_meta, without_ahead
 
 _FILE = Path(__file__).with_name("modeling_lit_llm.py")
 _LACKS = ("moe", "latent", "rope_scaling")
+_MLPS = ("relu2", "gelu", "swiglu", "geglu")
+"""The kinds of MLP that the modelling file has."""
 _OTHERWISE = {"window", "rope", "rope_theta", "experts", "partial_rotary_factor", "tie_embeddings"}
 """Settings that the folder's config.json has in `blocks` or under another name."""
 
 
 def code_config(config: GPTConfig) -> dict[str, Any]:
-    """The config.json.
+    """The config.json of the exported folder.
 
     Raises:
         UserError: the modelling file lacks a setting; one sentence for each.
@@ -26,8 +28,9 @@ def code_config(config: GPTConfig) -> dict[str, Any]:
     layers = [config.layer(i) for i in range(config.n_layer)]
     lacks = {name: getattr(config, name) for name in _LACKS}
     lacks["layers.rope_scaling"] = next((layer.rope_scaling for layer in layers if layer.rope_scaling), None)
-    lacks["mlp"] = config.mlp if config.mlp == "clamped_swiglu" else None
-    refuse([f"--format code lacks model.{name} {shown(value)} (--model.{name})" for name, value in lacks.items() if value])
+    lacks["mlp"] = None if config.mlp in _MLPS else config.mlp
+    instead = "leave out --format, which writes the families of docs/reference/families.md"
+    refuse([f"--format code cannot write model.{name} {shown(value)}: {instead}" for name, value in lacks.items() if value])
     settings = {name: value for name, value in computation(config).items() if name not in {*_LACKS, *_OTHERWISE}}
     return settings | {
         "rotated_dims": config.rotated_dims,
@@ -43,7 +46,7 @@ def code_config(config: GPTConfig) -> dict[str, Any]:
 
 
 def own_names(config: GPTConfig) -> list[Link]:
-    """The tensors of the folder: ours."""
+    """Links for the exported folder, whose tensors have our names."""
     return [Link(name, (name,)) for name in without_ahead(weights_on_meta(config), config)]
 
 

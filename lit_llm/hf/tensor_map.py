@@ -1,4 +1,4 @@
-"""The mapping between the tensors of a Hugging Face folder and ours: one table for both directions."""
+"""The mapping between the tensors of a Hugging Face folder ("theirs") and ours: one table for both directions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.latent_config import LatentConfig
 
 VOCABULARY = ("embedding.weight", "head.weight")
-"""Our tensors with one row per token id. They are padded here, but not in Hugging Face folders."""
+"""Our tensors with one row per token id. Ours are padded; the tensors of Hugging Face folders are not."""
 CHOICE_BIAS = "router.choice_bias"
-"""The end of the name of a router's bias for the choice of experts."""
+"""Ending of the name of a router's bias for the choice of experts."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Link:
     transposed: bool = False
     """GPT-2 stores its matrices as (in, out), for x @ W."""
     order: tuple[int, ...] | None = None
-    """Numbers of their rows in our order, if that differs: see `rows_by_head`."""
+    """The numbers of their rows, listed in our order; None if the order is the same. See `rows_by_head`."""
     expert: int | None = None
-    """Which part of our tensor theirs is: ours has the matrices of all experts."""
+    """The expert whose matrix their tensor is. Our tensor has the matrices of all experts."""
     of_experts: bool = False
-    """Theirs has all experts, too. Its outputs alternate between our tensors, and `transposed` is of each matrix."""
+    """Whether their tensor has all experts, too. Its outputs alternate between our tensors; `transposed` means each matrix."""
 
     def shape(self, parts: Sequence[torch.Size]) -> tuple[int, ...]:
-        """The shape of their tensor, for the shapes of ours (of an expert: of its part)."""
+        """The shape of their tensor, from the shapes of ours. With `expert`, these are the shapes of one expert's matrices."""
         if self.of_experts:
             experts, *matrix = parts[0]
             matrix[0] *= len(parts)
@@ -47,7 +47,7 @@ class Link:
         return tuple(reversed(whole)) if self.transposed else whole
 
     def split(self, theirs: Tensor, parts: Sequence[torch.Size]) -> list[Tensor]:
-        """Our tensors in theirs; views where possible."""
+        """Our tensors, taken out of theirs. They are views where possible."""
         if self.of_experts:
             by_output = theirs.mT if self.transposed else theirs
             return list(by_output.unflatten(1, (-1, len(parts))).unbind(2))
@@ -57,7 +57,7 @@ class Link:
         return list(whole.split([part[0] for part in parts]))
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Their tensor, a copy, from ours."""
+        """Their tensor, made of ours. It is a copy."""
         if self.of_experts:
             by_output = torch.stack(list(ours), dim=2).flatten(1, 2)
             return by_output.mT if self.transposed else by_output
@@ -68,10 +68,10 @@ class Link:
 
 
 def rows_by_head(heads: int, *parts: Sequence[int]) -> tuple[int, ...]:
-    """`Link.order` of a tensor that is stored head by head, each with rows of all parts.
+    """`Link.order` of a tensor that is stored head by head, each head with rows of all our tensors.
 
     Args:
-        parts: of each of our tensors, the numbers of its rows among those of one head.
+        parts: for each of our tensors, the numbers of its rows among the rows of one head.
     """
     height = sum(map(len, parts))
     return tuple(head * height + row for part in parts for head in range(heads) for row in part)
@@ -80,7 +80,7 @@ def rows_by_head(heads: int, *parts: Sequence[int]) -> tuple[int, ...]:
 def linear(
     theirs: str, *ours: str, bias: bool, transposed: bool = False, order: tuple[int, ...] | None = None
 ) -> Iterator[Link]:
-    """The weight, and the bias if there is one, of a linear layer or a norm."""
+    """Yield the links of a linear layer or a norm: its weight, and its bias if there is one."""
     yield Link(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), transposed, order)
     if bias:
         yield Link(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), order=order)
@@ -96,27 +96,27 @@ _NORMS = {
         "post_feedforward_layernorm": "mlp_output_norm",
     },
 }
-"""`norm_position` → their norms of a block, and ours."""
+"""`norm_position` → {their name of a block's norm: our name}."""
 _ATTENTION = {"q_proj": ("query",), "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("project",)}
 _MLP = {"gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("project",)}
 Names: TypeAlias = Mapping[str, tuple[str, ...]]
-"""Their matrices, and ours in each."""
+"""Their name of a matrix → our names of the matrices in it."""
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """Their names in a block with experts."""
+    """The names that a family has in a block with experts."""
 
     block: str = "mlp"
     matrices: Mapping[str, str] = field(default_factory=lambda: {"gate_proj": "gate", "up_proj": "up", "down_proj": "project"})
-    """Of an expert, and ours."""
+    """Their name of an expert's matrix → our name."""
     choice_bias: str | None = None
-    """The bias for the choice of experts. None: the family has none."""
+    """Their name of the bias for the choice of experts. None: the family has no such bias."""
     in_one: bool = False
-    """Whether a tensor has all experts, as in GPT-OSS, with biases."""
+    """Whether one tensor has all experts, and there are biases, as in GPT-OSS."""
 
     def links(self, config: GPTConfig, a: str, b: str) -> Iterator[Link]:
-        """Of a block: `a` their prefix, `b` ours."""
+        """Yield the links of a block. `a` is their prefix of names, `b` is ours."""
         moe, a = config.moe, f"{a}.{self.block}"
         assert moe is not None
         if self.in_one:
@@ -138,7 +138,7 @@ class ExpertNames:
 
 
 def _latent_attention(config: GPTConfig, latent: LatentConfig, a: str, b: str) -> Iterator[Link]:
-    """DeepSeek's names. Rotated rows are the last ones of its heads, in pairs (0, 1), (2, 3), …; ours are first, in halves."""
+    """Yield the links of DeepSeek's attention. Its heads have rotated rows last, in pairs (0, 1), …; ours first, in halves."""
     plain, rotated, heads = latent.nope_head_dim, latent.rope_head_dim, config.n_head
     halves = [*range(0, rotated, 2), *range(1, rotated, 2)]
     queries = rows_by_head(heads, [*(plain + i for i in halves), *range(plain)])
@@ -160,7 +160,7 @@ def _latent_attention(config: GPTConfig, latent: LatentConfig, a: str, b: str) -
 def decoder(
     config: GPTConfig, *, attention: Names = _ATTENTION, mlp: Names = _MLP, experts: ExpertNames | None = None
 ) -> Iterator[Link]:
-    """The names that most families since LLaMA use."""
+    """Yield the links of a decoder with the names that most families since LLaMA use."""
     norm_bias = config.norm == "layernorm" and config.has_bias("norm")
     yield Link("model.embed_tokens.weight", ("embedding.weight",))
     for i in range(config.n_layer):
@@ -181,7 +181,7 @@ def decoder(
             yield from (experts or ExpertNames()).links(config, a, b)
             continue
         for theirs, ours in mlp.items():
-            # relu(Wx)²: gate and up are the same matrix.
+            # relu2 computes relu(Wx)²: their gate and up are both our up.
             names = ["up" if name == "gate" and config.mlp == "relu2" else name for name in ours]
             yield from linear(f"{a}.mlp.{theirs}", *(f"{b}.mlp.{name}" for name in names), bias=config.has_bias("mlp"))
     yield from linear("model.norm", "norm", bias=norm_bias)

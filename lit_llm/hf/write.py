@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_llm.core.disk import write_json
 from lit_llm.hf.read import safetensors
 from lit_llm.hf.tensor_map import CHOICE_BIAS, VOCABULARY, Link
-
-
-def write_json(content: dict[str, Any], file: Path) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def write_weights(
@@ -32,7 +27,7 @@ def write_weights(
     file at a time is in memory.
 
     Args:
-        vocab_size: rows of embedding and head to write; the padding after them is omitted.
+        vocab_size: number of rows of embedding and head to write; the padding after them is left out.
         dtype: dtype of the written tensors. None: unchanged.
     """
     files: list[list[Link]] = [[]]
@@ -63,7 +58,7 @@ def write_weights(
 def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:
     if name not in state and name.endswith(".bias"):
         weight = state[name.removesuffix("bias") + "weight"]
-        return weight.new_zeros(weight.shape[:-1] or weight.shape)  # of a norm
+        return weight.new_zeros(weight.shape[:-1] or weight.shape)  # a norm's weight has one dimension
     return state[name][:vocab_size] if name in VOCABULARY else state[name]
 
 
@@ -73,7 +68,7 @@ def _parts(state: dict[str, Tensor], link: Link, vocab_size: int) -> list[Tensor
 
 
 def joined(state: dict[str, Tensor], link: Link, vocab_size: int) -> Tensor:
-    """Their tensor, from our state_dict: a copy, so that no two tensors share memory. A missing bias is zeros."""
+    """Their tensor, made from our state_dict: a copy, so that no two tensors share memory. A missing bias becomes zeros."""
     return link.join(_parts(state, link, vocab_size))
 
 

@@ -1,4 +1,4 @@
-"""What is tokenised, and into which split: whole sources, parts of plain text files, or document by document."""
+"""The inputs to tokenise: whole sources, or parts of plain text files. An input has a split, or each of its documents has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_llm.ingest.readers import ReadSettings
 from lit_llm.ingest.source import Source
 
 JOB_BYTES = 2**24
-"""Small inputs that follow each other are tokenised as one job, up to about this size, so that small files cost little."""
+"""About the size of a job: consecutive small inputs are tokenised as one job, so that small files cost little."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Input:
         return (self.source.size if self.stop is None else self.stop) - self.start
 
     def identity(self) -> list[str | int | None]:
-        """Differs if the documents, or the split of one, can differ."""
+        """Values that differ if the documents, or the split of a document, can differ."""
         source, read = self.source, self.settings
         path = os.path.abspath(source.path) if source.is_local else source.path
         return [path, source.size, source.version, self.split, *read.identity(), self.start, self.stop]
@@ -56,13 +56,13 @@ class Job:
         return sum(part.size for part in self.inputs)
 
     def key(self, settings: Iterable[str]) -> str:
-        """The name of the job's files: different for other inputs, and for other settings."""
-        content = [[[*part.identity(), part.source.place()] for part in self.inputs], list(settings)]
+        """The name of the job's files. It differs for other inputs and for other settings."""
+        content = [[part.identity() for part in self.inputs], list(settings)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def jobs_of(inputs: Sequence[Input]) -> Iterator[Job]:
-    """All inputs in their order. The jobs do not depend on the number of workers."""
+    """Yield jobs with all inputs, in their order. The jobs do not depend on the number of workers."""
     collected: list[Input] = []
     size = 0
     for part in inputs:

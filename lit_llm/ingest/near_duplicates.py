@@ -1,10 +1,10 @@
 """Find training documents that nearly repeat a held-out one.
 
 A document is normalised (ASCII lower case, no whitespace) and cut into shingles: every window of ``SHINGLE_BYTES`` bytes. One
-of ``SAMPLING`` shingles is looked at: those with the smallest hashes, the same in every document. Of a held-out document, the
-``SKETCH_HASHES`` smallest are kept, a random sample of its shingles (bottom-k sketch: Broder 1997).
+in ``SAMPLING`` shingles is compared: those with the smallest hashes, which are the same shingles in every document. The sketch
+of a held-out document is its ``SKETCH_HASHES`` smallest hashes, a random sample of its shingles (bottom-k: Broder 1997).
 
-A training document is a near-duplicate if it contains at least ``CONTAINED`` of a held-out document, and that is at least
+A training document is a near-duplicate if it contains at least ``CONTAINED`` of a held-out document, and this text is at least
 ``SHARE`` of the training document. So a copy with some words changed is found, also inside a text up to five times as long. A
 long document that only has a licence in common with a short one is not. Equal documents are always found, whatever their
 length. Results do not depend on the order of documents or on how they are cut into pieces. The values were chosen with
@@ -25,9 +25,9 @@ SAMPLING = 8
 SKETCH_HASHES = 64
 CONTAINED = 0.5
 SHARE = 0.2
-_MOST_HASHES = 2**21  # in an index: 24 MB
-_FEWEST_HASHES = 8  # of a document; with fewer, it is compared as a whole only
-_TABLE_PER_HASH = 64  # entries of the first look-up table: one of so many shingles hits by chance
+_MOST_HASHES = 2**21  # hashes in an index, as long as each document keeps 8: 24 MB
+_FEWEST_HASHES = 8  # hashes of a document; one with fewer is compared only as a whole
+_TABLE_PER_HASH = 64  # entries of the look-up table for each hash: about one unknown shingle in 64 passes it
 _CHUNK = 2**15  # bytes hashed at once, so that the arrays stay in the cache of a core
 _LOWER = bytes(range(256)).lower()
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
@@ -35,12 +35,12 @@ _SAMPLED = np.uint64(2**64 // SAMPLING)
 
 
 class HashIndex:
-    """The hashes of documents: 12 bytes each, and the table.
+    """The hashes of documents. Memory: 12 bytes for each hash, and the table.
 
     Args:
-        hashes: (n,) uint64, sorted. One of two documents is there twice.
-        documents: (n,) int32: which document has each.
-        table_per_hash: entries of the table, of which one of so many hashes hits by chance.
+        hashes: (n,) uint64, sorted. A hash that two documents have is there twice.
+        documents: (n,) int32: the document that has each hash.
+        table_per_hash: entries of the look-up table for each hash. By chance, about one unknown hash in so many passes it.
     """
 
     def __init__(self, hashes: np.ndarray, documents: np.ndarray, *, table_per_hash: int) -> None:
@@ -51,7 +51,7 @@ class HashIndex:
         self.table[(hashes & self._mask).view(np.int64)] = True
 
     def known(self, hashes: np.ndarray) -> np.ndarray:
-        """Those of ``hashes`` (n,) that a document has."""
+        """The elements (m,) of ``hashes`` (n,) that any document has."""
         possible = hashes[self.table.take((hashes & self._mask).view(np.int64))]
         if not possible.size:
             return possible
@@ -60,14 +60,14 @@ class HashIndex:
         return possible[self.hashes[places] == possible]
 
     def documents_with(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The documents (m,) that have one of ``hashes`` (n,), all different, and how many of them each has (m,)."""
+        """The documents (m,) that have any of the distinct ``hashes`` (n,), and how many of these hashes each has (m,)."""
         first, last = np.searchsorted(self.hashes, hashes), np.searchsorted(self.hashes, hashes, side="right")
         documents = [self.documents[a:b] for a, b in zip(first, last, strict=True)]
         return np.unique(np.concatenate([np.empty(0, np.int32), *documents]), return_counts=True)
 
 
 def by_hash(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes of all documents, sorted, and the document of each. ``parts``: those of each document, uint64."""
+    """The hashes of all documents, sorted, and the document of each hash. ``parts``: the uint64 hashes of each document."""
     hashes = np.concatenate([np.empty(0, np.uint64), *parts])
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     order = np.argsort(hashes, kind="stable")
@@ -95,11 +95,10 @@ class Sketcher:
 class HeldOutIndex(HashIndex):
     """The sketches of all held-out documents.
 
-    With more than 32,768 documents, fewer hashes of each are kept, at least 8. With more than 262,144, the others are compared
-    as wholes only. So memory stays below 100 MB and 16 bytes for each document.
+    With more than 32,768 documents, fewer hashes of each are kept, at least 8: 112 bytes for each document.
 
     Args:
-        sketches: of ``Sketcher``.
+        sketches: results of ``Sketcher.sketch``.
     """
 
     def __init__(self, sketches: Sequence[np.ndarray]) -> None:
@@ -108,9 +107,6 @@ class HeldOutIndex(HashIndex):
         self.sizes = heads[:, 0].astype(np.float64)  # (documents,) bytes
         self.wholes = np.unique(heads[:, 1])
         shingled = [len(sketch) >= 2 + _FEWEST_HASHES for sketch in sketches]
-        if len(sketches) > _MOST_HASHES // _FEWEST_HASHES:  # those with the smallest hashes: the same in any order
-            limit = np.partition(heads[:, 1], _MOST_HASHES // _FEWEST_HASHES)[_MOST_HASHES // _FEWEST_HASHES]
-            shingled = [is_long and head < limit for is_long, head in zip(shingled, heads[:, 1], strict=True)]
         parts = [sketch[2 : 2 + kept] if is_kept else sketch[:0] for sketch, is_kept in zip(sketches, shingled, strict=True)]
         self.counts = np.array([len(part) for part in parts], dtype=np.int32)  # (documents,) hashes
         super().__init__(*by_hash(parts), table_per_hash=_TABLE_PER_HASH)
@@ -124,7 +120,7 @@ class HeldOutIndex(HashIndex):
 
 
 class Checker:
-    """Compare one training document, which comes in pieces, with the held-out ones."""
+    """Compare one training document, which comes in pieces, with the held-out documents."""
 
     def __init__(self, index: HeldOutIndex) -> None:
         self._index = index
@@ -145,7 +141,7 @@ class Checker:
         return bool(self._text.size and place < len(wholes) and wholes[place] == whole)
 
     def contained(self) -> tuple[np.ndarray, np.ndarray]:
-        """Held-out documents (m,) that the document has something of, and which part of each (m,), between 0 and 1."""
+        """Held-out documents (m,) that share hashes with this one, and which share of each one's hashes this one has (m,)."""
         index = self._index
         found = np.unique(np.concatenate([np.empty(0, np.uint64), *self._found]))
         named, counts = index.documents_with(found)

@@ -1,4 +1,4 @@
-"""Opens a source: a file of this machine, or a remote one through fsspec, which is read from its start to its end."""
+"""Open a source: a file of this machine, or a remote file, which fsspec reads from its start to its end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
-from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError, need
-from lit_llm.ingest.remote_errors import RETRIED, fault, one_sentence
+from lit_llm.ingest.remote_errors import may_pass, one_sentence
 from lit_llm.ingest.source import Source, changed, is_http, public_name, state_of
 
 Result = TypeVar("Result")
 
-BLOCK_BYTES = 2**23  # asked for at a time: a request takes as long as the transfer of about a megabyte
+BLOCK_BYTES = 2**23  # bytes of a request, whose overhead takes as long as the transfer of about a megabyte
 _BUFFER_BYTES = 2**18
-_ATTEMPTS, _FIRST_PAUSE = 5, 0.5  # until a byte arrives; each pause, in seconds, is twice the one before
+_ATTEMPTS, _FIRST_PAUSE = 5, 0.5  # attempts until a byte arrives; seconds of the first pause, each next one is twice as long
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5, 20
-_RATE_SECONDS, _LEAST_RATE = 60, 1000  # of waiting for a server, after which the mean is judged, and bytes a second
 _VERSION_KEYS = (
     "ETag", "etag", "generation", "blob_id", "checksum", "md5Hash", "content_md5", "Content-MD5", "Digest",
     "LastModified", "Last-Modified", "last_modified", "updated", "mtime",
@@ -30,7 +28,7 @@ _VERSION_KEYS = (
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path in it. Nothing is asked of the server.
+    """The fsspec file system of a URL, and the path in it. No request is sent to the server.
 
     Raises:
         UserError: The address is not valid, the protocol is unknown, or its package is not installed.
@@ -52,7 +50,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _package(protocol: str, error: ImportError) -> str:
-    """The package that brings a file system: that of its class, or what a class of fsspec itself imports."""
+    """The package to install for a file system: that of its class or, for a class of fsspec, the one that the class imports."""
     from fsspec.registry import known_implementations
 
     package = re.split("[.:]", known_implementations[protocol]["class"])[0]
@@ -69,14 +67,14 @@ def _is_address(url: str) -> bool:
 
 
 def version(info: Mapping[str, Any]) -> str:
-    """What changes with the content, as far as the server says: a checksum or ETag, else the modification time."""
+    """A checksum or ETag of the content, else its modification time, as far as the server says; "" if it says neither."""
     return next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
 
 
 def open_source(source: Source) -> BinaryIO:
     """The content as a binary file, from its start. ``tell`` is the number of bytes read so far.
 
-    A remote file asks its server again from the same byte if a connection breaks, where the server allows it. ``seekable`` is
+    If a connection breaks, a remote file is requested again from the same byte, where the server allows it. ``seekable`` is
     false for a file over HTTP.
 
     Raises:
@@ -85,7 +83,7 @@ def open_source(source: Source) -> BinaryIO:
     if not source.is_local:
         return io.BufferedReader(_RemoteFile(source), _BUFFER_BYTES)
     try:
-        file = open(open_ordinary(source.path), "rb")  # noqa: SIM115 - the caller closes it
+        file = open(source.path, "rb")  # noqa: SIM115 - the caller closes it
     except OSError as error:
         raise UserError(f"{source.path} cannot be read: {error.strerror}.") from error
     if state_of(os.fstat(file.fileno())) != (source.size, source.version):
@@ -95,7 +93,7 @@ def open_source(source: Source) -> BinaryIO:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Waiting times in seconds instead of minutes, and content as it is stored."""
+    """Options of a file system: timeouts of seconds instead of minutes, and content as it is stored."""
     protocol = urlsplit(url).scheme.lower()
     if is_http(url):
         aiohttp = need("aiohttp", what=public_name(url))
@@ -124,11 +122,10 @@ class _RemoteFile(io.RawIOBase):
     def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0
         self._file: Any = None
-        self._waited, self._received = 0.0, 0  # seconds of waiting for bytes since their rate was judged, and these bytes
         self._fs, self._path = file_system(source.path)
         self._http = is_http(source.path)
         with one_sentence(source.path):
-            if not self._http:  # of HTTP, the answer itself says what it is
+            if not self._http:  # an HTTP answer has the version of its content: see `_open_stream`
                 self._repeat(self._require_unchanged)
             self._repeat(self._open)
 
@@ -169,24 +166,10 @@ class _RemoteFile(io.RawIOBase):
     def _read(self, size: int) -> bytes:
         if self._file is None:
             self._open()
-        before = time.monotonic()
         data: bytes = self._file.read(size)
-        self._judge_rate(time.monotonic() - before, len(data))
         if not data and self._position < self._source.size:
             raise ConnectionError("the content is shorter than listed")
         return data
-
-    def _judge_rate(self, waited: float, received: int) -> None:
-        """Refuse a server that would never end: each read is short, and none fails."""
-        self._waited, self._received = self._waited + waited, self._received + received
-        if self._waited < _RATE_SECONDS:
-            return
-        if self._received < _LEAST_RATE * self._waited:
-            raise UserError(
-                f"{self._source.name} cannot be read: the server sent {self._received:,} bytes in {self._waited:.0f} s; "
-                "try again later, or download the file first."
-            )
-        self._waited, self._received = 0.0, 0
 
     def _repeat(self, action: Callable[[], Result]) -> Result:
         """Run ``action`` until it succeeds, with a new connection after each failure that may pass."""
@@ -194,7 +177,7 @@ class _RemoteFile(io.RawIOBase):
             try:
                 return action()
             except Exception as error:
-                if isinstance(error, UserError) or fault(error) not in RETRIED or attempt == _ATTEMPTS:
+                if isinstance(error, UserError) or not may_pass(error) or attempt == _ATTEMPTS:
                     raise
                 self._disconnect()
                 time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
@@ -215,7 +198,7 @@ class _RemoteFile(io.RawIOBase):
             self._file.seek(self._position)
 
     def _open_stream(self) -> None:
-        """Ask an HTTP server for the rest of the file in one answer. Not every server gives parts of a file."""
+        """Request the rest of the file from an HTTP server, as one answer. Not every server can send a part of a file."""
         headers = {"Accept-Encoding": "identity"}
         if self._position:
             headers["Range"] = f"bytes={self._position}-"

@@ -21,12 +21,10 @@ from lit_llm.ingest.remote_errors import one_sentence
 from lit_llm.ingest.source import HUB, Source, is_http, is_url, public_name
 
 _SPLITS_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
-DATASET_MARKS = frozenset({_SPLITS_FILE, _STATE_FILE})
-"""Names of files that show that a folder may be such a dataset."""
 _AGAIN = ": copy or save the dataset again."
 
 CLEAN_REPORTS = REPORT, REMOVED = "report.json", "removed.jsonl"
-"""What `clean` writes beside the documents."""
+"""The files that `clean` writes beside the documents."""
 
 _FINEWEB = "get them by `hf download kjj0/fineweb10B-gpt2 --repo-type dataset --local-dir data/fineweb10B`"
 _MAGIC = re.compile(r"[*?\[]")
@@ -36,7 +34,7 @@ def dataset_files(folder: Path) -> list[Path] | None:
     """The Arrow files of a dataset that `Dataset.save_to_disk` wrote, in order; None if the folder is something else.
 
     Raises:
-        UserError: The folder has several splits, lacks files, or its rows are to be read in another order.
+        UserError: The folder has several splits, lacks files, or has an indices mapping, which reorders its rows.
     """
     if (folder / _SPLITS_FILE).is_file():
         raise _several_splits(folder)
@@ -84,8 +82,8 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
     """Files that ``patterns`` name, each once, in the order of the patterns; the matches of one pattern are sorted.
 
     A pattern is a file, a glob (``**`` descends into folders), or, with ``folders``, a folder. A folder stands for every
-    file below it that is not hidden and not inside a hidden folder; of a dataset that `save_to_disk` of `datasets` wrote, for
-    its Arrow files. What `clean` wrote beside its documents is left out. Empty files matched by a glob or a folder are skipped.
+    file below it that is not hidden and not inside a hidden folder. A dataset that `Dataset.save_to_disk` wrote stands for its
+    Arrow files. The reports of `clean`, and empty files matched by a glob or a folder, are left out.
 
     Args:
         flag: the option that holds the patterns; problems name it.
@@ -141,7 +139,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _file_status(path: Path) -> os.stat_result | None:
-    """The status of a file; None for a folder, a device, or nothing."""
+    """The status of a file; None if the path is a folder or a device, or does not exist."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -152,9 +150,7 @@ def _file_status(path: Path) -> os.stat_result | None:
 
 
 def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.stat_result], str | None]:
-    """The files of one pattern, and what is wrong with it."""
-    if "\0" in pattern:
-        raise ValueError("it contains a NUL byte")
+    """The files of one pattern with their status, and a sentence if the pattern cannot be used."""
     path = Path(pattern).expanduser()
     if (status := _file_status(path)) is not None:
         return {path: status}, None if status.st_size else f"{pattern} is empty: give a file with content ({flag})."
@@ -171,15 +167,14 @@ def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.s
 
 
 def _glob(pattern: Path) -> list[Path]:
-    # `**/**/` means `**/`, and takes a time that doubles with each further one where links lead back.
-    matches = glob.glob(re.sub(r"(?<![^/])(\*\*/)+", "**/", str(pattern)), recursive=True)
+    matches = glob.glob(str(pattern), recursive=True)
     return [Path(match) for match in sorted(matches, key=lambda match: match.split(os.sep))]  # as paths sort, and faster
 
 
 def _below(folder: Path) -> list[Path]:
-    """The files below a folder, sorted. Of a dataset that `save_to_disk` wrote, only those with rows."""
+    """The files below a folder, sorted. A dataset that `save_to_disk` wrote has only its files with rows in the list."""
     files = sorted(file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
-    for place in [file.parent for file in files if file.name in DATASET_MARKS]:
+    for place in [file.parent for file in files if file.name in (_SPLITS_FILE, _STATE_FILE)]:
         with_rows = dataset_files(place)
         if with_rows is not None:
             files = [file for file in files if file.parent != place or file in with_rows]
@@ -187,9 +182,9 @@ def _below(folder: Path) -> list[Path]:
 
 
 def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source], list[str]]:
-    """The files that ``patterns`` name, each once: first those of this machine, then remote ones.
+    """The files that ``patterns`` name, each once: first the files of this machine, then remote files.
 
-    A pattern is a file, a folder or a glob, here (``expand``) or as a URL (s3://, gs://, hf://, https:// or another
+    A pattern is a file, a folder or a glob, on this machine (``expand``) or as a URL (s3://, gs://, hf://, https:// or another
     protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``readers.hub``). The order is that of the
     patterns; the matches of one pattern are sorted. Hidden and empty files of a folder or glob are left out.
 
@@ -240,13 +235,15 @@ def _list_remote(pattern: str) -> list[Source]:
         found = fs.glob(path, detail=True)
     else:
         info = fs.info(path)
-        if not (info["type"] == "directory" or (http and _is_folder(path, info))):
+        # A URL over HTTP is a folder if it ends with a slash, or the server redirects to the same URL with a slash.
+        slash = http and (path.endswith("/") or urlsplit(str(info.get("url", ""))).path.endswith("/"))
+        if info["type"] != "directory" and not slash:
             if info.get("size") == 0:
                 raise UserError(f"{public_name(pattern)} is empty: give a file with content.")
             return [_source(fs, path, info)]
         root = path.rstrip("/")
         found = fs.find(f"{root}/" if http else root, detail=True)
-    if http and not any(found.values()):  # without a listing, fsspec finds the folder itself and knows nothing of it
+    if http and not any(found.values()):  # without a listing, fsspec finds only the folder itself
         raise UserError(f"{public_name(pattern)}: the server lists no files; give the URL of each file.")
     sources = []
     for name in sorted(found):
@@ -266,8 +263,3 @@ def _list_remote(pattern: str) -> list[Source]:
 
 def _source(fs: Any, name: str, info: dict[str, Any]) -> Source:
     return Source(fs.unstrip_protocol(name), info.get("size") or 0, version(info))
-
-
-def _is_folder(url: str, info: dict[str, Any]) -> bool:
-    """Whether a URL over HTTP is a folder: it ends with a slash, or the server redirects to the same URL with a slash."""
-    return url.endswith("/") or urlsplit(str(info.get("url", ""))).path.endswith("/")

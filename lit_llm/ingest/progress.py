@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,18 +11,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from lit_llm.core.disk import naming, open_ordinary
+from lit_llm.core.disk import naming
 
 _SECONDS_BETWEEN_LINES = 30.0
 
 
 Report = Callable[[int, int], None]
 """Takes the bytes of sources and of text that were read since the last call."""
-_REPORT_BYTES = 2**19  # of text
+_REPORT_BYTES = 2**19  # of text, between two reports
 
 
 class Reading:
-    """Tells a report, now and then, how far an input was read.
+    """Reports now and then how far an input was read.
 
     Args:
         start: the first byte of the source that is read.
@@ -33,22 +32,22 @@ class Reading:
         self._report, self._position, self._text = report, start, 0
 
     def add(self, text: int, position: int) -> None:
-        """So many bytes of text were read, and the source up to a position."""
+        """Count ``text`` bytes of text; the source was read up to ``position``."""
         self._text += text
         if self._text >= _REPORT_BYTES:
             self.end(position)
 
     def end(self, position: int) -> None:
-        """The source was read up to a position."""
+        """Report that the source was read up to ``position``."""
         self._report(max(0, position - self._position), self._text)
         self._position, self._text = max(position, self._position), 0
 
 
 class ProgressLog:
-    """A bar on a terminal; elsewhere a line every 30 seconds. With a log file, the lines go there too.
+    """Shows progress: a bar on a terminal, elsewhere a line every 30 seconds. The lines also go to the log file.
 
     Args:
-        log: appended to. None: no file.
+        log: the log file, to which lines are appended. None: no file.
     """
 
     def __init__(self, log: Path | None = None) -> None:
@@ -58,19 +57,17 @@ class ProgressLog:
     def note(self, text: str) -> None:
         """Write a line with the time to the log file."""
         if self._log is not None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-            descriptor = open_ordinary(self._log, flags)
-            with naming(self._log), open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+            with naming(self._log), open(self._log, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
     def stage(self, title: str, *, total: int, done: int = 0, unit: str = "MB of text") -> Iterator[Report]:
-        """One stage of the work. Call what it gives with the bytes of sources and of text that were read since the last call.
+        """Yield the `Report` of one stage of the work.
 
         Args:
-            total: bytes of all sources; what a server does not say counts as nothing.
-            done: of these, what an earlier run has read.
-            unit: what the second number given is, in the lines of the log.
+            total: bytes of all sources. A source of unknown size counts as 0.
+            done: how many of these bytes an earlier run has read.
+            unit: unit of the report's second number, in the lines of the log.
         """
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
         with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:

@@ -1,58 +1,27 @@
-"""What is wrong when a remote file cannot be read, as one sentence.
+"""Judge errors of remote files: whether another attempt may succeed, and one sentence about what is wrong.
 
-Each service has exceptions of its own, and fsspec passes most of them on. Names of types
-and status codes identify them, so that no package is imported for its errors.
+Each service has exceptions of its own, and fsspec passes most of them on. The names of their classes and the HTTP status tell
+what they mean, so that no package is imported for its errors.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import re
 from collections.abc import Iterator
-from enum import Enum
 from urllib.parse import urlsplit
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.source import public_name
 
-
-class Fault(Enum):
-    """Why a remote file cannot be read."""
-
-    MISSING = "missing"
-    DENIED = "denied"
-    NO_CREDENTIALS = "no credentials"
-    UNREACHABLE = "unreachable"
-    """No connection, or one that broke: another attempt may succeed."""
-    SERVER = "server"
-    """The server cannot answer now: another attempt may succeed."""
-    REFUSED = "refused"
-    ADDRESS = "address"
-    CHANGED = "changed"
-
-
-RETRIED = frozenset({Fault.UNREACHABLE, Fault.SERVER})
-
-_NAMES = {
-    Fault.NO_CREDENTIALS: """botocore.NoCredentialsError botocore.PartialCredentialsError botocore.CredentialRetrievalError
-        botocore.TokenRetrievalError botocore.SSOError botocore.ProfileNotFound google.GoogleAuthError""",
-    Fault.ADDRESS: "botocore.ParamValidationError aiohttp.InvalidURL huggingface_hub.HFValidationError",
-    Fault.DENIED: "huggingface_hub.GatedRepoError builtins.PermissionError",
-    Fault.MISSING: """huggingface_hub.RepositoryNotFoundError huggingface_hub.RevisionNotFoundError
-        huggingface_hub.EntryNotFoundError builtins.FileNotFoundError builtins.NotADirectoryError""",
-    Fault.UNREACHABLE: """huggingface_hub.OfflineModeIsEnabled aiohttp.ClientConnectionError aiohttp.ClientPayloadError
-        aiohttp.ServerTimeoutError botocore.ConnectionError botocore.HTTPClientError botocore.IncompleteReadError
-        httpx.TransportError httpx2.TransportError requests.ConnectionError requests.Timeout requests.ChunkedEncodingError
-        fsspec.FSTimeoutError builtins.ConnectionError builtins.TimeoutError socket.gaierror ssl.SSLError""",
+_CLASSES = {
+    "denied": re.compile("Credential|PermissionError|GatedRepo|Auth|Token"),
+    "missing": re.compile("NotFound|NotADirectory"),
+    "broken": re.compile("Connect|Timeout|Payload|IncompleteRead|Transport|ChunkedEncoding|gaierror|SSL|Offline"),
 }
-_FAULTS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
-"""By package and class."""
-_ERRNOS = {
-    **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN), Fault.UNREACHABLE),
-    **dict.fromkeys((errno.EBUSY, errno.EREMOTEIO), Fault.SERVER),  # s3fs makes these of "slow down" and "internal error"
-    **dict.fromkeys((errno.EINVAL, errno.EREMCHG, errno.ENOSYS), Fault.REFUSED),  # such as by a server of another region
-}
-
+"""Meaning of an error → the names of its class or of a base class. "broken": another attempt may succeed."""
+_PACKAGES = re.compile("(botocore|aiohttp|fsspec|s3fs|gcsfs|google|huggingface_hub|httpx|requests)[.]")
+_STATUSES = {401: "denied", 403: "denied", 404: "missing", 408: "broken", 410: "missing", 412: "changed", 429: "broken"}
 _LOG_IN = {
     **dict.fromkeys(("s3", "s3a"), "run `aws configure`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
     **dict.fromkeys(("gs", "gcs"), "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"),
@@ -60,58 +29,56 @@ _LOG_IN = {
 }
 
 
-def fault(error: BaseException) -> Fault | None:
-    """Why a remote file could not be read; None if ``error`` is something else, such as a bug."""
-    for link in reversed(list(_chain(error))):  # fsspec turns most errors of HTTP into FileNotFoundError
-        found = _fault_of_type(link) or _fault_of_status(_status(link))
-        if found is not None:
-            return found
-    return None
+def may_pass(error: BaseException) -> bool:
+    """Whether another attempt may succeed: the connection broke, or the server cannot answer now."""
+    return _meaning(error) == "broken"
 
 
 @contextlib.contextmanager
 def one_sentence(path: str) -> Iterator[None]:
-    """Make an error of reading the URL ``path`` one sentence: of the network, of rights, of a file that is missing.
+    """Turn an error of reading the URL ``path`` into one sentence.
 
     Raises:
-        UserError: It is such an error.
+        UserError: The network or the server fails, access is denied, or the file is missing or has changed.
     """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        kind = fault(error)
-        if kind is None:
+        meaning = _meaning(error)
+        if meaning is None:
             raise
-        raise UserError(_sentence(kind, error, path)) from error
+        codes = [f" (status {status})" for link in _chain(error) if (status := _status(link))]
+        code = codes[-1] if codes else ""
+        log_in = _LOG_IN.get(urlsplit(path).scheme.lower(), "check the user and the password")
+        reason = {
+            "missing": "it does not exist, or is private",
+            "denied": f"access is denied{code}; {log_in}",
+            "broken": f"the server cannot be reached or does not answer{code}; check the address and the network",
+            "changed": "it has changed since this command started; start it again",
+            "refused": f"the server refuses the request{code}; check the address, the region and the credentials",
+        }[meaning]
+        raise UserError(f"{public_name(path)} cannot be read: {reason}.") from error
 
 
-def _sentence(kind: Fault, error: BaseException, path: str) -> str:
-    protocol, host = urlsplit(path).scheme.lower(), urlsplit(path).netloc.rpartition("@")[2]
-    statuses = [status for link in _chain(error) if (status := _status(link))]
-    code = f" (status {statuses[-1]})" if statuses else ""
-    log_in = _LOG_IN.get(protocol, "check the user and the password")
-    reason = {
-        Fault.MISSING: "it does not exist" + (f", or is private; {log_in}" if protocol in ("hf", "hub") else ""),
-        Fault.DENIED: f"access is denied{code}; check its rights, or {log_in}",
-        Fault.NO_CREDENTIALS: f"no valid credentials were found; {log_in}",
-        Fault.UNREACHABLE: f"{host if protocol in ('http', 'https') else 'the server'} cannot be reached or does not answer; "
-        "check the address and the network",
-        Fault.SERVER: f"the server cannot answer now{code}; try again later",
-        Fault.CHANGED: "it has changed since this command started; start it again",
-        Fault.REFUSED: f"the server refuses the request{code}; check the address, the region and the credentials",
-        Fault.ADDRESS: "the address is not valid; check its spelling",
-    }[kind]
-    return f"{public_name(path)} cannot be read: {reason}."
+def _meaning(error: BaseException) -> str | None:
+    """The key of the reason in `one_sentence`; None if the error is something else, such as a bug."""
+    for link in reversed(list(_chain(error))):  # fsspec turns most errors of HTTP into FileNotFoundError
+        names = [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(link).__mro__]
+        if found := next((meaning for meaning, name in _CLASSES.items() if any(map(name.search, names))), None):
+            return found
+        if status := _status(link):
+            return _STATUSES.get(status, "broken" if status >= 500 else "refused")
+        if any(map(_PACKAGES.match, names)):
+            return "refused"
+    return None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, its cause, the cause of that, and so on."""
-    seen: set[int] = set()
+    """Yield the error, its cause, the cause of the cause, and so on."""
     link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
+    while link is not None:
         yield link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
@@ -121,30 +88,6 @@ def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    elif "gcsfs.HttpError" in _names_of(error):
-        status = getattr(error, "code", None)
-    else:  # httpx and requests, or aiohttp
-        status = getattr(response, "status_code", None) or getattr(error, "status", None)
+    else:  # httpx and requests, aiohttp, or gcsfs
+        status = getattr(response, "status_code", None) or getattr(error, "status", None) or getattr(error, "code", None)
     return status if isinstance(status, int) and 300 <= status < 600 else None
-
-
-def _fault_of_status(status: int | None) -> Fault | None:
-    if status is None:
-        return None
-    if status in (401, 403, 407):
-        return Fault.DENIED
-    if status in (404, 410):
-        return Fault.MISSING
-    if status == 412:  # s3fs asks for the ETag that it saw when it opened the file
-        return Fault.CHANGED
-    return Fault.SERVER if status >= 500 or status in (408, 429) else Fault.REFUSED
-
-
-def _fault_of_type(error: BaseException) -> Fault | None:
-    named = next((_FAULTS[name] for name in _names_of(error) if name in _FAULTS), None)
-    return named or (_ERRNOS.get(error.errno) if isinstance(error, OSError) and error.errno is not None else None)
-
-
-def _names_of(error: BaseException) -> list[str]:
-    """Package and name of the error's class, then of those that it is derived from."""
-    return [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__]

@@ -1,10 +1,10 @@
 """Read the documents of an input, and decide where each goes: training, held out, or nowhere.
 
-What is held out for validation:
+Three rules choose the text that is held out for validation:
 
-- Ten plain text files or more on this machine: whole files, chosen by a hash of their names.
-- Fewer: the end of each.
-- Every other format: each document by a hash of its text, so that equal documents are on the same side.
+- From ten or more plain text files on this machine, whole files are held out, chosen by a hash of their names.
+- From fewer such files, the end of each file is held out.
+- From all other files, documents are held out by a hash of their text, so that equal documents are on the same side.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def hold_out(files: Sequence[Input], fraction: float) -> list[Input]:
     the end of every file is held out, starting after a line end if there is one.
 
     Returns:
-        Inputs in the order of ``files``; of each file, the training part first.
+        Inputs in the order of ``files``. The training part of a file comes before its held-out part.
     """
     target = fraction * sum(file.size for file in files)
     held: set[str] = set()
@@ -64,7 +64,7 @@ def hold_out(files: Sequence[Input], fraction: float) -> list[Input]:
 
 
 def _tail_cut(file: Input, fraction: float) -> int:
-    """Where the last ``fraction`` of a file starts: after the first line end from there, else at a character."""
+    """The byte where a file's held-out end starts: after the first line end in its last ``fraction``, else at a character."""
     size = file.source.size
     wanted = size - round(size * fraction)
     before = max(wanted - 1, 0)  # a line may end exactly there
@@ -74,12 +74,8 @@ def _tail_cut(file: Input, fraction: float) -> int:
     line_end = text.find(b"\n") + 1
     if 0 < line_end < size - before:  # cutting after the last line would leave nothing
         return before + line_end
-    return wanted + _character_start(text[wanted - before :])
-
-
-def _character_start(text: bytes) -> int:
-    """How many leading bytes continue a UTF-8 character that started earlier (at most 3)."""
-    return next((n for n in range(min(4, len(text))) if text[n] & 0xC0 != 0x80), 0)
+    # Cut after the bytes, at most 3, that continue a UTF-8 character which started earlier.
+    return wanted + next((n for n, byte in enumerate(text[wanted - before :][:4]) if byte & 0xC0 != 0x80), 0)
 
 
 class SelectedPiece(NamedTuple):
@@ -90,29 +86,29 @@ class SelectedPiece(NamedTuple):
     first: bool
     last: bool
     repeats_held_out: bool
-    """Known with the last piece: the training document nearly repeats a held-out one."""
+    """Whether the training document nearly repeats a held-out one: False until the last piece, which decides."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The rules: the same in every process and for every order of the documents."""
+    """The rules by which documents are held out or left out, the same in every process and for every order of documents."""
 
     hold_out_below: float = 0.0
     """Documents of inputs without a split are held out if the hash of their text is smaller."""
     held_out: HeldOutIndex | None = None
-    """What training documents must not repeat. None: they are not compared."""
+    """The documents that training documents must not repeat. None: training documents are not compared."""
 
     def identity(self) -> list[str]:
-        """Differs if a document can go somewhere else."""
+        """Values that differ if a document can go to another split, or be left out."""
         return [repr(self.hold_out_below), "" if self.held_out is None else self.held_out.identity()]
 
     def pieces(
         self, part: Input, report: Report = lambda source, text: None, skipped: Callable[[int], None] = lambda documents: None
     ) -> Iterator[SelectedPiece]:
-        """The pieces of an input.
+        """Yield the pieces of the documents of an input.
 
         Args:
-            report: of the bytes that are read.
+            report: called with the bytes that are read.
             skipped: called at the end with the number of documents without text.
         """
         compare = self.held_out is not None and part.start == 0 and part.stop is None
@@ -121,7 +117,7 @@ class Selection:
             first, split, checker = True, "", None
             for piece in reader:
                 if first:
-                    # Of a long document, only the first piece is hashed.
+                    # Only the first piece of a long document is hashed.
                     split = part.split or ("val" if text_hash(piece.text) < self.hold_out_below else "train")
                     checker = Checker(self.held_out) if compare and split == "train" and self.held_out else None
                 if checker is not None:

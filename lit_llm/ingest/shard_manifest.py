@@ -1,9 +1,8 @@
-"""``meta.json``: what a folder of token shards holds, with a hash of every shard. Written once, after the shards."""
+"""``meta.json`` lists the content of a folder of token shards, with a hash of every shard. It is written after the shards."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -25,15 +24,15 @@ class ShardInfo:
     """Its name in the folder."""
     tokens: int
     documents: int
-    """That end in this shard."""
+    """Number of documents that end in this shard."""
     max_id: int
     """The largest token id."""
     blake2b: str
-    """Of the file's bytes after the header; 16 bytes, as hex."""
+    """Hash of the file's bytes after the header; 16 bytes, as hex."""
     mask_blake2b: str | None = None
-    """Of the file that says which tokens are targets; None without one."""
+    """Hash of the file that says which tokens are targets; None without such a file."""
     docs_blake2b: str | None = None
-    """The hash of the file with the ends of its documents; None without one."""
+    """Hash of the file with the ends of the documents; None without such a file."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,15 @@ class SplitInfo:
     unknown_tokens: int
     """Tokens that stand for text outside the vocabulary."""
     token_bytes: int
-    """The bytes of the other tokens by ``Tokenizer.token_bytes``: not ``bytes`` if a tokenizer changes or adds characters."""
+    """Bytes of the other tokens by ``Tokenizer.token_bytes``. Not ``bytes`` if a tokenizer changes or adds characters."""
     tokens_blake2b: str
-    """Of all ids as little-endian uint32, whatever the size of the shards; 16 bytes, as hex."""
+    """Hash of all ids as little-endian uint32, which does not depend on the size of the shards; 16 bytes, as hex."""
     shards: tuple[ShardInfo, ...]
     """In the order of their tokens."""
     targets: int | None = None
-    """How many tokens are targets; None without masks: all are."""
+    """Number of tokens that are targets; None without masks, when every token is a target."""
     mask_blake2b: str | None = None
-    """Of the masks of all tokens, whatever the size of the shards; None without masks."""
+    """Hash of the masks of all tokens, which does not depend on the size of the shards; None without masks."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +64,16 @@ class Manifest:
     """``Tokenizer.identity()`` of the tokenizer, which is saved beside it."""
     vocab_size: int
     bos_id: int | None
-    """Opens every document; None: nothing does."""
+    """The id that opens every document; None: no id does."""
     eos_id: int | None
-    """Ends every document; None: nothing does."""
+    """The id that ends every document; None: no id does."""
     splits: dict[str, SplitInfo]
     pairs: bool | None = None
     """Whether documents are pairs of a chosen and a rejected answer, one after the other. None: they are not."""
 
     @property
     def ends_open(self) -> bool:
-        """Whether documents end with an id and begin with none, so that the end of one can open the next."""
+        """Whether documents end with an id and begin with none, so that the id that ends one can open the next."""
         return self.eos_id is not None and self.bos_id is None
 
     def write(self, folder: Path) -> None:
@@ -87,11 +86,11 @@ class Manifest:
 
     @property
     def shards(self) -> dict[str, ShardInfo]:
-        """Those of all splits, by the names of their files."""
+        """The shards of all splits, by the names of their files."""
         return {shard.file: shard for split in self.splits.values() for shard in split.shards}
 
     def split_with(self, files: Sequence[str]) -> SplitInfo | None:
-        """The split that has exactly these shards; None for a part of one."""
+        """The split that has exactly these shards; None if there is none."""
         return next((split for split in self.splits.values() if [shard.file for shard in split.shards] == files), None)
 
     @classmethod
@@ -116,38 +115,25 @@ class Manifest:
             has = f"{path} has format {content['format']}, but this version reads format {FORMAT}"
             raise UserError(f"{has}: prepare the data again, or update lit_llm.")
         try:
-            return _manifest(content)
+            manifest: Manifest = from_json(cls, content)
         except Unexpected as error:
             raise _damaged(path, str(error)) from None
+        return manifest
 
 
 class Unexpected(Exception):
-    """What is wrong with a content."""
+    """A value does not fit its type. The message says which value."""
 
 
 def _damaged(path: Path, what: str) -> UserError:
     return UserError(f"{path} is damaged, {what}: restore it, or prepare the data again (python -m lit_llm prepare).")
 
 
-def _manifest(content: dict[str, Any]) -> Manifest:
-    manifest: Manifest = from_json(Manifest, content)
-    for name, split in manifest.splits.items():
-        if sum(shard.tokens for shard in split.shards) != split.tokens:
-            raise Unexpected(f"its shards of {name} do not have {split.tokens} tokens together")
-        masks = {one is None for one in (split.targets, split.mask_blake2b, *(each.mask_blake2b for each in split.shards))}
-        if len(masks) > 1:
-            raise Unexpected(f"some of its shards of {name} have a mask and some have none")
-        for shard in split.shards:
-            if shard.file != os.path.basename(shard.file):
-                raise Unexpected(f"{shard.file!r} is not the name of a file in its folder")
-    return manifest
-
-
 def from_json(kind: Any, value: Any, key: str = "it") -> Any:
-    """A value of an annotated type, from what `asdict` and JSON have made of it.
+    """The value of the annotated type ``kind`` that `asdict` and JSON have turned into ``value``.
 
     Raises:
-        Unexpected: It is another.
+        Unexpected: ``value`` does not fit ``kind``.
     """
     of = get_args(kind)
     if type(None) in of:

@@ -1,4 +1,4 @@
-"""From inputs to a folder of token shards.
+"""Turn inputs into a folder of token shards.
 
 1. If documents are to be held out, the held-out ones are found and indexed.
 2. If the tokenizer has to learn its vocabulary, it reads the training documents.
@@ -38,16 +38,16 @@ FORMAT = 3
 """Part of the name of every part. Increment it when the same inputs and settings would give other tokens."""
 
 SHORT_BYTES = 2**22
-"""Sources of less are tokenised in the time that it takes to see whether tiktoken gives the same ids."""
+"""Inputs with fewer bytes are tokenised in less time than it takes to check whether tiktoken gives the same ids."""
 
 _LIBRARY = {"tiktoken": "tiktoken", "tokenizers": "tokenizers", "own": "the tokenizer's class"}
 _SPLITS = ("train", "val", "test")
 _SAMPLE_INPUTS = 16
-_SAMPLE_BYTES = 2**16  # of each
+_SAMPLE_BYTES = 2**16  # of each input
 
 
 class Summary(NamedTuple):
-    """What happened, for the report. See ``Part``."""
+    """The result of `ingest`. ``Part`` explains the counts."""
 
     manifest: Manifest
     skipped: int
@@ -71,12 +71,12 @@ def ingest(
     """Write shards, document ends, the tokenizer and ``meta.json`` into ``out``.
 
     Args:
-        inputs: in the order of their tokens.
+        inputs: their tokens are written in this order.
         tokenizer: If its vocabulary is still to be learned, a copy learns it from the training documents.
         out: an existing folder. The results of jobs are kept in ``out/parts``, which the caller deletes; a call with the same
-            arguments uses those that an interrupted one left there. Everything else in ``out`` is deleted.
+            arguments uses the results that an interrupted call left there. Everything else in ``out`` is deleted.
         shard_tokens: tokens per shard.
-        val_fraction: of the documents of inputs without a split, the share to hold out.
+        val_fraction: share of the documents to hold out, in inputs without a split.
         drop_near_duplicates: leave training documents out that nearly repeat held-out ones.
         chat_template: writes the documents, which are conversations, and says which of their tokens are targets.
         workers: processes. 0: this process.
@@ -165,30 +165,22 @@ def _encoder(inputs: Sequence[Input], tokenizer: Tokenizer, selection: Selection
 
 
 def _refuse_empty(total: Part, inputs: Sequence[Input]) -> None:
-    chats = any(part.settings.messages for part in inputs)
-    kind = "conversation" if chats else "document"
+    kind = "conversation" if any(part.settings.messages for part in inputs) else "document"
     undecided = all(one.split is None for one in inputs)
-    held_out = total.splits.get("val", PartCounts()).documents
     for name in _SPLITS:
         found = total.splits.get(name, PartCounts())
         if found.tokens >= 2 or (name == "test" and all(one.split != name for one in inputs)):
             continue
-        repeated = total.near_duplicates if name == "train" else 0
-        if name == "train" and not found.tokens and not repeated and held_out and undecided:
-            which = f"its only {kind} was" if held_out == 1 else f"all {held_out:,} {kind}s were"
-            raise UserError(
-                f"No {'conversation' if chats else 'text'} is left to train on: {which} held out for validation. Give more "
-                "(--data.paths), or choose both (--data.train and --data.val)."
-            )
-        if chats and not found.tokens:
-            raise UserError(
-                f"The {name} data have no conversation: {total.skipped:,} records of all data have no messages, or null. Give "
-                f"conversations (--data.{'paths' if undecided else name}), or the key of their messages (--data.messages_key)."
-            )
-        also = f"; {repeated:,} documents nearly repeat held-out ones (--data.drop_near_duplicates)" if repeated else ""
+        held_out = total.splits.get("val", PartCounts()).documents if name == "train" and undecided else 0
+        others = {
+            f"{held_out:,} held out for validation": held_out,
+            f"{total.skipped:,} records of all data without any": total.skipped,
+            f"{total.near_duplicates:,} that nearly repeat held-out ones (--data.drop_near_duplicates)": total.near_duplicates,
+        }
+        also = "".join(f"; {what}" for what, count in others.items() if count)
         raise UserError(
-            f"The {name} text has only {found.bytes} bytes = {found.tokens} tokens{also}: give more text (--data.paths, or "
-            "--data.train and --data.val)."
+            f"The {name} data have {found.documents} {kind}s with {found.tokens} tokens{also}: give more (--data.paths, or "
+            "--data.train and --data.val), or name the key that holds them (--data.text_key, --data.messages_key)."
         )
 
 
@@ -213,8 +205,8 @@ def _learned(
 
 
 def _training_texts(training: Sequence[Input], selection: Selection, report: Report) -> Iterator[str]:
-    """The text of the training documents in pieces. Of a near-duplicate, the last piece alone is left out: the others have
-    been read when it is found to be one."""
+    """Yield the text of the training documents in pieces. A near-duplicate loses only its last piece, because it is recognised
+    with that piece, when the others have been read."""
     for part in training:
         for piece in selection.pieces(part, report):
             if piece.split == "train" and not piece.repeats_held_out:

@@ -5,12 +5,12 @@ int32, [magic, version, number of tokens, 0, ...], then the tokens:
 
     magic 20240520, version 1: uint16        magic 20240801, version 7: uint32
 
-Where the documents end is kept beside a shard, in a file of the same name with the suffix ``.docs``: little-endian uint64,
-for each document that ends in this shard the number of the shard's tokens up to its last one. A split that was written
-without document ends has no such files.
+A file of the same name with the suffix ``.docs`` says where documents end. For each document that ends in the shard, it has the
+number of the shard's tokens up to the document's last one, as little-endian uint64. A split that was written without document
+ends has no such files.
 
-Which tokens are targets is kept in the same way, with the suffix ``.mask``: one byte for each token, 1 if it is a target and 0
-if it is only read. A split in which every token is a target has no such files.
+A file with the suffix ``.mask`` says which tokens are targets. It has one byte for each token: 1 if the token is a target, 0 if
+it is only read. A split in which every token is a target has no such files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LAYOUTS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic -> version, token typ
 DOCS_SUFFIX = ".docs"
 DOCS_DTYPE = np.dtype("<u8")
 MASK_SUFFIX = ".mask"
-HASH_BYTES = 16  # of every blake2b of tokens
+HASH_BYTES = 16  # length of every blake2b of tokens
 
 
 def magic_for(vocab_size: int) -> int:
@@ -57,14 +57,14 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     """Stream tokens into ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
 
     A shard is written to a temporary file in the same folder, synced to disk and renamed, so a file with its final name is
-    complete. Its document ends and its mask are published before it. Use as a context manager: an exception removes the
-    unfinished shard.
+    complete. Its document ends and its mask get their final names before it. Use as a context manager: an exception removes
+    the unfinished shard.
 
     After closing:
 
-    - ``shards``: a ``ShardInfo`` for each shard. Its ``blake2b`` is that of the file's bytes after the header.
+    - ``shards``: a ``ShardInfo`` for each shard.
     - ``tokens``, ``documents``: how many were written. A document without tokens does not count.
-    - ``tokens_blake2b``: of all ids as little-endian uint32, so it depends neither on the size of shards nor on their type.
+    - ``tokens_blake2b``: hash of all ids as little-endian uint32. It depends neither on the size of shards nor on their type.
     - ``targets``, ``mask_blake2b``: how many tokens are targets, and a hash of all masks; both None without masks.
 
     Args:
@@ -94,7 +94,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
 
     @property
     def paths(self) -> list[Path]:
-        """The shards that are complete."""
+        """The files of the complete shards."""
         return [self._folder / shard.file for shard in self.shards]
 
     @property
@@ -139,17 +139,17 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
                 tokens = tokens[part.size :]
 
     def end_document(self) -> None:
-        """The tokens since the last end are a document. Without any, there is none."""
+        """End a document, which has the tokens since the last end. Nothing happens if there are none."""
         if not self._in_document:
             return
-        if not self.documents:  # it has filled the shards before
+        if not self.documents:  # this first document has filled the earlier shards
             self.shards = [replace(shard, docs_blake2b=_write_docs(self._folder / shard.file, [])) for shard in self.shards]
         self._ends.append(self._in_shard)
         self.documents += 1
         self._in_document = False
 
     def close(self) -> None:
-        """Finish the last shard. Without any token, no file is written."""
+        """Finish the last shard. No file is written for a shard without tokens."""
         if self._opened is None:
             return
         docs_hash = None
@@ -157,7 +157,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         with naming(self._folder), opened:
             self._file.seek(0)
             self._file.write(header(self._magic, self._in_shard))
-            # An older shard of that name goes first: killed in between, its tokens must not stand beside other document ends.
+            # Delete an older shard of that name first: after a kill, its tokens must not stand beside the new document ends.
             for suffix in (".bin", DOCS_SUFFIX, MASK_SUFFIX):
                 self._path.with_suffix(suffix).unlink(missing_ok=True)
             if self.documents:

@@ -10,7 +10,7 @@ from pathlib import Path
 from lit_llm.core.errors import UserError
 
 HUB = "hub:"
-"""What the name of a dataset of the Hugging Face hub begins with."""
+"""The prefix of the name of a dataset of the Hugging Face hub."""
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -28,11 +28,6 @@ class Source:
     @classmethod
     def local(cls, path: Path) -> Source:
         return cls(str(path), *state_of(os.stat(path)))
-
-    def place(self) -> str:
-        """The ctime and inode of a local file: another file of equal size and time may have been put in its place."""
-        status = os.stat(self.path) if self.is_local else None
-        return "" if status is None else f"{status.st_ctime_ns} {status.st_ino}"
 
     @property
     def is_local(self) -> bool:
@@ -61,7 +56,7 @@ def is_http(path: str) -> bool:
 
 
 def public_name(path: str) -> str:
-    """``path``; of a URL, without its user, password and query. The query of a signed URL holds the signature."""
+    """``path``. A URL loses its user and password and, over HTTP, its query, which holds the signature of a signed URL."""
     if not is_url(path):
         return path
     protocol, _, rest = path.partition("://")

@@ -18,18 +18,18 @@ from lit_llm.ingest.token_parts import part_file
 from lit_llm.ingest.workers import finish
 
 _FORMAT = 4
-"""Part of the name of every result. Increment it when the same inputs would give another one."""
+"""Part of the name of every result. Increment it when the same inputs would give another result."""
 
 
 class Found(NamedTuple):
     """The held-out documents of one job."""
 
     documents: int
-    """Held out by their text."""
+    """Number of documents that are held out by their text."""
     smallest: float
     """The smallest hash of a document that could have been held out by its text; 1.0 without any."""
     sketches: list[np.ndarray]
-    """Of all held-out documents, uint64 (k,) each."""
+    """The sketches of all held-out documents, uint64 (k,) each."""
 
 
 def select(
@@ -41,7 +41,7 @@ def select(
     workers: int,
     progress: ProgressLog,
 ) -> Selection:
-    """The rules by which documents are chosen. At least one document is held out if any input has no split and there is one."""
+    """The rules that choose documents. If any input has no split, the rules hold out at least one document, if there is any."""
     undecided = any(part.split is None for part in inputs)
     if not undecided and not drop_near_duplicates:
         return Selection()
@@ -71,7 +71,7 @@ def _survey(inputs: Sequence[Input], selection: Selection, folder: Path, workers
 
 
 def _read(folder: Path, key: str) -> Found | None:
-    """What an earlier run found."""
+    """The held-out documents that an earlier run found; None if it left none under the key."""
     try:
         with np.load(folder / f"{key}.npz") as saved:
             sketches = np.split(saved["sketches"], np.cumsum(saved["lengths"]))[:-1]  # after the last one is nothing

@@ -23,7 +23,7 @@ from lit_llm.ingest.shard_manifest import SplitInfo, from_json
 from lit_llm.ingest.shards import DOCS_SUFFIX, LAYOUTS, MASK_SUFFIX, magic_for
 
 PARTS = "parts"
-"""The folder of the parts, in that of the shards. It is deleted when the shards are complete."""
+"""The folder of the parts, in the folder of the shards. It is deleted when the shards are complete."""
 
 _FLUSH_TOKENS = 2**18  # written at a time
 _READ_TOKENS = 2**22
@@ -31,7 +31,7 @@ _READ_ENDS = 2**16
 
 
 def start_parts(out: Path) -> Path:
-    """The folder of the parts in ``out``. All but its finished files, which an interrupted call has left, is deleted."""
+    """Make the folder of the parts in ``out``. Finished parts of an interrupted call stay; all else in ``out`` is deleted."""
     parts = out / PARTS
     parts.mkdir(exist_ok=True)
     for leftover in (*parts.glob("*.tmp"), *(path for path in out.iterdir() if path != parts)):
@@ -40,13 +40,13 @@ def start_parts(out: Path) -> Path:
 
 
 def part_file(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
-    """A file to write and read, which appears at ``path`` when the block ends. `start_parts` removes what a kill has left."""
+    """A file to write and read, which appears at ``path`` when the block ends. `start_parts` deletes what a killed run left."""
     return complete_file(path, path.with_name(f"{path.name}.{os.getpid()}.tmp"))  # another process has another name
 
 
 @dataclass
 class PartCounts:
-    """What one split of a part holds, or the sum of several."""
+    """Counts of one split of a part, or their sum over several parts."""
 
     documents: int = 0
     bytes: int = 0
@@ -55,7 +55,7 @@ class PartCounts:
     unknown_tokens: int = 0
     """Tokens that stand for a character outside the vocabulary."""
     token_bytes: int = 0
-    """What the other tokens have by ``Tokenizer.token_bytes``, which does not know what was put before or changed in a text."""
+    """Bytes of the other tokens by ``Tokenizer.token_bytes``, which knows nothing of changes to the text by a tokenizer."""
 
     def add(self, other: PartCounts | SplitInfo) -> None:
         for one in fields(self):
@@ -64,7 +64,7 @@ class PartCounts:
 
 @dataclass
 class Part:
-    """What is known about a finished job."""
+    """The record of a finished job."""
 
     splits: dict[str, PartCounts] = field(default_factory=dict)
     skipped: int = 0
@@ -74,9 +74,9 @@ class Part:
     invalid: list[str] = field(default_factory=list)
     """Sources with bytes that are not UTF-8."""
     masked: bool = False
-    """Whether only some tokens are targets, which the masks tell."""
+    """Whether only some tokens are targets. A mask tells which."""
     pairs: int = 0
-    """How many times a chosen and a rejected answer are two documents."""
+    """Number of pairs. Each is two documents, with the chosen and the rejected answer."""
 
     def add(self, other: Part) -> None:
         """Add the counts of another job."""
@@ -89,7 +89,7 @@ class Part:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> Part | None:
-        """The finished job ``key``; None if it is not finished."""
+        """The record of the job ``key``; None if the job is not finished."""
         try:
             part: Part = from_json(cls, read_json(folder / f"{key}.json"))
         except FileNotFoundError:
@@ -116,9 +116,9 @@ class PartWriter:
 
     Args:
         path: without suffix.
-        stack: when it ends without an exception, the files are there.
-        document_ids: before and after every document; None: nothing is.
-        masked: every ``append`` says which ids are targets. Then no document is taken back.
+        stack: the files appear when it ends without an exception.
+        document_ids: the ids before and after every document; None: no id.
+        masked: every ``append`` says which ids are targets. Documents with masks are never taken back.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class PartWriter:
         Args:
             ids: (n,).
             mask: (n,) uint8, 1 for targets; None without masks.
-            counts: of its text.
+            counts: of the piece's text.
         """
         if piece.first:
             self._start, self._document = self._tokens, PartCounts()
@@ -182,7 +182,7 @@ class PartWriter:
         self.dropped += 1
 
     def flush(self) -> None:
-        """Write what was appended."""
+        """Write the ids, ends and masks that were appended."""
         ends = np.array(self._ends, dtype="<u8")
         with naming(self._path):
             for file, arrays in zip(self._files, (self._ids, [ends], self._masks), strict=False):
@@ -195,7 +195,7 @@ class PartWriter:
 def read_part(
     path: Path, dtype: np.dtype[np.unsignedinteger], *, masked: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None, bool]]:
-    """The tokens of a part in runs (n,), each with its mask (n,) uint8 or None, and whether a document ends after it.
+    """Yield runs of tokens of a part: ids (n,), their mask (n,) uint8 or None, and whether a document ends after the run.
 
     Args:
         path: without suffix.
@@ -203,11 +203,12 @@ def read_part(
     with contextlib.ExitStack() as opened:
         file, ends, *masks = (opened.enter_context(open(one, "rb")) for one in _files_of(path, masked))
         position = 0
-        while (some := np.fromfile(ends, dtype="<u8", count=_READ_ENDS)).size:
+        # Not np.fromfile: it turns a Ctrl-C into a TypeError.
+        while (some := np.frombuffer(ends.read(8 * _READ_ENDS), dtype="<u8")).size:
             for end in some.tolist():
                 while position < end:
-                    ids = np.fromfile(file, dtype=dtype, count=min(end - position, _READ_TOKENS))
+                    ids = np.frombuffer(file.read(dtype.itemsize * min(end - position, _READ_TOKENS)), dtype=dtype)
                     assert ids.size, f"{path} is shorter than its document ends say"
                     position += ids.size
-                    mask = np.fromfile(masks[0], dtype=np.uint8, count=ids.size) if masks else None
+                    mask = np.frombuffer(masks[0].read(ids.size), dtype=np.uint8) if masks else None
                     yield ids, mask, position == end

@@ -13,6 +13,7 @@ import numpy as np
 from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job
 from lit_llm.ingest.progress import Report
+from lit_llm.ingest.readers.text_value import is_utf8
 from lit_llm.ingest.selection import SelectedPiece, Selection
 from lit_llm.ingest.token_parts import Part, PartCounts, PartWriter, token_type
 from lit_llm.tokenizers import Bytes, Tokenizer
@@ -25,7 +26,7 @@ class JobRunner:
 
     tokenizer: Tokenizer
     encoder: EncoderChoice | ChatTemplate
-    """How texts are encoded; of a template, documents are conversations."""
+    """How texts are encoded. With a template, documents are conversations."""
     selection: Selection
     folder: Path
     """Where parts are written."""
@@ -79,9 +80,9 @@ class JobRunner:
         return part
 
     def _encode(self, piece: SelectedPiece, where: str) -> list[tuple[np.ndarray, np.ndarray | None, PartCounts]]:
-        """The ids (n,) of a piece of the document at ``where``, their mask (n,) uint8 if there is one, and its counts.
+        """Encode a piece of the document at ``where``: ids (n,), their mask (n,) uint8 or None, and counts.
 
-        Of a pair, those of two documents.
+        A pair of answers gives two documents, everything else one.
         """
         encoder = self._encoder
         if isinstance(encoder, ChatEncoder):
@@ -93,11 +94,11 @@ class JobRunner:
         return [(ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known))]
 
     def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
-        """The pieces of an input, reported and checked."""
+        """Yield the pieces of an input that are to be encoded, and record in ``part`` what is skipped or invalid."""
         keeps_bytes = isinstance(self.tokenizer, Bytes)
         skipped: list[int] = []
         for piece in self.selection.pieces(one, report, skipped.append):
-            if not keeps_bytes and not _is_utf8(piece.text) and one.source.path not in part.invalid:
+            if not keeps_bytes and not is_utf8(piece.text) and one.source.path not in part.invalid:
                 part.invalid.append(one.source.path)
             if piece.first and piece.last and piece.repeats_held_out:
                 part.near_duplicates += 1  # not worth encoding; a longer document is written and taken back
@@ -107,18 +108,10 @@ class JobRunner:
 
 
 def _whole_documents(pieces: Iterator[SelectedPiece]) -> Iterator[SelectedPiece]:
-    """Documents in one piece, for a tokenizer whose ids of a document are not those of its pieces. Memory grows with them."""
+    """Yield each document as one piece in memory, for tokenizers that encode a document in another way than its pieces."""
     texts: list[bytes] = []
     for piece in pieces:
         texts.append(piece.text)
         if piece.last:
             yield piece._replace(text=b"".join(texts), first=True)
             texts = []
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """What each position attends to: itself and earlier positions, within the window and within its document."""
+    """The keys that each position sees: its own and those of earlier positions, within its window and its document."""
 
     window: int | None = None
-    """The position itself and the window - 1 before it. None: all earlier positions."""
+    """A position sees itself and the window - 1 positions before it. None: all earlier positions."""
     documents: Tensor | None = None
     """(B, S) document numbers, which never decrease along a sequence. None: one document."""
     kernel: AttentionKernel = "auto"
@@ -41,8 +41,8 @@ class Visibility:
     shard: SequenceShard | None = None
     """Set if ranks share the sequence. Queries, keys and values then are those of this rank's positions."""
     chunks: tuple[tuple[slice, Visibility], ...] = ()
-    """If keys are gathered, or were already (without a shard): for each chunk of this rank's queries the keys it needs, and
-    what it sees of them."""
+    """Only of `SequenceShard.kind` gather. For each chunk of this rank's queries: the keys that it needs, and which of them its
+    queries see. If `shard` is None, the keys of all ranks are gathered already."""
 
 
 def visibilities(
@@ -54,10 +54,10 @@ def visibilities(
     cached: int,
     shard: SequenceShard | None = None,
 ) -> dict[int | None, Visibility]:
-    """What positions attend to, for each window of the layers. Made once a batch.
+    """Return the `Visibility` for each window that layers have. It is made once a batch.
 
     Args:
-        input_ids: (B, T) int64, the queries; of all ranks that share the sequence.
+        input_ids: (B, T) int64, the queries of all ranks that share the sequence.
         documents: (B, S) document numbers, which never decrease along a sequence. None: one document.
         cached: number of positions before the queries.
         shard: set if ranks share the sequence.
@@ -66,7 +66,7 @@ def visibilities(
     caps, sinks = config.attention_softcap is not None, config.attention_sinks
 
     def of_keys(window: int | None, queries: int, keys: slice) -> Visibility:
-        """Of the last `queries` of the positions in `keys`."""
+        """Return the visibility of the positions in `keys` for the last `queries` of them."""
         seen = None if documents is None else documents[:, keys]
         hides, block_mask = window is not None or seen is not None, None
         # Validation has no dropout, so FlexAttention may be the choice there although it is not in training.
@@ -105,14 +105,14 @@ def attend(
     Memory is O(T): scores and masks exist for small blocks only, in both passes.
 
     Args:
-        see: what each position attends to.
+        see: which keys each position sees.
         scale: factor of the scores. None: 1 / sqrt(h).
         softcap: c: scores become c * tanh(scores / c). None: no soft cap.
         sinks: (H,) one more logit for each head in the softmax's denominator, without a value. None: none.
         drops: which attention weights are dropped. None: none.
     """
     if (width := v.size(-1)) != q.size(-1):
-        # Flash kernels, `block_attention` and the exchange of heads know one width only: zeros fill the narrower tensors.
+        # Flash kernels, `block_attention` and the exchange of heads need one width: zeros fill the narrower tensors.
         scale, widest = q.size(-1) ** -0.5 if scale is None else scale, max(width, q.size(-1))
         q, k, v = (F.pad(x, (0, widest - x.size(-1))) for x in (q, k, v))
         return attend(q, k, v, see=see, scale=scale, softcap=softcap, sinks=sinks, drops=drops)[..., :width]
@@ -152,7 +152,7 @@ def _attend_with_ranks(
     drops: WeightDrops | None,
     attend_part: Callable[..., Tensor],
 ) -> Tensor:
-    """`attend` of this rank's positions, with the keys and values of all ranks of the shard: gathered already if it is None."""
+    """`attend` for this rank's queries and all ranks' keys. If `see.shard` is None, keys and values are gathered already."""
     shard = see.shard
     if shard is not None and shard.kind == "heads":
         see = replace(see, shard=None)

@@ -1,8 +1,8 @@
 """Exact attention in blocks: windows and documents in O(T) memory, with gradients, as one operator.
 
-What a position may see is contiguous: from the start of its document, or of its window, to itself. So the positions are cut
-into blocks of queries, each with its range of keys. A block is computed by torch's flash kernel for CPUs, or from scores
-(`attention_scores`) where that kernel lacks something. Saved for the backward pass: queries, keys, values, output, logsumexp.
+The keys that a position sees are contiguous: from the start of its document, or of its window, to itself. So the queries are
+cut into blocks, each with a range of keys. torch's flash kernel for CPUs computes a block. Soft caps, dropout and other devices
+need `attention_scores`. Queries, keys, values, output and logsumexp are saved for the backward pass.
 
 Shape letters: B sequences, H query heads, K key/value heads, T queries, S keys, h head width.
 """
@@ -20,8 +20,8 @@ from lit_llm.core._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
 from lit_llm.models.attention_scores import Scores, Slices, wide_dtype
 from lit_llm.models.dropout import WeightDrops
 
-BAND = 64  # queries of a block that needs a mask: fewer make more calls, more compute scores that the mask removes
-SHORT = 32  # documents of up to this many positions in all share a block
+BAND = 64  # queries of a block with a mask: a smaller block takes more calls, a larger one computes more masked scores
+SHORT = 32  # consecutive documents with up to this many positions together share a block
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Block:
     """Queries first…end-1 of some sequences, which see only keys start…end-1.
 
     Attributes:
-        sequences: of the batch.
-        causal: the queries are the keys, and each sees all keys up to itself. False: a mask says what they see.
-        shared: several documents have a part in the block, or may have.
+        sequences: the rows of the batch.
+        causal: queries and keys are the same positions, and each query sees all keys up to itself. False: a mask is needed.
+        shared: the block has, or may have, positions of several documents.
     """
 
     sequences: slice
@@ -64,9 +64,9 @@ def blocks(
     """Cut the last `queries` of `keys` positions into blocks.
 
     Args:
-        documents: (B, S) document numbers. On an accelerator their boundaries stay unread: that would wait for the device. For
-            one query a mask is cheaper than they are.
-        flash: the kernel knows causal attention, and skips what it hides. So blocks without a mask may be long.
+        documents: (B, S) document numbers. On an accelerator their boundaries are not read, because the host would wait for the
+            device. For one query they are not read either, because a mask is cheaper.
+        flash: the flash kernel computes the blocks. It skips the keys that causality hides, so causal blocks may be long.
     """
     first = keys - queries
     if documents is None or documents.device.type != "cpu" or queries == 1:
@@ -76,7 +76,7 @@ def blocks(
     for sequence in range(batch):
         rows = slice(sequence, sequence + 1)
         ends = (documents[sequence].diff().nonzero().flatten() + 1).tolist()
-        start = short = 0  # of the document; of the short documents before it, which share a block
+        start = short = 0  # first position of the document, and of the short documents before it, which share a block
         for end in [*ends, keys]:
             if end - short > SHORT:
                 if short < start:
@@ -99,7 +99,7 @@ def _run(sequences: slice, start: int, end: int, first: int, window: int | None,
     """Blocks of the positions start…end-1, which see no position before `start`."""
     a = max(start, first)
     if flash and a == start:
-        b = end if window is None else min(end, start + window)  # the window does not hide anything yet
+        b = end if window is None else min(end, start + window)  # for these queries the window hides no key
         yield Block(sequences, a, b, start, causal=True)
         a = b
     while a < end:
@@ -111,11 +111,11 @@ def _run(sequences: slice, start: int, end: int, first: int, window: int | None,
 def _masked(
     q: Tensor, k: Tensor, window: int | None, documents: Tensor | None, like: Tensor, *, flash: bool
 ) -> Iterator[tuple[Slices, Slices, bool, Tensor | None]]:
-    """Of each block: where its queries and its keys are, whether it is causal, and its additive mask, as `like`."""
+    """Yield each block's indices of queries and of keys, whether it is causal, and its additive mask, typed as `like`."""
     last, size_of_last = like, None  # bands have equal masks
     for block in blocks(q.size(0), q.size(2), k.size(2), window, documents, flash=flash):
         mask, size = None, (block.end - block.first, block.end - block.start)
-        if not block.causal and (block.shared or size[0] > 1):  # else a single query that sees all its keys
+        if not block.causal and (block.shared or size[0] > 1):  # a single query of one document sees all its keys
             if block.shared or size != size_of_last:
                 allowed = block.mask(window, documents if block.shared else None, like.device)
                 last = like.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
@@ -142,12 +142,12 @@ def forward_in_blocks(
     """Attention of (B, H, T, h) queries, and the logsumexp of their scores, (B, H, T). Arguments as in `attention.attend`.
 
     Args:
-        rows, head_numbers, columns: of `dropout.WeightDrops`, whose rate is `dropout`. None: nothing is dropped.
+        rows, head_numbers, columns: the tensors of `dropout.WeightDrops`; its rate is `dropout`. None: nothing is dropped.
         from_scores: compute from scores in plain torch, not by the flash kernel for CPUs.
     """
     batch, heads, length, width = q.shape
     q, k, v = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v)
-    # In memory (B, T, H, h), as torch's kernels write it: joining the heads is then a view.
+    # The memory is laid out as (B, T, H, h), as in torch's kernels: joining the heads is then a view.
     out = q.new_empty(batch, length, heads, width).transpose(1, 2)
     logsumexp = torch.empty(batch, heads, length, dtype=wide_dtype(q), device=q.device)
     scores = _scores(rows, head_numbers, columns, scale, softcap, dropout) if from_scores else None
@@ -185,7 +185,7 @@ def backward_in_blocks(
     """Gradients of queries, keys, values and sinks. A sink only enlarges the logsumexp, so the kernels need not know it."""
     q, k, v, gradient = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v), _rows_are_dense(gradient)
     q_gradient = _empty_like_heads(q, q.dtype)
-    # Several blocks add to a key: in the wide type, so that their order costs no precision.
+    # Several blocks add to the gradient of one key. The sums are in the wide type, so that no precision is lost.
     k_gradient, v_gradient = _empty_like_heads(k, wide_dtype(k)).zero_(), _empty_like_heads(v, wide_dtype(v)).zero_()
     scores = _scores(rows, head_numbers, columns, scale, softcap, dropout) if from_scores else None
     like = logsumexp if from_scores else q
@@ -219,12 +219,12 @@ def _rows_are_dense(x: Tensor) -> Tensor:
 
 
 def _empty_like_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, heads, T, h) uninitialised, in memory (B, T, heads, h)."""
+    """Return an uninitialised (B, heads, T, h) tensor that is (B, T, heads, h) in memory."""
     batch, heads, length, width = x.shape
     return torch.empty(batch, length, heads, width, dtype=dtype, device=x.device).transpose(1, 2)
 
 
-# Operators of their own, so that compiled graphs, recomputation and traced memory see one call with what it returns.
+# Custom operators, so that compiled graphs, recomputation and memory traces see one call and its results.
 block_attention = torch.library.custom_op("lit_llm::attention", forward_in_blocks, mutates_args=())
 block_attention_backward = torch.library.custom_op("lit_llm::attention_backward", backward_in_blocks, mutates_args=())
 
@@ -246,7 +246,7 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at each access
+    saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them at each access
     *gradients, of_sinks = block_attention_backward(gradient, *saved, *ctx.settings)
     return *gradients, None, None if saved[6] is None else of_sinks, *(None,) * 8
 
@@ -256,7 +256,7 @@ block_attention.register_autograd(_backward, setup_context=_save)
 
 @register_flop_formula(torch.ops.lit_llm.attention)
 def _(q, k, v, documents, sinks, rows, head_numbers, columns, window, *_, **__):  # type: ignore[no-untyped-def]
-    """Of shapes. A query meets `window` keys. Documents are counted as one: their lengths are not in the shapes."""
+    """FLOPs of tensors with these shapes. A query meets `window` keys. Lengths of documents are unknown: they count as one."""
     return sdpa_flop_count(q, _met(k, window), _met(v, window))
 
 

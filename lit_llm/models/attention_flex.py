@@ -23,11 +23,11 @@ def make_block_mask(window: int | None, documents: Tensor | None, queries: int, 
         documents: (B, keys) document numbers, which never decrease along a sequence.
     """
     before = keys - queries
-    # Positions of the first and the last query of each block of queries, (m,), and of keys, (n,). The last block may be cut.
+    # Positions of the first and last query of each block of queries, (m,), and of keys, (n,). The last block may be shorter.
     first_query, first_key = (torch.arange(start, keys, BLOCK, device=device) for start in (before, 0))
     last_query, last_key = ((first + BLOCK - 1).clamp(max=keys - 1) for first in (first_query, first_key))
     some = first_key[None, :] <= last_query[:, None]  # (m, n): a query of block i sees a key of block j
-    # Each query sees each key. As in create_block_mask, a cut block is not full.
+    # (m, n): each query sees each key. As in create_block_mask, a shorter block is not full.
     full = (last_key[None, :] <= first_query[:, None]) & (first_query + BLOCK <= keys)[:, None]
     full = full & (first_key + BLOCK <= keys)[None, :]
     if window is not None:
@@ -47,7 +47,7 @@ def make_block_mask(window: int | None, documents: Tensor | None, queries: int, 
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, m, n) bool → the number of chosen blocks of each row, (B, 1, m), and the blocks, chosen ones first, (B, 1, m, n)."""
+    """(B, m, n) bool → the number of chosen blocks of each row, (B, 1, m), and all blocks, the chosen first, (B, 1, m, n)."""
     order = chosen.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]
 

@@ -1,7 +1,7 @@
-"""Which kernel computes attention: the names that `compute.attention` may have, the choice for a layer, and what cannot work.
+"""Which kernel computes attention: the values of `compute.attention`, the choice for a layer, and settings that cannot work.
 
-The kernels themselves: torch's scaled_dot_product_attention is called in `attention`, FlexAttention in `attention_flex`, and
-attention in blocks is in `attention_blocks`. The file needs no torch: arguments are read and runs planned without it.
+`attention` calls torch's scaled_dot_product_attention, `attention_flex` calls FlexAttention, and `attention_blocks` computes
+attention in blocks. This file needs no torch, because the command line and the planner import it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _FLASH: dict[AttentionKernel, tuple[str, str, tuple[int, ...]]] = {
     "flash3": ("FA3", "flash_attn_interface", (9,)),
     "flash4": ("FA4", "flash_attn.cute", (9, 10)),
 }
-"""torch's name of the implementation, the module that has it, and the major compute capabilities it supports."""
+"""Kernel → torch's name of the implementation, the module that has it, and the major compute capabilities it supports."""
 _MEND = "use --compute.attention auto"
 
 
 def choose(
     kernel: AttentionKernel, device: str, *, hides: bool, caps: bool, sinks: bool, drops: bool
 ) -> Literal["sdpa", "flex", "blocks"]:
-    """The kernel of attention of T positions to themselves. This is the only place that decides it.
+    """Return the kernel for attention of T positions to themselves. No other function decides it.
 
     sdpa: torch's scaled_dot_product_attention, for plain causal attention: a flash kernel, on CUDA also cuDNN's,
     FlashAttention-3 or -4. flex: FlexAttention. blocks: `attention_blocks`.
@@ -36,7 +36,7 @@ def choose(
     Args:
         kernel: `compute.attention`. sdpa, flash3 and flash4 apply where attention is plain causal, the others everywhere.
         device: type of the device.
-        hides: there is a window, or there are documents.
+        hides: a window or documents hide earlier positions.
         caps: scores have a soft cap.
         sinks: heads have sinks.
         drops: attention weights are dropped.
@@ -47,12 +47,12 @@ def choose(
         return "blocks"  # the other kernels draw from a generator, or have no dropout
     plain = not (hides or caps or sinks)
     if device != "cuda":
-        return "sdpa" if plain else "blocks"  # FlexAttention has no backward pass there
+        return "sdpa" if plain else "blocks"  # FlexAttention has a backward pass on CUDA only
     return "sdpa" if plain and kernel != "flex" else "flex"
 
 
 def attention_problem(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> str | None:
-    """Why `compute.attention` cannot work for the model on this machine's device; None if it can."""
+    """Return why `compute.attention` cannot work for the model on this machine's device; None if it can."""
     import torch  # the planner and the command line read this file without it
 
     capability, name = None, device.type
@@ -70,11 +70,11 @@ def attention_problem(config: GPTConfig, kernel: AttentionKernel, device: torch.
 def unsupported_attention(
     config: GPTConfig, kernel: AttentionKernel, device_type: str, *, capability: int | None, name: str
 ) -> str | None:
-    """Why `compute.attention` cannot work for the model on such a device, whatever is installed there; None if it can.
+    """Return why `compute.attention` cannot work for the model on such a device, whatever is installed; None if it can.
 
     Args:
         capability: major compute capability of an NVIDIA GPU, needed for FlashAttention-3 and -4 only.
-        name: of the device, for the message.
+        name: the device's name, for the message.
     """
     named, mend = f"compute.attention is {kernel}", _MEND
     if kernel == "flex":
@@ -95,7 +95,7 @@ def unsupported_attention(
 
 
 def flash_implementation(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> AttentionKernel | None:
-    """The FlashAttention that SDPA should use: the one asked for; with auto the first that works here; None: torch's own."""
+    """Return flash3 or flash4 for SDPA: the setting, or with auto the first that works here. None: torch's own kernel."""
     if kernel != "auto":
         return kernel if kernel in _FLASH else None
     return next((name for name in _FLASH if attention_problem(config, name, device) is None), None)
@@ -109,7 +109,7 @@ def activate_flash(implementation: AttentionKernel) -> None:
 
 
 def describe(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> str:
-    """One line: the kernel of each kind of layer, and what it is."""
+    """Return one line that names and explains the kernel of each kind of layer."""
     flash = flash_implementation(config, kernel, device)
     lines = []
     for choice, layers in _choices(config, kernel, device.type).items():
@@ -127,7 +127,7 @@ def describe(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -
 
 
 def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> dict[str, list[int]]:
-    """Layers by their kernel."""
+    """Return the numbers of the layers by kernel."""
     found: dict[str, list[int]] = {}
     for i in range(config.n_blocks):
         choice = choose(
@@ -143,7 +143,7 @@ def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> di
 
 
 def _uses(config: GPTConfig, layers: list[int] | None = None) -> str:
-    """What keeps attention from being plain causal, such as "window 512, documents"."""
+    """Name the features of attention beyond causality, such as "window 512, documents"; "causal" if there are none."""
     windows = {config.layer(i).window for i in (range(config.n_blocks) if layers is None else layers)}
     named = [f"window {window}" if window else "all positions" for window in sorted(windows, key=lambda w: w or 0)]
     if named == ["all positions"]:
@@ -160,5 +160,5 @@ def _uses(config: GPTConfig, layers: list[int] | None = None) -> str:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of its parent
+    except ModuleNotFoundError:  # its parent package is missing
         return False

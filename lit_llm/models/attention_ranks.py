@@ -1,8 +1,8 @@
 """Attention of ranks that share a sequence: what they exchange before and after it.
 
-gather: every rank gathers all keys and values. So anything that `attend` knows works: windows, documents, grouped queries.
+gather: every rank gathers all keys and values. So all that `attend` supports works: windows, documents, grouped queries.
 Latent attention gathers latents instead, B·T·(kv_rank + rope_head_dim) values, and makes keys and values of them.
-heads: an exchange gives each rank all positions of H / n heads, and another one returns the result (Jacobs et al. 2023,
+heads: one exchange gives each rank all positions of H / n heads, and another one returns the result (Jacobs et al. 2023,
 arXiv 2309.14509). A rank sends (n - 1) / n of 2·B·T·K·h values a layer to gather, or of 2·B·T·(H + K)·h / n values to exchange.
 The backward pass sends as much again.
 
@@ -22,7 +22,7 @@ from lit_llm.models.sequence_shard import SequenceShard
 
 
 def gather_sequence(x: Tensor, shard: SequenceShard) -> Tensor:
-    """All positions in the order of the sequence: (B, K, t, h) → (B, K, T, h).
+    """Gather all positions in the order of the sequence: (B, K, t, h) → (B, K, T, h).
 
     The backward pass is a reduce-scatter: an exchange in the tensor's dtype, with sums in fp32.
     """
@@ -67,7 +67,7 @@ def attend_by_heads(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tens
 
 
 class _Exchange(torch.autograd.Function):
-    """Row i of (n, …) goes to rank i, and row i of the result comes from rank i. Backward takes the same ways back."""
+    """Row i of (n, …) goes to rank i, and row i of the result comes from rank i. Gradients go back the same way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, shard: SequenceShard) -> Tensor:

@@ -1,6 +1,6 @@
 """Attention of one block of queries from its scores, in plain torch: soft caps and dropout of attention weights, on any device.
 
-The scores exist for one block and a part of the heads at a time. The backward pass computes them, and what is dropped, again.
+The scores exist for one block and a part of the heads at a time. The backward pass computes scores and dropout masks again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from lit_llm.models.dropout import WeightDrops, hashed, kept
 
 Slices = tuple[slice, slice, slice]
 """Indices of sequences, heads and positions."""
-ELEMENTS = 2**21  # of scores at a time, about: 8 MB in fp32
+ELEMENTS = 2**21  # approximate number of scores in memory at a time: 8 MB in fp32
 
 
 class Scores:
-    """The blocks of one call."""
+    """Attention of one block after another, with the settings of one call."""
 
     def __init__(self, scale: float, softcap: float | None, drops: WeightDrops | None) -> None:
         self.scale, self.softcap, self.drops = scale, softcap, drops
@@ -26,11 +26,11 @@ class Scores:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, block: tuple[Slices, Slices]
     ) -> tuple[Tensor, Tensor]:
-        """Output (B, H, T, h) and logsumexp (B, H, T) of one block.
+        """Return the output (B, H, T, h) and the logsumexp (B, H, T) of one block.
 
         Args:
             mask: added to the scores.
-            block: where the queries and the keys are in all.
+            block: indices of the block's queries and keys in the whole tensors.
         """
         out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide_dtype(q))
         for heads, groups in _parts(q, k):
@@ -55,7 +55,7 @@ class Scores:
         mask: Tensor | None,
         block: tuple[Slices, Slices],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of queries, keys and values of one block, in the wide type."""
+        """Return the gradients of queries, keys and values of one block, in the wide type."""
         found = [torch.empty_like(x, dtype=wide_dtype(x)) for x in (q, k, v)]
         for heads, groups in _parts(q, k):
             capped = self._capped(self._products(q[:, heads], k[:, groups]))
@@ -84,7 +84,7 @@ class Scores:
         return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def _keep(self, weights: Tensor, heads: slice, block: tuple[Slices, Slices]) -> Tensor | None:
-        """(B, H, T, S) zeros where a weight is dropped, and 1 / (1 - rate) elsewhere; None if nothing is dropped."""
+        """Return factors (B, H, T, S): 0 for a dropped weight, 1 / (1 - rate) for others; None if nothing is dropped."""
         if self.drops is None:
             return None
         (sequences, _, queries), (_, _, keys) = block
@@ -98,7 +98,7 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Slices of query heads and of the key/value heads they share, few enough for `ELEMENTS` scores."""
+    """Yield slices of query heads and of their key/value heads, few enough for `ELEMENTS` scores."""
     group = q.size(1) // k.size(1)
     step = max(1, ELEMENTS // max(1, q.size(0) * group * q.size(2) * k.size(2)))  # a batch may be empty
     for first in range(0, k.size(1), step):
@@ -107,7 +107,7 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """(B, H, T, n) times (B, K, n, m): a group of H / K heads shares a matrix. Returns (B, H, T, m)."""
+    """Multiply (B, H, T, n) by (B, K, n, m): each group of H / K heads shares a matrix. Returns (B, H, T, m)."""
     batch, heads, rows, _ = a.shape
     grouped = a.reshape(batch, b.size(1), heads // b.size(1) * rows, a.size(-1))
     return _product(grouped, b).view(batch, heads, rows, b.size(-1))
@@ -121,5 +121,5 @@ def _summed(a: Tensor, b: Tensor, groups: int, heads: int) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    with torch.autocast(a.device.type, enabled=False):  # it would round scores and weights to bf16
+    with torch.autocast(a.device.type, enabled=False):  # autocast would round scores and weights to bf16
         return a @ b

@@ -31,8 +31,8 @@ class Block(nn.Module):
     x + norm(attention(norm(x))). With `parallel_residual`: x + attention(norm(x)) + mlp(norm(x)), each with its own norm.
 
     Args:
-        experts: has experts instead of the MLP.
-        ahead: predicts a token further ahead, from the output of the block before and the embedding of a later token.
+        experts: the block has experts instead of an MLP.
+        ahead: the block predicts a token further ahead, from the previous block's output and the embedding of a later token.
     """
 
     def __init__(self, config: GPTConfig, *, experts: bool = False, ahead: bool = False) -> None:
@@ -65,13 +65,13 @@ class Block(nn.Module):
         """(B, T, d) → (B, T, d). Arguments as in `Attention.forward`.
 
         Args:
-            counted: (B, T) bool, the positions whose targets count: a block with experts also returns its router's sums. So
-                a recomputation counts nothing twice.
-            later: (B, T, d), the embeddings of later tokens, of a block that predicts ahead.
+            counted: (B, T) bool, the positions whose targets count. A block with experts returns its router's sums over them,
+                and stores nothing, so that a recomputation counts nothing twice.
+            later: (B, T, d), the embeddings of later tokens, for a block that predicts ahead.
         """
         if self.ahead is not None:
             x = self.ahead(x, later)
-        # A name for the input of a branch would keep its memory until the branch ends.
+        # The input of a branch has no name, because a name would keep its memory until the branch ends.
         y = self.attention(_input(x, self.attention_norm, self.attention_convolution, see, cache), rotation, see, cache, drops)
         y = drop(_normed(y, self.attention_output_norm), self.dropout, drops, SITES.index("attention.output"))
         after_attention = self._add(x, y)
@@ -90,8 +90,8 @@ class Block(nn.Module):
 
 
 class AheadInput(nn.Module):
-    """The input of a block that predicts a token further ahead: W [norm(h); norm(e)], of the output h of the block before and
-    the embedding e of the last token that is known (DeepSeek-V3, arXiv 2412.19437, equation 21)."""
+    """The input of a block that predicts a token further ahead: W [norm(h); norm(e)], with the previous block's output h and
+    the embedding e of the last known token (DeepSeek-V3, arXiv 2412.19437, equation 21)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class AheadInput(nn.Module):
 def _input(
     x: Tensor, norm: nn.Module | None, convolution: nn.Module | None, see: Visibility, cache: LayerCache | None
 ) -> Tensor:
-    """What attention or the MLP reads of the residual stream."""
+    """Return the input of attention or the MLP: the residual stream after norm and convolution, if the block has them."""
     y = _normed(x, norm)
     return y if convolution is None else convolution(y, see.documents, cache, see.shard)
 

@@ -16,8 +16,8 @@ class Positions:
     """Tensors (B, K, S, h) that grow by positions.
 
     Args:
-        capacity: for how many positions there is room at once. More are copied into a larger tensor.
-        before: (B, K, n, h), what stands before the first position.
+        capacity: number of positions to allocate. Beyond it, all positions are copied into a larger tensor.
+        before: (B, K, n, h), the values at n positions before the first.
     """
 
     def __init__(self, capacity: int, before: Tensor | None = None) -> None:
@@ -25,7 +25,7 @@ class Positions:
         self.capacity, self.length = capacity + self.before, self.before
 
     def append(self, new: Tensor) -> Tensor:
-        """Store (B, K, T, h); return all so far, (B, K, n + S, h), as a view."""
+        """Store (B, K, T, h); return all positions so far, (B, K, n + S, h), as a view."""
         start, self.length = self.length, self.length + new.size(2)
         if self.held is None or self.held.size(2) < self.length:
             larger = new.new_empty(*new.shape[:2], max(self.capacity, self.length + start), new.size(3))
@@ -37,9 +37,9 @@ class Positions:
 
 
 class LayerCache:
-    """What one layer keeps of positions: keys and values, of latent attention the latents alone, and what convolutions read.
+    """The tensors of one layer by position: keys and values, or latents and rotary keys, and the inputs of convolutions.
 
-    All of it is kept for each position, so that a text can be cut back to any of its beginnings.
+    They are kept for every position, so that a text can be cut back to any prefix.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -48,15 +48,15 @@ class LayerCache:
 
     @property
     def length(self) -> int:
-        """Positions whose keys are there."""
+        """Number of positions whose keys are cached."""
         return self.parts[0].length if 0 in self.parts else 0
 
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Store tensors of T new positions, (B, K, T, h); return all so far as (B, K, S, h) views."""
+        """Store tensors of T new positions, (B, K, T, h); return those of all positions so far as (B, K, S, h) views."""
         return tuple(self.parts.setdefault(i, Positions(self.capacity)).append(x) for i, x in enumerate(new))
 
     def with_past(self, module: nn.Module, x: Tensor, positions: int) -> Tensor:
-        """(B, T, c) → (B, positions + T, c): a module's new inputs after those at the positions before, which are kept."""
+        """Store a module's new inputs; return them after its inputs at earlier positions: (B, T, c) → (B, positions + T, c)."""
         if module not in self.parts:
             self.parts[module] = Positions(self.capacity, x.new_zeros(x.size(0), 1, positions, x.size(2)))
         return self.parts[module].append(x[:, None])[:, 0, -positions - x.size(1) :]
@@ -81,11 +81,11 @@ class KVCache:
         return (part for layer in self.layers for part in layer.parts.values())
 
     def cut(self, length: int) -> None:
-        """Forget positions from `length` on, also those of a pass that was interrupted in some layer."""
+        """Forget positions from `length` on, also in layers that an interrupted pass had reached."""
         for part in self._parts:
             part.length = part.before + length
 
     def keep(self, rows: list[int]) -> None:
-        """Forget all sequences but these."""
+        """Keep only the sequences with these row numbers."""
         for part in self._parts:
             part.held = None if part.held is None else part.held[rows]

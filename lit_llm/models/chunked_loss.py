@@ -1,6 +1,6 @@
 """A loss of rows of logits in chunks: the product with the output matrix, the loss and its gradient, C rows at a time.
 
-What the loss of a row is, a `RowLoss` says: cross-entropy here, distillation in `lit_llm.models.distillation_loss`. They share
+A `RowLoss` defines the loss of a row: cross-entropy here, distillation in `lit_llm.models.distillation_loss`. Both share the
 buffers, chunks, autocast, sums and gradients. Letters as in `lit_llm.models.loss`: N rows, d width, V vocabulary rows of W
 including padding (with `VocabularyShards`: of this rank's shard), C rows of a chunk, R rows of a block of its softmax.
 """
@@ -15,18 +15,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_llm.core._torch import IGNORED
 from lit_llm.core.memory import SOFTMAX_NUMEL
-
-IGNORED = -100
-"""A target that does not count, as in `torch.nn.functional.cross_entropy`."""
 
 
 class VocabularyShards(NamedTuple):
     """States that ``weight`` is this rank's shard of the output matrix: V consecutive rows, equally many on every rank.
 
     Every rank of the group must call with the same ``hidden``, ``targets`` and settings. The caller must sum the gradient of
-    ``hidden`` over the group: each rank's is the *partial sum* through its own columns. The gradient of ``weight`` is complete
-    for this rank's rows. All tensors are plain ones, not DTensors.
+    ``hidden`` over the group: each rank has only the *partial sum* through its own columns. The gradient of ``weight`` is
+    complete for this rank's rows. All tensors are plain ones, not DTensors.
     """
 
     group: dist.ProcessGroup
@@ -38,7 +36,7 @@ class VocabularyShards(NamedTuple):
 def checked_rows(
     hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shards: VocabularyShards | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Checked: hidden (N, d), weight, targets (N,) and which of them count (N,) bool."""
+    """Check the arguments; return hidden (N, d), weight, targets (N,) and a mask of the targets that count, (N,) bool."""
     check(hidden, weight, targets, vocab_size, shards)
     targets = targets.reshape(-1)
     counted = targets != IGNORED
@@ -49,7 +47,7 @@ def checked_rows(
 
 
 def real_columns(weight: Tensor, vocab_size: int, shards: VocabularyShards | None) -> int:
-    """Leading columns of h Wᵀ that are not padding; may be 0 with `shards`."""
+    """Return the number of leading columns of h Wᵀ that are not padding. With `shards` it may be 0."""
     return vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
 
 
@@ -77,12 +75,12 @@ class RowLoss(Protocol):
     """The loss of each row, and its gradient with respect to the row of h Wᵀ, as if every row counted."""
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
-        """(n, rows, …): temporary memory for this many rows of a product (C, V)."""
+        """Allocate temporary memory, (n, rows, …), for this many rows of a product (C, V)."""
 
     def __call__(
         self, product: Tensor, targets: Tensor, rows: slice, scratch: Tensor, *, need_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        """Loss and NLL of R rows, (R, 1), in the sum dtype; the same bits on every rank of a split vocabulary.
+        """Return loss and NLL of R rows, (R, 1), in the sum dtype; the same bits on every rank of a split vocabulary.
 
         Args:
             product: (R, V) rows of h Wᵀ in the compute dtype; overwritten by the gradient of the loss with respect to them.
@@ -94,10 +92,10 @@ class RowLoss(Protocol):
 def chunked_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, row_loss: RowLoss, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of loss and NLL over the counted rows, and the NLL of each row (N,), 0 where it does not count.
+    """Return the sums of loss and NLL over the counted rows, and the NLL of each row (N,), 0 where a row does not count.
 
-    Only the sum of the loss is differentiable, once: its gradients are computed in the forward pass. Those that are not needed
-    (``no_grad``, frozen weight) are not computed.
+    Only the sum of the loss is differentiable, and only once: its gradients are computed in the forward pass. Gradients that
+    are not needed (``no_grad``, frozen weight) are not computed.
 
     Args:
         hidden, weight, targets, counted: as `checked_rows` gives them.
@@ -126,7 +124,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("A chunked loss can be differentiated only once: the first backward frees its gradients.")
-        # Scaled in place and released, so that the (V, d) gradient exists once and becomes weight.grad without a copy.
+        # Scale the gradients in place and release them: the (V, d) gradient exists once and becomes weight.grad without a copy.
         gradients, ctx.gradients = ctx.gradients, None
         grad_hidden, grad_weight = (
             None if g is None else g.mul_(grad_loss).to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)
@@ -135,7 +133,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 class RowNLL(torch.autograd.Function):
-    """The NLL of each row (N,), differentiable: the backward pass computes the logits again. Arguments of `chunked_loss`."""
+    """The differentiable NLL of each row (N,). The backward pass computes the logits again. Arguments as in `chunked_loss`."""
 
     @staticmethod
     def forward(
@@ -161,7 +159,7 @@ class RowNLL(torch.autograd.Function):
 
 
 def _gradient_dtypes(hidden: Tensor, weight: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """FSDP2 may give a narrow weight whose gradients are summed in fp32: then this one is not rounded either."""
+    """Dtypes of the gradients of both tensors. With FSDP2, a bf16 weight may take its gradient in fp32 (`grad_dtype`)."""
     return hidden.dtype, (weight.is_leaf and weight.grad_dtype) or weight.dtype
 
 
@@ -176,11 +174,10 @@ def _forward(
     need_hidden: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Sums of loss and NLL, the NLL of each row (N,), and the gradients of the loss sum.
+    """Return the sums of loss and NLL, the NLL of each row (N,), and the gradients of the loss sum.
 
-    The gradients are (N, d) in the compute dtype and (V, d) in the sum dtype.
-
-    With shards the sums cover the whole vocabulary, the gradients only this rank's columns.
+    The gradients are (N, d) in the compute dtype and (V, d) in the sum dtype. With shards the sums cover the whole vocabulary,
+    the gradients only this rank's columns.
     """
     device = hidden.device
     if torch.is_autocast_enabled(device.type):
@@ -192,7 +189,7 @@ def _forward(
     grad_hidden = torch.empty_like(hidden) if need_hidden else None
     grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if need_weight else None
 
-    # All chunks share buffers: new memory for each chunk costs page faults, a third of the time on a CPU. Matrix products
+    # All chunks share buffers: new memory for each chunk would cost page faults, a third of the time on a CPU. Matrix products
     # are faster with many rows at once. The softmax is not, and needs twice the bytes, so it runs in smaller blocks.
     product_block = torch.empty(min(chunk_size, rows), padded_size, dtype=dtype, device=device)
     softmax_rows = max(1, SOFTMAX_NUMEL // padded_size)
@@ -286,7 +283,7 @@ def _sharded_softmax(
     p: Tensor,  # (R, V) overwritten by this rank's columns of the softmax over all ranks' columns
     shards: VocabularyShards,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The target's logit, its log-probability, and the logsumexp of each row, (R, 1): the same on every rank."""
+    """Return the target's logit, its log-probability, and the logsumexp of each row, (R, 1): the same on every rank."""
     # In a shard of padding only, the largest logit is -inf, and -inf − -inf is NaN. The clamp avoids that.
     top = z.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
     torch.sub(z, top, out=p).exp_()
@@ -301,7 +298,7 @@ def _sharded_softmax(
 
 
 def gathered(values: Tensor, shards: VocabularyShards | None) -> Tensor:
-    """The values of all ranks, (ranks, …); of this one, (1, …), without shards."""
+    """Return the values of all ranks, (ranks, …). Without shards: this rank's values as (1, …)."""
     if shards is None:
         return values[None]
     everyone = values.new_empty(shards.group.size(), *values.shape)

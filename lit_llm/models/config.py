@@ -1,4 +1,4 @@
-"""The configuration of a GPT. GPT-2, LLaMA, Mistral and others are settings of it; the code never reads a model's name."""
+"""The configuration of a GPT. GPT-2, LLaMA, Mistral and others are values of its settings; no code reads a model's name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mistake(NamedTuple):
 
     what: str
     flags: str
-    """The flags that mend it."""
+    """The flags that mend the mistake."""
 
     def __str__(self) -> str:
         return f"{self.what} ({self.flags})"
@@ -65,23 +65,23 @@ class GPTConfig:
     mlp_width: Annotated[int | None, whole(1, 10_000_000)] = None
     """Hidden width of the MLP. None: 4 * n_embd."""
     moe: MoEConfig | None = None
-    """A mixture of experts in the place of the MLP. Experts have its kind, and biases if it has. None: no experts."""
+    """A mixture of experts in the place of the MLP. Each expert is an MLP of the same kind and biases. None: no experts."""
     gelu_approximate: Literal["none", "tanh"] | None = None
-    """Of gelu and geglu, as in torch. None: tanh in gelu (GPT-2), none in geglu."""
+    """Approximation of gelu and geglu, as in torch. None: tanh in gelu (GPT-2), none in geglu."""
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
     """Normalisation in the blocks and before the head."""
     norm_position: Literal["pre", "post", "sandwich"] = "pre"
     """Where a block normalises: the input of attention and MLP, their output (OLMo 2), or both (Gemma 2)."""
     norm_eps: Annotated[float, above(0, 1)] = 1e-5
-    """Epsilon of every norm."""
+    """Epsilon of all norms but latent attention's."""
     norm_unit_offset: bool = False
-    """The gain of every RMSNorm is 1 + weight (Gemma)."""
+    """The gain of every RMSNorm but latent attention's is 1 + weight (Gemma)."""
     parallel_residual: bool = False
     """Attention and MLP read the same residual stream (GPT-NeoX), instead of one after the other. Needs norm_position pre."""
     embedding_scale: Annotated[float | None, above(0, 10**6)] = None
     """Factor of the token embeddings. None: 1. Gemma: sqrt(n_embd)."""
     residual_scale: Annotated[float, above(0, 10**6)] = 1.0
-    """Factor of what attention and MLP add to the residual stream (Granite, MiniCPM)."""
+    """Factor of the outputs of attention and MLP before they are added to the residual stream (Granite, MiniCPM)."""
     position: Literal["learned", "rope"] = "rope"
     """Learned absolute positions (GPT-2) or rotary embeddings (half-split convention, as in LLaMA's Hugging Face port)."""
     rope_theta: Annotated[float, above(0, 10**15)] = 10000.0
@@ -108,7 +108,7 @@ class GPTConfig:
     qk_norm: bool = True
     """RMSNorm with a gain on queries and keys, before the rotary embedding."""
     qk_norm_width: Literal["head", "projection"] = "head"
-    """What QK-norm normalises: each head, or all heads of a position together (OLMo 2)."""
+    """head: QK-norm normalises each head. projection: it normalises all heads of a position together (OLMo 2)."""
     qkv_convolution: Annotated[int | None, whole(2, 1024)] = None
     """Positions of a causal convolution by channel that is added to queries, keys and values (Canon layers: 4). It starts as
     zero. None: no convolution."""
@@ -140,20 +140,20 @@ class GPTConfig:
     """Standard deviation of the initial weights (GPT-2)."""
     zero_init_projections: bool | None = None
     """True: both projections into the residual stream start at zero, so blocks start as the identity. False: their std is
-    init_std / sqrt(2 * n_layer) (GPT-2). Null: true, unless embeddings are tied, because the model would predict its input, or
+    init_std / sqrt(2 * n_layer) (GPT-2). None: true, unless embeddings are tied, because the model would predict its input, or
     a norm follows the projections, because it would divide zero by zero."""
     base_width: Annotated[int | None, whole(1, 1_000_000)] = None
-    """Width at which the rates of the optimizer and init_std apply as they are given. Other widths use the rates and initial
-    weights that follow from them (muP; docs/transfer.md), so that one rate is best for all. None: the same at every width."""
+    """Width at which the optimizer's learning rates and init_std apply as they are given. At other widths, rates and initial
+    weights are scaled (muP; docs/transfer.md), so that one rate is best for all widths. None: no scaling with the width."""
     base_depth: Annotated[int | None, whole(1, 4096)] = None
-    """Number of blocks at which the rates apply as they are given. With others, the projections into the residual stream have
-    rates that follow (CompleteP). None: the same at every depth."""
+    """Number of blocks at which the rates apply as they are given. At other depths, the rates of the projections into the
+    residual stream are scaled (CompleteP). None: no scaling with the depth."""
     predict_ahead: Annotated[int, whole(0, 64)] = 0
-    """Number of further tokens that training predicts at each position: multi-token prediction, of one more block for each
-    (DeepSeek-V3; `loss.ahead_weight`). Validation and generation leave these blocks out. 0: the next token only."""
+    """Number of further tokens that training predicts at each position: multi-token prediction, with one more block for each
+    token (DeepSeek-V3; `loss.ahead_weight`). Validation and generation leave these blocks out. 0: the next token only."""
     mask_documents: bool = False
-    """Attention stays within a document, and positions restart in each. Documents are the data's; if they do not know them,
-    eos_id opens each. In generation, all is one document."""
+    """Attention stays within a document, and positions restart in each. The data says where documents begin; if it does not,
+    each eos_id opens one. In generation, prompt and continuation are one document."""
     eos_id: Annotated[int | None, whole(0, 100_000_000)] = None
     """End-of-document id. None: follows the data's tokenizer."""
 
@@ -194,7 +194,7 @@ class GPTConfig:
 
     @property
     def rotated_dims(self) -> int:
-        """Dimensions of each head that the rotary embedding turns."""
+        """Number of dimensions of each head that the rotary embedding turns."""
         if self.latent is not None:
             return self.latent.rope_head_dim
         return int(self.resolved_head_dim * self.partial_rotary_factor)
@@ -205,11 +205,11 @@ class GPTConfig:
 
     @property
     def n_blocks(self) -> int:
-        """Number of blocks with those of `predict_ahead`, which are the last ones."""
+        """Number of blocks, including the blocks of `predict_ahead`, which come last."""
         return self.n_layer + self.predict_ahead
 
     def layer(self, index: int) -> LayerSettings:
-        """The settings of block `index`. Patterns go on through the blocks of `predict_ahead`."""
+        """The settings of block `index`. Patterns continue through the blocks of `predict_ahead`."""
 
         def of(name: str, default: Any) -> Any:
             pattern = (self.layers or {}).get(name)
@@ -226,14 +226,14 @@ class GPTConfig:
 
     @property
     def size_ratios(self) -> tuple[float, float] | None:
-        """(width, depth) over base_width and base_depth, 1 where there is no base. None: there is neither."""
+        """(n_embd / base_width, n_layer / base_depth); a ratio without a base is 1. None: neither base is set."""
         if self.base_width is None and self.base_depth is None:
             return None
         return self.n_embd / (self.base_width or self.n_embd), self.n_layer / (self.base_depth or self.n_layer)
 
     @property
     def hidden_std(self) -> float:
-        """Initial standard deviation of the hidden matrices but `residual_std`'s. With base_width it falls with √width."""
+        """Initial standard deviation of hidden matrices other than `residual_std`'s. With base_width it falls with √width."""
         width, _ = self.size_ratios or (1.0, 1.0)
         return self.init_std / math.sqrt(width)
 
@@ -252,7 +252,7 @@ class GPTConfig:
 
         The normalised residual stream has norm √d, so logits have variance d·std², and the first loss is ln V + d·std²/2. Up
         to a width of about 1,000, std is init_std's 0.02. Wider models get a smaller one, so that the first loss is within 2 %
-        of ln V. With base_width it is that of the base over the ratio of the widths, and within the same limit.
+        of ln V. With base_width, std is the base model's divided by the ratio of the widths, within the same limit.
         """
         assert self.vocab_size is not None
         width, _ = self.size_ratios or (1.0, 1.0)
@@ -281,7 +281,7 @@ class GPTConfig:
         return [*self._combination_mistakes(), *layers, *ranges.values()]
 
     def _combination_mistakes(self) -> Iterator[Mistake]:
-        """Settings that do not fit together."""
+        """Mistakes of settings that do not fit together."""
         if self.moe is not None:
             yield from self._experts_mistakes(self.moe)
         if self.latent is not None:
@@ -363,7 +363,7 @@ class GPTConfig:
             )
 
     def _experts_mistakes(self, moe: MoEConfig) -> Iterator[Mistake]:
-        """What is wrong with the experts, alone and with other settings."""
+        """Mistakes in the experts' settings, alone and with other settings."""
         yield from (Mistake(*each) for each in moe.problems(None if "experts" in (self.layers or {}) else self.n_layer))
         if self.size_ratios is not None:
             yield Mistake(
@@ -372,7 +372,7 @@ class GPTConfig:
             )
 
     def _layer_mistakes(self) -> Iterator[Mistake]:
-        """Why `rope_scaling` or `layers` cannot be used."""
+        """Mistakes in `rope_scaling` and in `layers`."""
         if self.rope_scaling is not None:
             for problem in rope_scaling_problems(self.rope_scaling, self.rotated_dims, "model.rope_scaling"):
                 yield Mistake(problem, "--model.rope_scaling")
@@ -411,7 +411,7 @@ class GPTConfig:
             yield problem
 
     def _block_mistakes(self) -> Iterator[Mistake]:
-        """What is wrong with the settings of single blocks, each of which is right alone."""
+        """Mistakes of blocks whose settings are valid alone, but not together."""
         patterns = self.layers or {}
         for i in range(self.n_blocks):
             window, rope, theta, scaling, _ = self.layer(i)
@@ -448,11 +448,11 @@ class GPTConfig:
 
     @property
     def experts_layers(self) -> int:
-        """Blocks with experts."""
+        """Number of blocks with experts."""
         return sum(self.layer(i).experts for i in range(self.n_blocks))
 
     def _active_widths(self) -> Iterator[int]:
-        """Hidden width that computes a token, of each block."""
+        """Hidden width that computes a token, for each block."""
         for i in range(self.n_blocks):
             if self.moe is not None and self.layer(i).experts:
                 yield self.moe.top_k * self.moe.width(self.hidden_width) + self.moe.width_of_shared(self.hidden_width)
@@ -461,7 +461,7 @@ class GPTConfig:
 
     @property
     def idle_parameters(self) -> int:
-        """Parameters of the experts that do not compute a token."""
+        """Number of parameters of the experts that do not compute a token."""
         if self.moe is None:
             return 0
         moe, matrices = self.moe, 3 if self.gated else 2
@@ -482,11 +482,11 @@ _NEEDS: dict[str, tuple[str, Callable[[GPTConfig], bool]]] = {
         ("model.position rope", lambda model: model.position == "rope"),
     ),
 }
-"""Settings that do nothing without another one: what it is, and whether a model has it."""
+"""Setting → the other setting without which it has no effect, and whether a model has that other setting."""
 
 
 def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
-    """Numbers of a group of settings that are outside their ranges, by field."""
+    """Mistakes of numbers outside their ranges in a group of settings, by field."""
     cls: type = type(settings)
     domains = ranges_of(cls)
     found = {name: domain.sentence(f"{key}.{name}", getattr(settings, name)) for name, domain in domains.items()}
@@ -494,7 +494,7 @@ def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
 
 
 MODEL_DOMAINS = ranges_of(GPTConfig)
-"""The range of each number of a model, by field, alone and in `layers`. Sizes exceed those of any model."""
+"""The range of each number of a model, by field, alone and in `layers`. The upper bounds of sizes exceed any model's."""
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

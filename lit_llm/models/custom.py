@@ -1,4 +1,4 @@
-"""Custom models in recipes: the group `architecture`, and a wrapper that fits such a class into the training step."""
+"""Custom models in recipes: the group `architecture`, and a wrapper that gives a user's module the interface of `GPT`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import as_flag
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
-
-if TYPE_CHECKING:
-    from lit_llm.distributed.compute_config import ComputeConfig
 
 SETTINGS = ("block_size", "vocab_size", "eos_id")
 """Settings of `GPTConfig` that apply to every architecture."""
@@ -31,7 +28,7 @@ class Architecture:
 
     The whole contract:
 
-    * It is a ``torch.nn.Module`` with ``__init__(self, vocab_size: int, ...)``. ``vocab_size`` comes from the data. The other
+    * It is a ``torch.nn.Module`` with ``__init__(self, vocab_size: int, ...)``. ``vocab_size`` comes from the data. All further
       arguments come from ``init_args`` as plain values (numbers, text, lists, dicts), because every checkpoint stores them.
     * ``forward(input_ids)`` takes (B, T) int64, T at most ``model.block_size``, and returns (B, T, vocab_size) logits. The
       logits at a position depend only on ids up to that position (`check` tests it).
@@ -48,7 +45,7 @@ class Architecture:
 
     @classmethod
     def of(cls, parsed: Any) -> Architecture | None:
-        """From the parsed group, a namespace of `class_path` and `init_args` or None."""
+        """Return the architecture of the parsed group: a namespace of `class_path` and `init_args`, or None."""
         if parsed is None:
             return None
         values = parsed.as_dict()
@@ -75,6 +72,12 @@ class Architecture:
             ) from None
         if not (isinstance(found, type) and issubclass(found, nn.Module)):
             raise UserError(f"architecture {self.class_path} is not a torch.nn.Module (--architecture).")
+        if any(base.__name__ == "LightningModule" for base in found.__mro__):  # of lightning or of pytorch_lightning
+            raise UserError(
+                f"architecture is {self.class_path}, a LightningModule: a recipe trains a torch.nn.Module with lit_llm's loss "
+                "and optimizer; use lit_llm's callbacks in your own Trainer instead (docs/your-project.md), or name a "
+                "torch.nn.Module (--architecture)."
+            )
         if "vocab_size" not in inspect.signature(found).parameters:
             raise UserError(
                 f"architecture {self.class_path} needs an __init__ argument vocab_size; its value comes from the data "
@@ -86,7 +89,7 @@ class Architecture:
         """Build the module.
 
         Raises:
-            UserError: as `load`; or if the class does not accept the arguments.
+            UserError: as `load`; or if the class does not accept the arguments, or its module has no forward.
         """
         cls = self.load()
         try:
@@ -96,10 +99,16 @@ class Architecture:
                 f"architecture {self.class_path} does not accept its init_args: {error} (--architecture)."
             ) from None
         with torch.device(device):
-            return cls(vocab_size=vocab_size, **self.init_args)
+            module = cls(vocab_size=vocab_size, **self.init_args)
+        if getattr(module.forward, "__func__", None) is nn.Module.forward and cls.__call__ is nn.Module.__call__:
+            raise UserError(
+                f"architecture {self.class_path} has no forward, which must map input_ids (B, T) to logits (B, T, vocab_size) "
+                "(--architecture)."
+            )
+        return module
 
-    def problems(self, model: GPTConfig, chunk_size: int | None, compute: ComputeConfig) -> list[str]:
-        """Every reason known without the data why a recipe cannot train it, one sentence each."""
+    def problems(self, model: GPTConfig, chunk_size: int | None, compute: Any) -> list[str]:
+        """Every reason known without the data why a recipe cannot train this architecture, one sentence each."""
         found = []
         try:
             self.load()
@@ -144,7 +153,7 @@ class Architecture:
 
 
 def blocks_problem(class_path: str, names: list[str]) -> str:
-    """Why settings of blocks do not apply to a model without them."""
+    """Return why the settings in `names`, which apply to blocks, cannot be used with a model without blocks."""
     verb = "need" if len(names) > 1 else "needs"
     return (
         f"{' and '.join(names)} {verb} the model's blocks, but {class_path} has none: name the nn.ModuleList of its "
@@ -153,7 +162,7 @@ def blocks_problem(class_path: str, names: list[str]) -> str:
 
 
 def architecture_layout_problems(class_path: str, tensor_parallel: int, context: int) -> list[str]:
-    """Why these ranks cannot share a custom model, one sentence each."""
+    """Return why ranks cannot share a custom model in these ways, one sentence each."""
     sizes = {"tensor_parallel": tensor_parallel, "context": context}
     return [
         f"{name}={size} works with lit_llm's GPT only, not with {class_path}; use shards "
@@ -217,7 +226,7 @@ class CustomModel(nn.Module):
             loss: `lit_llm.models.loss.cross_entropy_of_logits`, with settings bound by `functools.partial`.
 
         Returns:
-            (B, T, V) logits in at least fp32 without targets, else `LossSums` over all counted targets.
+            Without targets (B, T, V) logits in at least fp32; with targets `LossSums` over all counted ones.
 
         Raises:
             UserError: if the module does not return such logits.

@@ -1,17 +1,18 @@
 """Distillation from hidden states: cross-entropy, mixed with the divergence from a teacher's most likely ids.
 
-Of each position, the teacher gives k ids with their probabilities p_1, …, p_k at the temperature τ. What it gives to all other
-ids is one class more, p_R = 1 − Σ p_i, and the student's mass there is q_R. With the student's logits z:
+At each position, the teacher gives k ids with their probabilities p_1, …, p_k at the temperature τ. All other ids form one more
+class: the teacher's probability of it is p_R = 1 − Σ p_i, the student's is q_R. With the student's logits z:
 
     q    = softmax(z / τ),  q_R = Σ q_j over the ids beyond the teacher's k
     KL   = Σ p_i log(p_i / q_i) + p_R log(p_R / q_R)            forward: KL(teacher ‖ student) of k + 1 classes
     loss = (1 − weight) · nll + weight · τ² · KL                Hinton et al. 2015, arXiv 1503.02531, section 2
 
-With k = V, p_R is 0 and KL is that of the whole distributions. Of the logits, within the k and beyond:
+With k = V, p_R is 0 and KL compares the whole distributions. The gradients of logits z_i of the k ids and z_j of other ids are
 
     ∂KL / ∂z_i = (q_i − p_i) / τ        ∂KL / ∂z_j = r_j (q_R − p_R) / τ,  r = softmax of z / τ over the ids beyond alone
 
-q_R is a sum of exponentials of the logits beyond, because 1 − Σ q_i would cancel. Letters as in `lit_llm.models.chunked_loss`.
+q_R is computed as a sum over the other ids, because 1 − Σ q_i would cancel. Letters as in `lit_llm.models.chunked_loss`. In the
+code, "beyond" and "rest" mean the ids beyond the teacher's k.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from lit_llm.models.chunked_loss import VocabularyShards, gathered
 
 
 class TeacherLogits(NamedTuple):
-    """What a teacher gives in the place of each target."""
+    """The teacher's most likely ids for each target."""
 
     ids: Tensor
     """(..., k) integers in [0, vocab_size), all different."""
     logp: Tensor
-    """(..., k) their log-probabilities, below 0. Where the first is 0, there is no teacher, and KL is 0. Rounded probabilities
-    with a sum above 1 are scaled to 1; with k = V all are."""
+    """(..., k) log-probabilities of the ids, below 0. Where the first is 0, there is no teacher, and KL is 0. If rounding makes
+    the sum of the probabilities exceed 1, they are scaled to a sum of 1; with k = V they always are."""
     temperature: float
     """τ of these probabilities."""
     weight: float
-    """Of KL in the loss, 0 to 1."""
+    """Weight of KL in the loss, 0 to 1."""
 
 
 class DistillationRows:
-    """The loss of each row, a `RowLoss`. `means` is known when it was computed."""
+    """The loss of each row, a `RowLoss`. `means` may be called after the loss is computed."""
 
     def __init__(
         self, teacher: TeacherLogits, vocab_size: int, columns: int, softcap: float | None, shards: VocabularyShards | None
@@ -49,16 +50,16 @@ class DistillationRows:
         self.temperatures = (1.0,) if self.tau == 1 else (1.0, self.tau)
         ids, self.logp = teacher.ids.flatten(0, -2), teacher.logp.flatten(0, -2)  # (N, k)
         self.is_known, self.is_whole = self.logp[:, :1] < 0, ids.shape[1] >= vocab_size  # (N, 1) bool
-        self.ids = torch.where(self.is_known, ids, torch.arange(ids.shape[1], device=ids.device))  # different ones
+        self.ids = torch.where(self.is_known, ids, torch.arange(ids.shape[1], device=ids.device))  # all different
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
-        # The logits and, for each temperature, exponentials. The last column stands for ids of other ranks' columns.
+        # The logits and, for each temperature, exponentials. The last column stands for ids in other ranks' columns.
         dtype = torch.promote_types(product.dtype, torch.float32)
         self.divergence = product.new_zeros(len(self.ids), 1, dtype=dtype)
         return product.new_empty(1 + len(self.temperatures), rows, product.shape[1] + 1, dtype=dtype)
 
     def means(self, counted: Tensor) -> Tensor:
-        """(1, 2): the sum of KL over the counted positions (N,), and how many of them have a teacher."""
+        """Return (1, 2): the sum of KL over the counted positions (N,), and the number of counted positions with a teacher."""
         counts = self.is_known[:, 0] & counted
         return torch.stack(((self.divergence[:, 0] * counts).sum(), counts.sum()))[None]
 
@@ -77,7 +78,7 @@ class DistillationRows:
         own = z.gather(1, place)  # logits; 0 on ranks without the column
         z[:, -1] = -torch.inf
         z.scatter_(1, place[:, 1:], -torch.inf)  # leaves the ids beyond the teacher's
-        # Without any, the greatest logit is -inf, and -inf − -inf is NaN. The clamp avoids that.
+        # Without such ids the greatest logit is -inf, and -inf − -inf is NaN. The clamp avoids that.
         top = z.amax(dim=1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
         sums = []
         for e, t in zip(exponentials, self.temperatures, strict=True):
@@ -93,7 +94,7 @@ class DistillationRows:
             rest = (part[..., None] * torch.exp((tops - rest_top) / t)).sum(dim=0)  # Σ exp((z − rest_top) / t) beyond
             above, shift = (logits - highest) / t, (rest_top - highest) / t
             log_total = (above[:, 1:].exp().sum(dim=1, keepdim=True) + shift.exp() * rest).log()
-            # (R, 1 + k) log-probabilities, (R, 1) that of the class beyond, and what its exponentials are divided by.
+            # (R, 1 + k) log-probabilities, (R, 1) log-probability of the class beyond, and the divisor of its exponentials.
             of_temperatures.append((above - log_total, shift + rest.log() - log_total, rest.clamp(min=1)))
         (logq, log_rest, _), (logq_tau, log_rest_tau, sum_tau) = of_temperatures[0], of_temperatures[-1]
 

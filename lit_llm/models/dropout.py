@@ -1,9 +1,9 @@
-"""Dropout whose mask is a function of the place, not of a generator's state.
+"""Dropout whose mask is a function of a value's place, not of a generator's state.
 
 The mask of a value is a hash of the seed of the micro-batch, the layer, the site in it, the row of the batch, the position in
-the sequence, and the channel. For an attention weight it is the row, the head, the query's position and the key's position.
-So ranks that hold other layers, positions, heads or channels drop what one process drops, and so does a recomputation. No
-generator state is saved, and no mask: the backward pass computes it again.
+the sequence, and the channel. An attention weight has the head and the positions of query and key instead of position and
+channel. So any layout of ranks drops the values that one process drops, and so does a recomputation. No generator state is
+saved, and no mask: the backward pass computes it again.
 
 A value is kept if the product of two 64-bit numbers, modulo 2⁶⁴, is large: one for its row, site and position, and one for its
 channel (multiply-shift hashing, Dietzfelbinger et al. 1997).
@@ -35,42 +35,42 @@ SITES = (
     ),  # LoRA's
 )
 """The places of a block that drop values."""
-ELEMENTS = 2**20  # of a mask at a time, about: 8 MB
+ELEMENTS = 2**20  # approximate number of mask elements in memory at a time: 8 MB
 
 _A, _B = -0x61C8864680B583EB, -0x40A7B892E31B1A47  # odd, with random bits: 2⁶⁴ / golden ratio; splitmix64's
 
 
 class Drops(NamedTuple):
-    """What determines the masks of a forward pass, or of a block in it. `Drops.of` selects the block."""
+    """The numbers from which the masks of a forward pass, or of one block, are computed. `Drops.of` selects the block."""
 
     keys: Tensor
-    """(L + 1, sites) int64; the last row is the embedding's. Of a block: (sites,)."""
+    """(L + 1, sites) int64; the last row is the embedding's. For one block: (sites,)."""
     rows: Tensor
     """(B, T) int64: a number for each row and position."""
     all_rows: Tensor
-    """(B, S) int64: those of all positions of the sequence, of which ranks that share it have parts."""
+    """(B, S) int64: the numbers of all positions of the sequence, also if ranks share it."""
     queries: Tensor
-    """(B, T") int64: those of the queries whose attention this rank computes: with heads over ranks, all of the sequence."""
+    """(B, T") int64: the numbers of the queries whose attention this rank computes. If ranks share heads: of all positions."""
     stream: Tensor
-    """(B, T') int64: those of the positions of the residual stream that this rank holds. All, without tensor parallelism."""
+    """(B, T') int64: the numbers of this rank's positions of the residual stream: `rows`, or a part with tensor parallelism."""
     numbers: Tensor
     """(n,) int64: a number for each channel, head, and position of a key."""
 
     def of(self, layer: int) -> Drops:
-        """The masks of one block; -1: of the embedding."""
+        """Return the `Drops` of one block; -1: of the embedding."""
         return self._replace(keys=self.keys[layer])
 
 
 class WeightDrops(NamedTuple):
-    """What determines which attention weights are dropped."""
+    """The numbers from which the mask of attention weights is computed."""
 
     rate: float
     rows: Tensor
-    """(B, T) int64, of the queries."""
+    """(B, T) int64: the numbers of the queries."""
     heads: Tensor
-    """(H,) int64"""
+    """(H,) int64: the numbers of the heads."""
     columns: Tensor
-    """(S,) int64, of the keys."""
+    """(S,) int64: the numbers of the keys."""
 
 
 def new_seed() -> Tensor:
@@ -79,12 +79,12 @@ def new_seed() -> Tensor:
 
 
 def make_drops(seed: Tensor, *, layers: int, batch: int, positions: Tensor, width: int) -> Drops:
-    """The masks of a micro-batch. Nothing waits for the device.
+    """Return the `Drops` of a micro-batch. The host does not wait for the device.
 
     Args:
         seed: scalar int64, from 0 on.
         layers: L of the whole model.
-        positions: (T,) int64: the places in the sequence of the positions that this rank holds, on its device.
+        positions: (T,) int64: the positions of the whole sequence, on this rank's device.
         width: upper bound of channels, of heads, and of positions of the whole sequence.
     """
     device = positions.device
@@ -100,9 +100,9 @@ def drop(x: Tensor, rate: float, drops: Drops | None, site: int, *, stream: bool
     """Zero a share of (B, T, d) values in expectation, and divide the others by 1 - rate.
 
     Args:
-        drops: of the block. None: not in training.
+        drops: the block's. None: nothing is dropped.
         site: index in `SITES`.
-        stream: x has the positions of the residual stream on this rank; False: all of the sequence on this rank.
+        stream: x has the positions of `Drops.stream`; False: of `Drops.rows`.
         first: number of the first channel, if x is a part of the channels.
     """
     if drops is None or rate == 0:
@@ -112,7 +112,7 @@ def drop(x: Tensor, rate: float, drops: Drops | None, site: int, *, stream: bool
 
 
 def drop_weights(drops: Drops | None, rate: float, heads: int, keys: int, *, first_head: int = 0) -> WeightDrops | None:
-    """The dropout of attention weights of a block; None without.
+    """Return the `WeightDrops` of a block; None if nothing is dropped.
 
     Args:
         heads: number of query heads on this rank, from `first_head` on.
@@ -125,20 +125,20 @@ def drop_weights(drops: Drops | None, rate: float, heads: int, keys: int, *, fir
 
 
 class DropsInputs(nn.Linear):
-    """A linear layer that drops inputs: its forward takes `drops`, too."""
+    """A linear layer that drops inputs: its forward takes an argument `drops`."""
 
     def merged(self) -> Tensor:
-        """(o, i): the matrix that it applies where nothing is dropped."""
+        """Return the matrix (o, i) that the layer applies without dropout."""
         raise NotImplementedError
 
 
 def apply_linear(layer: nn.Module, x: Tensor, drops: Drops | None) -> Tensor:
-    """A linear layer of a block, which may drop inputs: (B, T, i) → (B, T, o)."""
+    """Apply a linear layer of a block, which may drop inputs: (B, T, i) → (B, T, o)."""
     return layer(x, drops=drops) if isinstance(layer, DropsInputs) else layer(x)
 
 
 def kept(rows: Tensor, columns: Tensor, rate: float) -> Tensor:
-    """(…, n) bool: which values are kept.
+    """Return a mask (…, n) bool of the values that are kept.
 
     Args:
         rows: (…) int64, hashed by `hashed`.
@@ -148,12 +148,12 @@ def kept(rows: Tensor, columns: Tensor, rate: float) -> Tensor:
 
 
 def hashed(rows: Tensor, key: Tensor) -> Tensor:
-    """Numbers of rows at a site: int64 of the broadcast shape."""
+    """Hash numbers of rows with a key of a site or head: int64 of the broadcast shape."""
     return _mix(rows ^ key)
 
 
 class _Drop(Function):
-    """The gradient is dropped as the values are. Only what all sites share is saved."""
+    """Drops a gradient where it drops the value. It saves no mask, only tensors that all sites share."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, key: Tensor, columns: Tensor, rate: float) -> Tensor:
@@ -186,5 +186,5 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """Random 64-bit numbers from small ones."""
+    """Turn small numbers into random 64-bit numbers."""
     return _mix(_mix(x + _B))

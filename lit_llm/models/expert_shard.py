@@ -23,20 +23,20 @@ class ExpertShard(NamedTuple):
     ranks: int
     gradient_scale: float
     """Factor of the experts' gradients: tensor_parallel / ranks. FSDP2 averages an expert's gradient over the ranks that hold
-    it, and others over shard · context. This makes both the same mean. Exact for powers of two."""
+    it, and other gradients over shard · context ranks. The factor makes both the same mean. It is exact for powers of two."""
 
 
 class Dispatch:
-    """The way of one layer's and micro-batch's rows to the ranks that have their experts, and back.
+    """Sends the rows of one layer and micro-batch to the ranks that have their experts, and the experts' outputs back.
 
-    Rows of an expert are in the order of ranks, and of a rank's tokens. The host must know how many rows each rank gets, so it
-    waits for a GPU, once for each layer and micro-batch. A recomputation does not wait again.
+    An expert's rows are in the order of ranks, then of each rank's tokens. The host must know how many rows each rank gets, so
+    it waits for a GPU, once for each layer and micro-batch. A recomputation does not wait again.
 
     Args:
-        ends: (E,) int32, of this rank's M rows sorted by expert: where the rows of each expert end.
+        ends: (E,) int32: where the rows of each expert end among this rank's M rows, which are sorted by expert.
 
     Attributes:
-        ends: (E / n,) int32, the same of the R rows that this rank's experts get.
+        ends: (E / n,) int32: where the rows of each expert of this rank end among the R rows that its experts get.
     """
 
     def __init__(self, shard: ExpertShard, ends: Tensor, rows: int) -> None:
@@ -60,21 +60,21 @@ class Dispatch:
 
     def to_experts(self, x: Tensor) -> Tensor:
         """(M, d) → (R, d), sorted by this rank's experts."""
-        # What autocast rounds for the experts anyway travels in its dtype; the gradient as it is.
+        # Autocast rounds the experts' inputs anyway, so they travel in its dtype. The gradient keeps its dtype.
         autocast = torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32
         wire = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
         y = _Sent.apply(x, self.shard, self.sent, self.received, 1 / self.shard.gradient_scale, wire)
         return y if self.order is None else Reordered.apply(y, self.order, self.back)
 
     def to_tokens(self, y: Tensor) -> Tensor:
-        """(R, d) → (M, d), in the order of the rows that came."""
+        """(R, d) → (M, d), in the order of the rows that `to_experts` took."""
         if self.order is not None:
             y = Reordered.apply(y, self.back, self.order)
         return _Sent.apply(y, self.shard, self.received, self.sent, self.shard.gradient_scale, y.dtype)
 
 
 class _Sent(Function):
-    """Rows to other ranks; their gradients come back, multiplied by a factor."""
+    """Sends rows to other ranks. Their gradients come back, multiplied by a factor."""
 
     @staticmethod
     def forward(
@@ -97,7 +97,7 @@ class _Sent(Function):
 
 
 class Reordered(Function):
-    """Rows in another order: (M, d) → (M, d). The gradient is a copy too, not a sum."""
+    """Reorders rows: (M, d) → (M, d). The gradient is reordered by a copy too, not added up."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Reordered(Function):
 def row_numbers(counts: Tensor, coming: Tensor) -> Tensor:
     """(n, E / n) twice → (2, n) on the host: the rows that go to each rank, and those that come from it.
 
-    An operator of its own, so that a recomputation finds its result kept (`activation_checkpointing.recompute_block`).
+    This is a custom operator, so that a recomputation reuses its saved result (`activation_checkpointing.recompute_block`).
     """
     return torch.stack((counts.sum(dim=1), coming.sum(dim=1))).cpu()
 

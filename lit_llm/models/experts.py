@@ -27,7 +27,7 @@ from lit_llm.models.router import Router, RouterSums
 
 
 class StackedLinear(nn.Module):
-    """A linear layer of each expert, in one parameter."""
+    """A linear layer for each expert, all in one parameter."""
 
     is_stacked = True
     """`lit_llm.optim.parameter_groups` reads it: `weight` is E matrices, and `bias` E vectors."""
@@ -51,7 +51,7 @@ class StackedLinear(nn.Module):
         y = grouped_linear(x, weight, ends)
         if bias is None:
             return y
-        # A row's bias as a product with 1: the sum over an expert's rows in the backward pass has a fixed order.
+        # The bias is a product with a column of ones: in the backward pass, the sum over an expert's rows has a fixed order.
         return y + grouped_linear(x.new_ones(x.size(0), 1), bias[..., None], ends)
 
 
@@ -73,12 +73,12 @@ class Experts(nn.Module):
 
     @property
     def is_shared(self) -> bool:
-        """Whether ranks share the experts, and so exchange rows."""
+        """Whether ranks share the experts, and therefore exchange rows."""
         return self.shard is not None and self.shard.ranks > 1
 
     @property
     def stacks(self) -> list[StackedLinear]:
-        """The parameters of the routed experts, in the order of their use."""
+        """The linear layers of the routed experts."""
         return [stack for stack in (self.up, self.gate, self.project) if stack is not None]
 
     def forward(self, x: Tensor, drops: Drops | None, counted: Tensor | None) -> tuple[Tensor, RouterSums | None]:
@@ -114,7 +114,7 @@ class Experts(nn.Module):
 
 
 class _Send(Function):
-    """The tokens, sorted by expert: (N, d) → (M, d). A token's gradient is the sum over its k rows, in one order."""
+    """Copies tokens to rows sorted by expert: (N, d) → (M, d). A token's gradient is a sum over its k rows in fixed order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor, k: int) -> Tensor:
@@ -131,8 +131,8 @@ class _Send(Function):
 
 # -- products of each expert's rows ----------------------------------------------------------------------------------------
 
-# Operators of their own, so that compiled graphs, recomputation and traced memory see one call, whose sizes do not depend on
-# the load. `F.grouped_mm` itself knows no sizes without data in fp32.
+# Custom operators, so that compiled graphs, recomputation and memory traces see one call, whose sizes do not depend on the
+# load. In fp32, `F.grouped_mm` itself cannot infer its output's size from tensors without data.
 
 
 def _linear_of_each(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def _can_be_grouped(*matrices: Tensor) -> bool:
 
 
 def _slices(ends: Tensor) -> list[slice]:
-    """Each expert's rows. Waits for a GPU."""
+    """Return each expert's slice of rows. The host waits for a GPU."""
     found = ends.tolist()
     return [slice(first, end) for first, end in zip([0, *found], found, strict=False)]
 
@@ -196,7 +196,7 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     x, weight, ends = ctx.saved_tensors
-    gradient = gradient.contiguous()  # of a sum it is expanded, which `grouped_mm` does not take
+    gradient = gradient.contiguous()  # the gradient of a sum is expanded, which `grouped_mm` does not take
     needs_x, needs_weight, _ = ctx.needs_input_grad
     return (
         grouped_linear(gradient, weight.mT, ends) if needs_x else None,

@@ -21,15 +21,15 @@ class MoEConfig:
     experts: Annotated[int, whole(2, 100_000)] = 8
     """Number of routed experts of a block."""
     top_k: Annotated[int, whole(1, 100_000)] = 2
-    """Experts that compute a token."""
+    """Number of experts that compute a token."""
     expert_width: Annotated[int | None, whole(1, 10_000_000)] = None
-    """Hidden width of an expert. None: that of the MLP."""
+    """Hidden width of an expert. None: the MLP's hidden width."""
     shared_experts: Annotated[int, whole(0, 100_000)] = 0
-    """Experts that compute every token, as one MLP (DeepSeek)."""
+    """Number of experts that compute every token, together as one MLP (DeepSeek)."""
     shared_width: Annotated[int | None, whole(1, 10_000_000)] = None
     """Hidden width of a shared expert. None: expert_width."""
     router: Literal["softmax", "sigmoid"] = "softmax"
-    """What makes the scores of the experts from the router's logits: over all experts, or of each alone (DeepSeek-V3)."""
+    """Function from the router's logits to scores: softmax over all experts, or sigmoid of each logit (DeepSeek-V3)."""
     router_bias: bool = False
     """A trained bias of the router's logits (gpt-oss)."""
     normalise: bool = True
@@ -37,19 +37,19 @@ class MoEConfig:
     scale: Annotated[float, above(0, 10**6)] = 1.0
     """Factor of these weights (DeepSeek-V3: 2.5)."""
     groups: Annotated[int, whole(1, 100_000)] = 1
-    """Groups of equally many consecutive experts; must divide experts."""
+    """Number of groups of consecutive experts; must divide experts."""
     top_groups: Annotated[int | None, whole(1, 100_000)] = None
-    """A token's experts are from this many groups: those with the largest sums of their two best scores (DeepSeek-V3). None:
-    from all."""
+    """A token's experts are from this many groups: the groups with the largest sums of their two best scores (DeepSeek-V3).
+    None: from all groups."""
     first_dense: Annotated[int, whole(0, 4096)] = 0
-    """The first blocks that keep a dense MLP."""
+    """Number of blocks at the start that keep a dense MLP."""
     every: Annotated[int, whole(1, 4096)] = 1
-    """Of the blocks after these, each every-th has experts."""
+    """After the first_dense blocks, the last of every so many blocks has experts. 1: all of them."""
     balance: Annotated[float, at_least(0, 1000)] = 0.0
     """Weight of the balancing loss (Switch Transformer): experts * sum(share * mean probability), 1 if balanced. The shares are
-    those of the tokens of the previous optimizer step, so that the loss is a mean over targets."""
+    counted in the previous optimizer step, so that the loss is a mean over targets."""
     sequence_balance: Annotated[float, at_least(0, 1000)] = 0.0
-    """Weight of the same loss within each sequence, with its own shares (DeepSeek-V3: 1e-4). It counts by its targets."""
+    """Weight of the same loss with the shares within each sequence (DeepSeek-V3: 1e-4). A sequence counts by its targets."""
     z_loss: Annotated[float, at_least(0, 1000)] = 0.0
     """Weight of logsumexp(router logits)^2, which limits the growth of the logits (ST-MoE: 1e-3)."""
 
@@ -74,7 +74,7 @@ class MoEConfig:
         """(sentence, flags) for each rule between the settings that is broken. Numbers are within their ranges.
 
         Args:
-            n_layer: blocks of the model. None: a pattern of `GPTConfig.layers` says which have experts.
+            n_layer: number of blocks of the model. None: a pattern of `GPTConfig.layers` says which blocks have experts.
         """
         if self.top_k > self.experts:
             yield (

@@ -25,37 +25,40 @@ from lit_llm.models.rotary import RotaryTable
 from lit_llm.tokenizers import Tokenizer
 
 _NONE = -1
-"""Instead of a token: there is none to choose."""
+"""Stands for a token where none can be chosen."""
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Settings for drawing the next token.
 
+    Args:
+        temperature: divides the logits; 0 always takes the most likely id. Smaller ones than 0.001 would make the logits
+            overflow.
+        top_k: keep the k most likely ids; None keeps all.
+        top_p: keep the smallest set of most likely ids whose probability reaches p (Holtzman et al. 2020); None keeps all.
+        seed: seed of the draws, which are equal on every device.
+
     Raises:
         UserError: if a setting is out of range; the message lists every reason.
     """
 
     temperature: Annotated[float, Domain(0.001, also=(0,))] = 0.8
-    """Divides the logits; 0 always takes the most likely id. Smaller ones than 0.001 would make the logits overflow."""
     top_k: Annotated[int | None, whole(1)] = 50
-    """Keep the k most likely ids; None keeps all."""
     top_p: Annotated[float | None, Domain(0, 1, above_low=True)] = None
-    """Keep the smallest set of most likely ids whose probability reaches p (Holtzman et al. 2020); None keeps all."""
     seed: int = 0
-    """Seed of the draws. The same seed gives the same draws on every device."""
 
     def __post_init__(self) -> None:
         problems = (domain.problem(name, getattr(self, name)) for name, domain in ranges_of(Sampling).items())
         refuse(filter(None, problems))
 
     def numbered(self, number: int) -> Sampling:
-        """The same settings with a seed of its own for each of several texts; the first has this one."""
+        """Return these settings for one of several texts. Each text has its own seed; text 0 keeps this one."""
         drawn = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
         return replace(self, seed=int.from_bytes(drawn, "little", signed=True)) if number else self
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(V,) fp32 logits to (V,) probabilities, zero outside the kept ids. Needs a temperature above 0."""
+        """(V,) fp32 logits → (V,) probabilities, zero for ids that are not kept. Needs a temperature above 0."""
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.numel():
             kept = logits.topk(self.top_k).indices  # exactly k, even with ties
@@ -65,23 +68,23 @@ class Sampling:
             ordered, ids = probabilities.sort(descending=True)
             before = (
                 ordered.cumsum(0) - ordered
-            )  # (V,): total probability of more likely ids; 0 for the first, so it is always kept
+            )  # (V,): total probability of more likely ids; 0 for the most likely id, so it is always kept
             probabilities = torch.zeros_like(probabilities).scatter_(0, ids, ordered * (before < self.top_p))
             probabilities = probabilities / probabilities.sum()
         return probabilities
 
 
 class Texts:
-    """Texts that a model continues. What it has computed of them is kept, and used again for all that begins alike.
+    """Texts that a model continues. Their keys and values are cached, and reused for texts with the same beginning.
 
-    Texts of unequal length are padded at their left ends; the padding is a document of its own, which no text sees.
-    Tensor-parallel, pipelined and custom models have no cache: they compute each text whole.
+    Shorter texts are padded on the left. The padding is a document of its own, which no text sees. Tensor-parallel, pipelined
+    and custom models have no cache: they compute all positions of each text again.
     """
 
     def __init__(self, model: GPT | CustomModel, *, use_cache: bool = True) -> None:
         self.model = model
         self._has_cache = use_cache and isinstance(model, GPT) and model.vocabulary_shards is None
-        # LongRoPE rotates all positions of a longer text in another way: their keys in the cache are no longer those.
+        # LongRoPE rotates all positions of a longer text in another way: cached keys are then invalid.
         tables = [module for module in model.modules() if isinstance(module, RotaryTable)]
         self._short_contexts = {table.short_context for table in tables if table.short_context is not None}
         self._cache: KVCache | None = None
@@ -90,10 +93,10 @@ class Texts:
         self._tables: list[int] = []
 
     def logits(self, texts: list[list[int]], *, room: int = 0) -> Tensor:
-        """(B, V): what follows each text, of at most block_size ids. Only positions that are not in the cache are computed.
+        """Return the logits (B, V) of the id after each text of at most block_size ids. Cached positions are not recomputed.
 
         Args:
-            room: positions that the cache will have to take after these.
+            room: number of further positions that the cache must hold later.
         """
         config, device = self.model.config, next(self.model.parameters()).device
         if not self._has_cache:
@@ -106,7 +109,7 @@ class Texts:
             width = max(len(text) for text in texts)
             self._cache, self._tables = KVCache(config, min(config.block_size, width + room)), tables
             self._padding = [width - len(text) for text in texts]
-        # An interrupted pass leaves the cache with what is kept, and no more.
+        # If the pass is interrupted, the cache holds the kept positions only.
         self._cache.cut(kept)
         self._cached = [text[: max(kept - padding, 0)] for text, padding in zip(texts, self._padding, strict=True)]
         padded = [[0] * padding + text for text, padding in zip(texts, self._padding, strict=True)]
@@ -120,7 +123,7 @@ class Texts:
         return found[:, -1]
 
     def keep(self, rows: list[int]) -> None:
-        """Forget all texts but these."""
+        """Keep only the texts with these row numbers."""
         if self._cache is None:
             return
         self._cached = [self._cached[i] for i in rows]
@@ -128,7 +131,7 @@ class Texts:
         self._cache.keep(rows)
 
     def _shared(self, texts: list[list[int]]) -> int:
-        """Positions of the cache that are also those of these texts; at least one remains to be computed."""
+        """Number of cached positions that these texts begin with. At least one position remains to be computed."""
         if len(texts) != len(self._cached):
             return 0
         widths = {padding + len(text) for text, padding in zip(texts, self._padding, strict=True)}
@@ -139,7 +142,7 @@ class Texts:
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """With how many ids both begin."""
+    """Length of the common prefix of two texts."""
     size = min(len(one), len(other))
     return size if one[:size] == other[:size] else next(i for i in range(size) if one[i] != other[i])
 
@@ -154,7 +157,7 @@ def generate(
     vocab_size: int | None = None,
     use_cache: bool = True,
 ) -> Iterator[int]:
-    """Yield the ids that continue one prompt. Arguments as of `generate_all`."""
+    """Return an iterator over the ids that continue one prompt. Arguments as in `generate_all`."""
     most, texts, samplings = max_new_tokens, Texts(model, use_cache=use_cache), [sampling or Sampling()]
     ids = generate_all(texts, [prompt], max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=vocab_size)
     return (token for _, token in ids)
@@ -172,18 +175,18 @@ def generate_all(
 ) -> Iterator[tuple[int, int]]:
     """Continue several prompts at once: yield the number of a prompt and its next id, as if each were continued alone.
 
-    Each ends after `max_new_tokens`, or at `stop_id`, which is not yielded, or with a warning if logits are NaN or infinite.
+    A text ends after `max_new_tokens`, or at `stop_id`, which is not yielded, or with a warning if logits are NaN or infinite.
 
-    A prompt and its continuation are one document, also if an end-of-document id is in the prompt: it may end a turn.
+    A prompt and its continuation are one document, even if the prompt has an end-of-document id, which may end a turn.
 
-    When a context exceeds `block_size`, its older half is dropped and the cache is rebuilt. So a token costs O(1) positions
-    on average. Without a cache, each token costs a pass over the whole context.
+    When a context exceeds `block_size`, its older half is dropped and the cache is rebuilt. So a token takes O(1) positions on
+    average. Without a cache, each token takes a pass over the whole context.
 
     Args:
         samplings: one for each prompt.
+        texts: the model, and its cache of earlier texts.
         vocab_size: only ids below it are sampled, because the tokenizer cannot decode others. Published models may have more.
             None: all ids of the model.
-        texts: the model, and what it has computed before.
     """
     assert all(prompts), "a prompt has at least one id"
     model = texts.model
@@ -219,12 +222,12 @@ def generate_all(
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[object]:
-    """Compiled blocks would be compiled anew for every length. If nothing was compiled, seconds of an import are saved."""
+    """Run compiled blocks eagerly, because each length would compile them anew. Dynamo, slow to import, is not imported."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def _chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """The next id of (V,) logits."""
+    """Return the next id for (V,) logits."""
     if not math.isfinite(float(logits.max())):  # a model may exclude ids by -inf
         return _NONE
     if sampling.temperature == 0:
@@ -233,7 +236,7 @@ def _chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> i
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ()) -> list[int]:
-    """Token ids of the prompt, which starts a document: after BOS if the model was trained with it.
+    """Return the token ids of the prompt, which starts a document: BOS comes first if the model was trained with it.
 
     An empty prompt without BOS becomes the end-of-document id, after which documents start.
 
@@ -260,7 +263,7 @@ def end_id(tokenizer: Tokenizer, model: GPTConfig) -> int | None:
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """The text that each id adds, and at last the rest: a token may end inside a character, which is then held back."""
+    """Yield the text that each id adds, then the rest. A token may end inside a character, which is then held back."""
     known: list[int] = []
     given = ""
     for token in ids:

@@ -1,4 +1,4 @@
-"""The GPT: embedding, blocks, last norm and head. Its settings are in `config`.
+"""The GPT: embedding, blocks, last norm and head. `config` has its settings.
 
 Shape letters: B sequences, T positions in the input, S positions so far, d ``n_embd``, V vocabulary, P vocabulary padded to a
 multiple.
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from lit_llm.core._torch import IGNORED
 from lit_llm.core.dtensor import draw_
 from lit_llm.core.errors import refuse
 from lit_llm.models.attention import Visibility, visibilities
@@ -42,51 +43,51 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What embedding and blocks need of a batch beside its activations.
+    """The inputs of embedding and blocks for one batch, beside activations.
 
-    T includes padding: ranks that share a sequence, or its norms, need equal parts. With `shard` it is the number of this
-    rank's positions, which are not contiguous.
+    T includes padding, because ranks that share a sequence, or split it for norms, need equal parts. With `shard`, T is the
+    number of this rank's positions, which may not be contiguous.
     """
 
     input_ids: Tensor
     """(B, T) int64."""
     whole_ids: Tensor
-    """(B, length) int64, of the whole sequence."""
+    """(B, length) int64, the ids of the whole sequence without padding."""
     documents: Tensor | None
-    """Of the whole sequence, padded. None: not known, or not of interest."""
+    """Document numbers of the whole sequence, padded. None: unknown, or not used."""
     positions: Tensor
     """(1, T) int64, or (B, T) where they restart in each document."""
     rotations: list[Rotation]
     """cos and sin of each table in `GPT.rotary`."""
     sees: dict[int | None, Visibility]
-    """What positions attend to, for each window of the layers."""
+    """The visibility for each window that layers have."""
     drops: Drops | None = None
-    """What is dropped. None: nothing."""
+    """The numbers from which dropout masks are computed. None: nothing is dropped."""
     shard: SequenceShard | None = None
     """Set if ranks share the sequence."""
     counted: Tensor | None = None
     """(B, T) bool: the positions whose targets count, for the sums of routers. None: no sums."""
     router_sums: list[RouterSums] = field(default_factory=list)
-    """Of the blocks with experts, as `run_blocks` got them."""
+    """The sums of the blocks with experts, which `run_blocks` appends."""
 
     @property
     def length(self) -> int:
-        """Positions of the whole sequence, without padding."""
+        """Number of positions of the whole sequence, without padding."""
         return self.whole_ids.size(1)
 
     def ahead(self, targets: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """(the tokens k after each position, and those that follow them as targets), (B, length) each.
+        """Return the token k after each position, and as targets the tokens that follow these: (B, length) each.
 
-        What lies behind the end of the sequence, or in another document, is no target.
+        Targets behind the end of the sequence, and of tokens in another document than the position, are ignored.
 
         Args:
-            targets: (B, length), of the next token.
+            targets: (B, length), the next token of each position.
         """
         length = self.length
-        ids, targets = F.pad(self.whole_ids, (0, k))[:, k:], F.pad(targets, (0, k), value=-100)[:, k:]
+        ids, targets = F.pad(self.whole_ids, (0, k))[:, k:], F.pad(targets, (0, k), value=IGNORED)[:, k:]
         if self.documents is not None:
             here = self.documents[:, :length]
-            targets = targets.masked_fill(F.pad(here, (0, k))[:, k:] != here, -100)
+            targets = targets.masked_fill(F.pad(here, (0, k))[:, k:] != here, IGNORED)
         return ids, targets
 
 
@@ -104,7 +105,7 @@ class GPT(nn.Module):
         self.attention_kernel: AttentionKernel = "auto"  # `compute.attention`
         self.ahead_weight = LossConfig.ahead_weight  # `loss.ahead_weight`
         self.drops = config.dropout > 0
-        """Whether training drops values; LoRA may, too."""
+        """Whether training drops values. `apply_lora` sets it if adapters drop inputs."""
         problems = config.problems()
         if config.vocab_size is None:
             problems.append("model.vocab_size is null, and there is no data to take it from (--model.vocab_size)")
@@ -160,7 +161,7 @@ class GPT(nn.Module):
             elif isinstance(module, Attention) and module.sinks is not None:
                 nn.init.zeros_(module.sinks)
             elif isinstance(module, ShortConvolution):
-                # What those of a block add begins with the variance of their input; those of q, k and v begin with nothing.
+                # A block's input convolutions add values with the variance of their input; those of q, k and v add zero.
                 std = 0.0 if ".attention." in name else module.positions**-0.5
                 draw_(module.weight, partial(nn.init.normal_, std=std))
             elif isinstance(module, RotaryTable):
@@ -170,12 +171,12 @@ class GPT(nn.Module):
 
     @property
     def size_ratios(self) -> tuple[float, float] | None:
-        """`lit_llm.optim.optimizer_of` reads it."""
+        """The configuration's ratios, by which `lit_llm.optim.optimizer_of` scales learning rates."""
         return self.config.size_ratios
 
     @property
     def routers(self) -> list[Router]:
-        """Those of the blocks with experts, in their order."""
+        """The routers of the blocks with experts, in their order."""
         return [block.mlp.router for block in self.blocks if isinstance(block.mlp, Experts)]
 
     @property
@@ -185,7 +186,7 @@ class GPT(nn.Module):
 
     @property
     def embeds_twice(self) -> bool:
-        """Whether the last stage of a pipeline needs the embedding too: as output matrix, or for the tokens further ahead."""
+        """Whether a pipeline's last stage needs the embedding too: as output matrix, or for the tokens of `predict_ahead`."""
         return self.ties_head or self.config.predict_ahead > 0
 
     @property
@@ -204,7 +205,7 @@ class GPT(nn.Module):
         documents: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> Tensor | LossSums:
-        """Logits, or with targets the sums of the loss. The head runs inside forward, where FSDP gathers a sharded head.
+        """Return logits, or with targets the sums of the loss. The head runs inside forward, where FSDP gathers its shards.
 
         Args:
             input_ids: (B, T) int64, T at most block_size (cached positions included).
@@ -212,14 +213,14 @@ class GPT(nn.Module):
             loss: `lit_llm.models.loss.cross_entropy`, or `chunked_cross_entropy`, with settings bound by `functools.partial`.
             cache: keys and values of the positions before these; extended in place.
             documents: (B, T) integers that never decrease along a sequence: attention stays within equal numbers, and positions
-                restart at each. None: with `mask_documents`, each end-of-document id opens a document. With a cache (B, S), of
-                all positions so far; None: they are one document.
-            seed: scalar int64: what is dropped. None: in training drawn from the CPU's generator.
+                restart at each. None: with `mask_documents`, each end-of-document id opens a document. With a cache they are
+                (B, S), of all positions so far; None: all positions are one document.
+            seed: scalar int64 that determines dropout in training. None: it is drawn from the CPU's generator.
 
         Returns:
-            (B, T, V) fp32 logits without targets, else `LossSums` over all counted targets; with `sequence_shard`, over those
-            of this rank's positions. Without targets, every rank computes the whole sequence. In training, with targets, the
-            loss includes the tokens of `predict_ahead`.
+            Without targets (B, T, V) fp32 logits; every rank computes the whole sequence. With targets the `LossSums` over all
+            counted targets, or with `sequence_shard` over those of this rank's positions. In training, this loss includes the
+            tokens of `predict_ahead`.
         """
         view = self.view(input_ids, documents, cache, seed, shard=None if targets is None else self.sequence_shard)
         if targets is not None:
@@ -237,7 +238,7 @@ class GPT(nn.Module):
         *,
         shard: SequenceShard | None = None,
     ) -> View:
-        """What embedding and blocks need of a batch beside its activations. Arguments as in `forward`.
+        """Make the `View` of a batch. Arguments as in `forward`.
 
         Args:
             shard: take only this rank's positions of the sequence.
@@ -258,7 +259,7 @@ class GPT(nn.Module):
         end = start + length + padding
         positions = torch.arange(start, end, device=input_ids.device)[None]  # (1, T)
         places = None if documents is None else places_in(documents)
-        if padding:  # the tables may have no rows for it
+        if padding:  # the tables may have no rows for positions of the padding
             places = places or PositionsInDocuments(positions, torch.full_like(positions, length))
             places = places._replace(positions=places.positions.clamp(max=config.block_size - 1))
         if places is not None and start:
@@ -275,14 +276,14 @@ class GPT(nn.Module):
         return View(input_ids, whole_ids, documents, positions, rotations, sees, drops, shard)
 
     def counting(self, view: View, targets: Tensor) -> View:
-        """The view with the positions that routers count, of those that blocks compute on this rank. Without routers the same.
+        """Return the view with `counted` for the positions that blocks compute on this rank. Without experts it is unchanged.
 
         Args:
             targets: (B, T) of the whole sequence.
         """
         if self.config.moe is None:
             return view
-        counted = targets != -100
+        counted = targets != IGNORED
         counted = (
             F.pad(counted, (0, self._padding(view.length, None))) if view.shard is None else self.own_positions(counted, 0)
         )
@@ -291,14 +292,14 @@ class GPT(nn.Module):
         return replace(view, counted=counted)
 
     def _padding(self, length: int, shard: SequenceShard | None) -> int:
-        """Positions to add to a sequence, so that ranks have equal parts of it."""
+        """Number of positions to add to a sequence, so that ranks have equal parts of it."""
         return -length % ((1 if shard is None else shard.multiple) * self._norm_ranks)
 
     def own_positions(self, values: Tensor, fill: int) -> Tensor:
-        """Of (B, T, …) for whole sequences, those of the positions whose targets this rank has. Ranks may share a sequence.
+        """Take the values at the positions whose targets this rank has from (B, T, …) values of whole sequences.
 
         Args:
-            fill: the value of positions that are added, so that ranks have equal parts.
+            fill: the value at added positions, which make the ranks' parts equal.
         """
         if (shard := self.sequence_shard) is None:
             return values
@@ -307,21 +308,21 @@ class GPT(nn.Module):
 
     @property
     def _norm_ranks(self) -> int:
-        """Number of ranks that split positions for norms: those of tensor parallelism."""
+        """Number of ranks that split positions for norms, which is the tensor-parallel size."""
         return 1 if self.vocabulary_shards is None else self.vocabulary_shards.group.size()
 
     def stream_length(self, length: int, *, split: bool) -> int:
-        """Positions of the residual stream between blocks on this rank, of a sequence of `length`.
+        """Number of positions that the residual stream has on this rank between blocks, for a sequence of `length`.
 
         Args:
-            split: there are targets, so ranks share the sequence if `sequence_shard` is set.
+            split: forward has targets, so ranks share the sequence if `sequence_shard` is set.
         """
         shard = self.sequence_shard if split else None
         ranks = self._norm_ranks * (1 if shard is None else shard.ranks)
         return (length + self._padding(length, shard)) // ranks
 
     def _drops(self, seed: Tensor, input_ids: Tensor, shard: SequenceShard | None) -> Drops:
-        """What is dropped in a micro-batch of (B, T) ids; those of the whole sequence, if ranks share it."""
+        """Return the `Drops` of a micro-batch. `input_ids` are (B, T) ids of the whole sequence, also if ranks share it."""
         config, shards = self.config, self.vocabulary_shards
         shared = 0 if config.moe is None else config.moe.width_of_shared(config.hidden_width)
         heads = config.n_head * config.resolved_head_dim
@@ -373,16 +374,16 @@ class GPT(nn.Module):
                 *(() if view.counted is None else (view.counted,)),
                 **({} if later is None else {"later": later}),
             )
-            if isinstance(x, tuple):  # of a block with experts
+            if isinstance(x, tuple):  # the block has experts
                 x, sums = x
                 view.router_sums.append(sums)
         return x
 
     def finish(self, x: Tensor, view: View, targets: Tensor | None, loss: LossFunction) -> Tensor | LossSums:
-        """(B, T, d) from the last block → logits, or the sums of the loss; in training with those of tokens further ahead.
+        """(B, T, d) from the last block → logits, or the sums of the loss; in training with the losses of further tokens.
 
-        The k-th of these is predicted from the token k after each position, and from what predicted the one before it. It has a
-        block of its own; embedding, last norm and head are the model's.
+        The k-th further token is predicted from the token k after each position, and from the output of the block that
+        predicted the token before it. Each further token has its own block; embedding, last norm and head are the model's.
         """
         sums, n_layer = self._head(x, view, targets, loss), self.config.n_layer
         if targets is None or not self.training or not self.config.predict_ahead:
@@ -400,13 +401,13 @@ class GPT(nn.Module):
         return with_ahead(sums, ahead, self.ahead_weight)
 
     def _head(self, x: Tensor, view: View, targets: Tensor | None, loss: LossFunction) -> Tensor | LossSums:
-        """The last norm and the head: (B, T, d) → logits, or the sums of the loss."""
+        """Apply the last norm and the head: (B, T, d) → logits, or the sums of the loss."""
         config, shards = self.config, self.vocabulary_shards
         assert config.vocab_size is not None
         x = self.norm(x)
         if view.shard is not None:
             assert targets is not None
-            targets = self.own_positions(targets, -100)  # (B, T), padding is not counted
+            targets = self.own_positions(targets, IGNORED)  # (B, T), padding is not counted
         elif x.size(1) > view.length:
             x = x[:, : view.length]
         if config.logit_scale != 1.0:
@@ -421,12 +422,12 @@ class GPT(nn.Module):
 
 
 def without_ahead(weights: dict[str, T], config: GPTConfig) -> dict[str, T]:
-    """The weights without those of the blocks that predict ahead."""
+    """Return the weights without those of the blocks that predict ahead."""
     left_out = tuple(f"blocks.{i}." for i in range(config.n_layer, config.n_blocks))
     return {name: weight for name, weight in weights.items() if not name.startswith(left_out)}
 
 
 def weights_on_meta(config: GPTConfig) -> dict[str, Tensor]:
-    """The weights of a model with these settings by name: names, shapes and dtypes, without values."""
+    """Return the weights of a model with these settings by name, on the meta device: shapes and dtypes without values."""
     with torch.device("meta"):
         return GPT(config).state_dict()

@@ -25,13 +25,13 @@ from lit_llm.models.rotary import Rotation, rotate
 class LatentAttention(nn.Module):
     """Causal self-attention whose keys and values are projections of one latent of each position.
 
-        latent = norm(W x)                                      what generation keeps, with the rotary key
+        latent = norm(W x)                                      cached in generation, with the rotary key
         key of a head = (rotated W x, shared by all heads; W latent),   value = W latent
         query of a head = (rotated W z; W z),   z = x, or norm(W x) with `query_rank`
 
     The rotated part comes first, as `rotate` takes it. Scores are scaled by 1 / sqrt(n + r) or `attention_scale`; YaRN's
-    mscale_all_dim m multiplies that by (0.1 m ln(factor) + 1)². Biases of queries, keys and values are those of the projections
-    from the residual stream to latents and to the rotary key, as in DeepSeek's.
+    mscale_all_dim m multiplies that by (0.1 m ln(factor) + 1)². `qkv_bias` applies to the projections from the residual stream
+    to the latents and to the rotary key, as in DeepSeek's models.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -98,7 +98,7 @@ class LatentAttention(nn.Module):
 
     @property
     def of_latents(self) -> list[nn.Module]:
-        """The layers without heads."""
+        """The layers whose outputs all heads share."""
         found = (self.query_latent, self.query_latent_norm, self.latent, self.latent_norm, self.rotary_key)
         return [module for module in found if module is not None]
 
@@ -110,7 +110,7 @@ class LatentAttention(nn.Module):
         """Attention of few new positions without the keys and values of earlier ones: (B, H, T, r + n) → (B, T, H·v).
 
         A score is q·(W latent) = (Wᵀ q)·latent, so all heads attend to the latents themselves, and the value's projection
-        follows (section 2.1.2). The weighted sum of what is kept has the rotary keys, too; they are dropped.
+        follows (section 2.1.2). The weighted sum contains the rotary keys too, which are cut off.
         """
         of_keys = _matrix(self.key).unflatten(0, (q.size(1), -1))  # (H, n, c)
         of_values = _matrix(self.value).unflatten(0, (q.size(1), -1))  # (H, v, c)

@@ -1,15 +1,12 @@
-"""The settings of latent attention (`model.latent`), and the rules between them and others. No torch."""
+"""The settings of latent attention (`model.latent`), and which other settings go with them. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from lit_llm.core.number_domain import above, whole
-
-if TYPE_CHECKING:
-    from lit_llm.models.config import GPTConfig
 
 
 @dataclass
@@ -27,11 +24,11 @@ class LatentConfig:
     nope_head_dim: Annotated[int, whole(1, 65_536)] = 128
     """Dimensions of a head's queries and keys without rotary embedding."""
     rope_head_dim: Annotated[int, whole(2, 65_536)] = 64
-    """Those with it. All heads share their part of the key. Must be even."""
+    """Dimensions of a head's queries and keys with rotary embedding. All heads share this part of the key. Must be even."""
     value_head_dim: Annotated[int, whole(1, 65_536)] = 128
     """Width of a head's values."""
     norm_eps: Annotated[float, above(0, 1)] = 1e-6
-    """Epsilon of the RMSNorms of the latents. DeepSeek's models have this one, whatever that of their other norms is."""
+    """Epsilon of the RMSNorms of the latents. DeepSeek's models have 1e-6 here, whatever their other norms have."""
 
     @property
     def head_dim(self) -> int:
@@ -39,17 +36,17 @@ class LatentConfig:
         return self.nope_head_dim + self.rope_head_dim
 
     def widths(self, n_head: int) -> tuple[int, ...]:
-        """Inputs of the projections inside attention; those from the residual stream not counted."""
+        """Input widths of the projections inside attention, without those that read the residual stream."""
         return self.query_rank or 1, self.kv_rank, n_head * self.value_head_dim
 
     def matrices(self, n_embd: int, n_head: int) -> int:
-        """Parameters of a block's projections, without biases."""
+        """Number of parameters of a block's projections, without biases."""
         queries, shared = n_head * self.head_dim, n_embd * (self.kv_rank + self.rope_head_dim)
         of_queries = n_embd * queries if self.query_rank is None else self.query_rank * (n_embd + queries)
         of_keys_and_values = self.kv_rank * n_head * (self.nope_head_dim + self.value_head_dim)
         return of_queries + shared + of_keys_and_values + n_head * self.value_head_dim * n_embd
 
-    def problems(self, model: GPTConfig) -> Iterator[tuple[str, str]]:
+    def problems(self, model: Any) -> Iterator[tuple[str, str]]:
         """(sentence, flags) for each setting that latent attention cannot be combined with. Numbers are within ranges."""
         if self.rope_head_dim % 2:
             yield (

@@ -38,7 +38,7 @@ OF_TRANSFORMERS = {
     "up_proj": "up",
     "down_proj": "mlp.project",
 }
-"""Linear layers by their usual names in transformers and peft. Only messages use it: here they have one name."""
+"""Names of linear layers in transformers and peft → their names here. Only error messages use it."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class LoRAConfig:
     alpha: Annotated[float, above(0, 10**6)] = 32.0
     """Updates are scaled by alpha / rank."""
     targets: list[str] | None = None
-    """Linear layers of every block, such as query, or attention.project for that of attention only. null: all but routers and
-    routed experts, which have adapters if they are named: router, experts.up, experts.gate, experts.project."""
+    """Names of linear layers of the blocks, such as query; attention.project means attention's project only. null: all but
+    routers and routed experts, which have adapters if they are named: router, experts.up, experts.gate, experts.project."""
     dropout: Annotated[float, below(0, 1)] = 0.0
     """Probability of dropping an input of an adapter in training. The frozen layer sees all inputs."""
 
@@ -63,8 +63,8 @@ class LoRAConfig:
 class Adapted(KeepsPrecision):
     """A layer with an adapter: A ``lora_a`` (r, i) and B ``lora_b`` (o, r), or those of E experts: (E, r, i) and (E, o, r).
 
-    It takes over parameters, with their names, dtype and device, buffers and settings of the layer that it replaces. Adapters
-    are stored in fp32 at least, and computed in the dtype of the input: a base in bf16 loses no update to rounding.
+    It takes over the parameters, buffers and settings of the layer that it replaces, with their names, dtypes and devices.
+    Adapters are stored in fp32 at least, so that rounding loses no update, and computed in the dtype of the input.
     """
 
     weight: Any  # of `nn.Linear`, a router or a stack, whose types differ
@@ -80,7 +80,7 @@ class Adapted(KeepsPrecision):
         self.scale = config.scale
 
     def reset_adapter(self) -> None:
-        """A as torch initialises a linear layer (as in the paper's code and peft), B zero: the first output is the base's."""
+        """Initialise A as torch does a linear layer (as the paper's code and peft do), and B with zeros: no update at first."""
         bound = 1 / math.sqrt(self.lora_a.size(-1))
         draw_(self.lora_a, partial(nn.init.uniform_, a=-bound, b=bound))
         nn.init.zeros_(self.lora_b)
@@ -90,7 +90,7 @@ class LoRALinear(Adapted, DropsInputs):
     """y = x Wᵀ + b + scale · dropout(x) Aᵀ Bᵀ.
 
     Args:
-        name: of the layer in its block: one of `dropout.SITES`, or below mlp.shared, which is a block's only MLP then.
+        name: the layer's name in its block: one of `dropout.SITES`, or a name below mlp.shared, a block's only MLP then.
     """
 
     def __init__(self, linear: nn.Linear, config: LoRAConfig, name: str) -> None:
@@ -107,7 +107,7 @@ class LoRALinear(Adapted, DropsInputs):
         return weight + (self.scale * (self.lora_b @ self.lora_a)).to(weight.dtype)
 
     def update(self, x: Tensor, a: Tensor, b: Tensor, drops: Drops | None) -> Tensor:
-        """What the adapter adds to the output: (B, T, i) → (B, T, o)."""
+        """Return the adapter's term of the output: (B, T, i) → (B, T, o)."""
         x = drop(x, self.dropout, drops, self.site, stream=False, first=self.first_input)
         low = F.linear(x, a.to(x.dtype)) * self.scale  # (B, T, r)
         return F.linear(low, b.to(x.dtype))
@@ -122,7 +122,7 @@ class LoRARouter(Adapted, Router):
 
 
 class LoRAStackedLinear(Adapted, StackedLinear):
-    """A linear layer of each expert, and an adapter of each."""
+    """A linear layer and an adapter for each expert."""
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         y = super().forward(x, ends)
@@ -159,24 +159,24 @@ Layer: TypeAlias = nn.Linear | StackedLinear | Router
 
 
 def _linear_layers(model: GPT) -> dict[str, Layer]:
-    """What an adapter can stand beside in the blocks, by name, such as blocks.0.attention.query."""
+    """Return the layers of the blocks that can have an adapter, by name, such as blocks.0.attention.query."""
     found = model.named_modules()
     return {name: module for name, module in found if isinstance(module, Layer) and name.startswith("blocks.")}
 
 
 def layer_name(name: str, layer: Layer) -> str:
-    """What targets name: attention.query for blocks.0.attention.query, mlp.experts.up for routed experts."""
+    """Return a layer's name in targets: attention.query for blocks.0.attention.query, mlp.experts.up for routed experts."""
     *_, inside = name.split(".", 2)
     return inside.replace("mlp.", "mlp.experts.") if isinstance(layer, StackedLinear) else inside
 
 
 def target_problems(config: LoRAConfig, model: GPTConfig) -> list[str]:
-    """A sentence for each target that the blocks of a valid model do not have, or that cannot have the dropout."""
+    """Return a sentence for each target that a valid model does not have, or that cannot have the adapters' dropout."""
     return _target_problems(config, _linear_layers(_on_meta(model)))
 
 
 def rank_problem(config: LoRAConfig, model: GPTConfig) -> str | None:
-    """A sentence if the rank is above that of the smallest targeted matrix of a valid model: an update cannot have it."""
+    """Return a sentence if the adapters' rank is above the rank of the smallest targeted matrix of a valid model."""
     named = {layer_name(name, layer): layer for name, layer in _linear_layers(_on_meta(model)).items()}
     layers = {name: layer for name, layer in named.items() if _is_target(name, layer, config)}
     if not layers:
@@ -229,7 +229,7 @@ def _target_problems(config: LoRAConfig, modules: Mapping[str, Layer]) -> list[s
 
 
 def _endings(layer: str) -> list[str]:
-    """What names a layer: `up`, `shared.up`, `mlp.shared.up`, also others'. `up` alone names no routed experts."""
+    """Return the targets that mean a layer, such as `up`, `shared.up` and `mlp.shared.up`. `up` means no routed experts."""
     names = layer.split(".")
     found = [".".join(names[start:]) for start in reversed(range(len(names)))]
     return found[1:] if "experts" in names else found
@@ -248,7 +248,7 @@ def reset_adapters(model: nn.Module) -> None:
 
 
 class MergedTensor:
-    """A frozen weight plus the update of its adapter, in fp32. Indexing computes only that box, and reads no more from disk.
+    """A frozen weight plus the update of its adapter, in fp32. Indexing reads and computes only the box that is asked for.
 
     Args:
         weight: (o, i), or (E, o, i) of experts; a tensor or on disk.
@@ -260,7 +260,7 @@ class MergedTensor:
         self.weight, self.a, self.b, self.scale = weight, a, b, scale
         self.shape: torch.Size = weight.shape
         self.dtype: torch.dtype = weight.dtype
-        """Of the frozen weight."""
+        """Dtype of the frozen weight."""
 
     def __getitem__(self, box: Any) -> Tensor:
         whole = (slice(None),)
@@ -271,10 +271,10 @@ class MergedTensor:
 
 
 def merged_weights(weights: Mapping[str, Any], adapters: Mapping[str, Any], config: LoRAConfig) -> dict[str, MergedTensor]:
-    """The weights that have an adapter, merged with it, by their names.
+    """Return the weights that have an adapter, merged with it, by name.
 
     Args:
-        weights: of the frozen model, tensors or on disk.
+        weights: weights of the frozen model, tensors or on disk.
         adapters: `….lora_a` (…, r, i) and `….lora_b` (…, o, r) by name.
 
     Raises:
@@ -298,17 +298,17 @@ def merged_weights(weights: Mapping[str, Any], adapters: Mapping[str, Any], conf
 
 
 def trainable(model: nn.Module) -> tuple[int, int]:
-    """The numbers of trainable and of all parameters."""
+    """Return the numbers of trainable and of all parameters."""
     counts = [(p.numel() * p.requires_grad, p.numel()) for p in model.parameters()]
     return sum(count for count, _ in counts), sum(count for _, count in counts)
 
 
 def flops_saved(model: GPT) -> float:
-    """How many FLOPs per token fewer than `GPTConfig.flops_per_token` a step needs, because matrices are frozen.
+    """FLOPs per token that a step saves, relative to `GPTConfig.flops_per_token`, because matrices are frozen.
 
     A frozen matrix needs no gradient of its own: 4 FLOPs per parameter and token instead of 6 (forward, and the gradient of
-    its input). An adapter needs 6, in top_k of the experts. The head counts as frozen, the look-up in the embedding not at
-    all. Zero without LoRA.
+    its input). An adapter needs 6; of routed experts, only top_k count. The head counts as frozen, the look-up in the
+    embedding not at all. Zero without LoRA.
     """
     moe = model.config.moe
     adapters = sum(

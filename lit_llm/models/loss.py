@@ -7,8 +7,8 @@ token count of the global batch. Both compute the same value and gradient:
     nll  = logsumexp(z) − z[target]                  nats, summed over targets ≠ -100
     loss = nll + z_loss · logsumexp(z)²              (z-loss: PaLM, arXiv 2204.02311, section 5)
 
-Of a model that predicts further tokens ahead, `with_ahead` adds their losses. `token_nll` gives the NLL of each token, for
-losses that are no sum over tokens.
+If a model predicts tokens further ahead, `with_ahead` adds their losses. `token_nll` gives the NLL of each token, for losses
+that are not sums over tokens.
 
 Letters: N rows (B·T), d width, V vocabulary rows of W including padding (with `VocabularyShards`: of this rank's shard of
 W), C rows of one chunk, R rows of one block of its softmax.
@@ -39,10 +39,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_llm.core._torch import IGNORED
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import STEPS, at_least, range_problems, whole
 from lit_llm.models.chunked_loss import (
-    IGNORED,
     CrossEntropyRows,
     RowNLL,
     VocabularyShards,
@@ -55,7 +55,7 @@ from lit_llm.models.distillation_loss import DistillationRows, TeacherLogits
 from lit_llm.models.router import RouterSums
 
 CHUNK_SIZE = 1024
-"""Rows of a chunk. Each chunk reads W twice and adds to its gradient; smaller ones save little (512 in bf16: 0.63 GB)."""
+"""Rows of a chunk. Each chunk reads W twice and adds to its gradient. Smaller chunks save little (512 in bf16: 0.63 GB)."""
 
 
 @dataclass
@@ -68,8 +68,8 @@ class LossConfig:
     """Weight of logsumexp(logits)^2 in the training loss, which limits the growth of logits (PaLM: 1e-4). Not in metrics."""
 
     ahead_weight: Annotated[float, at_least(0, 1000)] = 0.3
-    """Weight in the training loss of the mean loss of the tokens further ahead (DeepSeek-V3: 0.3, later 0.1), which
-    `model.predict_ahead` adds. Not in metrics but `train/loss_ahead`."""
+    """Weight in the training loss of the mean loss of the further tokens that `model.predict_ahead` adds (DeepSeek-V3: 0.3,
+    later 0.1). Only the metric `train/loss_ahead` has this loss."""
 
     def problems(self) -> list[str]:
         return range_problems(LossConfig, "loss", vars(self))
@@ -86,27 +86,27 @@ class LossSums(NamedTuple):
     loss: Tensor
     """Differentiable sum to minimise: NLL plus z-loss; float32 (float64 for float64 inputs)."""
     nll: Tensor
-    """Detached sum of the negative log-likelihood alone, in nats, same dtype: what perplexity is made of."""
+    """Detached sum of the negative log-likelihood alone, in nats, same dtype. Perplexity is computed from it."""
     count: Tensor  # type: ignore[assignment]  # hides tuple.count
     """Detached int64 number of targets ≠ -100."""
     row_nll: Tensor | None = None
-    """Only ``by_row``: `nll` of each sequence, shape (B,), same dtype."""
+    """Only with ``by_row``: `nll` of each sequence, shape (B,), same dtype."""
     row_count: Tensor | None = None
-    """Only ``by_row``: `count` of each sequence, shape (B,)."""
+    """Only with ``by_row``: `count` of each sequence, shape (B,)."""
     router: RouterSums | None = None
-    """Of a mixture of experts: detached, (L, …) of L blocks. `loss` includes its loss."""
+    """Only with experts: the sums of L routers, (L, …), detached. `loss` includes the routers' loss."""
     means: Tensor | None = None
-    """(k, 2): sums for k further means, and what each is divided by. With `predict_ahead` the `nll` and `count` of the tokens
-    further ahead, whose losses `loss` includes. Otherwise those that the objective names."""
+    """(k, 2): sums for k further means, and their divisors. With `predict_ahead`: `nll` and `count` of the tokens further
+    ahead, whose losses `loss` includes. Without it: the means that the objective names."""
     documents: Tensor | None = None
-    """Only of preferences: (B, D), the log-probability of each document."""
+    """Only for preferences: (B, D), the log-probability of each document."""
 
 
 def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> LossSums:
-    """Add the losses of the tokens further ahead: weight / N · the sum over N of them, each a sum over its own targets.
+    """Add the losses of N tokens further ahead: weight / N · their sum. Each loss is a sum over its own targets.
 
-    Divided by `count`, this is the loss of DeepSeek-V3 (arXiv 2412.19437, equations 24 and 25): each of the N means is over
-    the targets of the next token, of which a few more count at the ends of sequences.
+    Divided by `count`, this is the loss of DeepSeek-V3 (arXiv 2412.19437, equations 24 and 25): each of the N sums is divided
+    by the number of next tokens, of which each sequence has a few more.
     """
     loss = torch.stack([each.loss for each in ahead]).sum() * (weight / len(ahead))
     nll = torch.stack([each.nll for each in ahead]).sum()
@@ -115,7 +115,7 @@ def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> Loss
 
 
 def with_routers(sums: LossSums, routers: Sequence[RouterSums]) -> LossSums:
-    """Add the losses of the routers, which are sums over the same targets, and what they count."""
+    """Add the routers' losses, which are sums over the same targets, and store the routers' sums."""
     of_all = RouterSums(*map(torch.stack, zip(*routers, strict=True)))
     loss = sums.loss + of_all.loss.sum().to(sums.loss.dtype)
     return sums._replace(loss=loss, router=of_all._replace(loss=of_all.loss.detach()))
@@ -267,11 +267,11 @@ def token_nll(
     chunk_size: int | None = None,
     shards: VocabularyShards | None = None,
 ) -> Tensor:
-    """The NLL of each target in nats, 0 where it is ignored: for losses that are no sum over tokens.
+    """Return the NLL of each target in nats, 0 where it is ignored: for losses that are not sums over tokens.
 
-    Shape of ``targets``, float32 (float64 for float64 inputs). The forward pass keeps no logits. The backward pass computes
-    them again, ``chunk_size`` rows at a time (None: all): it costs one product more than `chunked_cross_entropy`, and as much
-    memory. Arguments and errors are those of `cross_entropy`.
+    It has the shape of ``targets`` and is float32 (float64 for float64 inputs). The forward pass keeps no logits. The backward
+    pass computes them again, ``chunk_size`` rows at a time (None: all). This costs one product more than
+    `chunked_cross_entropy`, and as much memory. Arguments and errors are those of `cross_entropy`.
     """
     rows = checked_rows(hidden, weight, targets, vocab_size, shards)
     row_loss = CrossEntropyRows(real_columns(weight, vocab_size, shards), softcap, shards=shards)

@@ -14,7 +14,7 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import Drops, apply_linear
 
 CLAMP, SIGMOID_GAIN = 7.0, 1.702
-"""Of `clamped_swiglu`, which is GPT-OSS's (arXiv 2508.10925): g = min(gate, 7), g σ(1.702 g) (1 + clamp(up, ±7))."""
+"""Constants of `clamped_swiglu`, GPT-OSS's gate (arXiv 2508.10925): g = min(gate, 7), g σ(1.702 g) (1 + clamp(up, ±7))."""
 
 
 class MLP(nn.Module):
@@ -63,5 +63,5 @@ class Activation:
         return F.gelu(x, approximate=self.gelu_approximate)
 
     def gated(self, up: Tensor) -> Tensor:
-        """What the activation of the gate is multiplied by."""
+        """Return the factor of the gate's activation: `up`, or clamp(up, ±7) + 1 in `clamped_swiglu`."""
         return up.clamp(-CLAMP, CLAMP) + 1 if self.kind == "clamped_swiglu" else up

@@ -25,11 +25,11 @@ _DOMAINS = {
     "beta_fast": at_least(0.001, 10**6),
     "beta_slow": at_least(0.001, 10**6),
 }
-"""Of the numbers that are no factors."""
+"""Ranges of the numbers that are not factors."""
 
 
 def value_problem(key: str, value: Any) -> str | None:
-    """What to say after the name of one value of `rope_scaling`, if it is wrong whatever the model is."""
+    """Return why one value of `rope_scaling` is wrong for any model, as text after its name; None if it is not."""
     if key == "truncate":
         return None if isinstance(value, bool) else f"is {shown(value)}, but must be true or false"
     if key not in _LISTS:
@@ -45,8 +45,8 @@ def rope_scaling_problems(scaling: Any, rotated: int, where: str) -> Iterator[st
     """Why a `rope_scaling` cannot be used, one sentence each.
 
     Args:
-        rotated: dimensions of a head that are rotated.
-        where: its dotted name.
+        rotated: number of rotated dimensions of a head.
+        where: dotted name of the setting.
     """
     if not isinstance(scaling, dict):
         yield f"{where} is {shown(scaling)}, but must be a dict or null"

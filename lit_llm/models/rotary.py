@@ -20,19 +20,19 @@ class PositionsInDocuments(NamedTuple):
     positions: Tensor
     """(B, S) int64, from 0."""
     lengths: Tensor
-    """(B, S) int64: positions of the document, as far as it is in the sequence."""
+    """(B, S) int64: number of positions that the document has in the sequence."""
 
 
 def document_numbers(ids: Tensor, eos_id: int) -> Tensor:
     """Number the documents of each sequence: (B, S) ids → (B, S). An end-of-document id opens the document after it.
 
-    So does the data's numbering if documents begin with no id of their own: the first token is predicted from that id.
+    The data numbers documents in the same way if they have no id at their start: the first token is predicted from that id.
     """
     return ids.eq(eos_id).cumsum(dim=1)
 
 
 def places_in(documents: Tensor) -> PositionsInDocuments:
-    """The places of (B, S) document numbers, which never decrease along a sequence. Nothing waits for the device."""
+    """Positions in documents from (B, S) document numbers, which never decrease along a sequence. Nothing waits for a GPU."""
     batch, size = documents.shape
     place = torch.arange(size, device=documents.device).expand(batch, size)  # (B, S)
     changes = documents[:, 1:] != documents[:, :-1]  # (B, S - 1)
@@ -60,7 +60,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class RotaryTable(KeepsPrecision):
-    """Cosines and sines of all positions of one kind of layer. In bf16, position 4,001 would get the angle of 4,000.
+    """fp32 cosines and sines of all positions of one kind of layer. In bf16, position 4,001 would get the angle of 4,000.
 
     Args:
         positions: number of positions, T.
@@ -87,7 +87,8 @@ class RotaryTable(KeepsPrecision):
         """Cosines and sines of the positions from `start` to `end`, (end - start, r/2) each.
 
         Args:
-            places: of (B, T) positions within documents instead: (B, 1, T, r/2). Each document is rotated as if it were alone.
+            places: positions within documents to use instead, (B, T). Each document is rotated as if it were alone, and the
+                results are (B, 1, T, r/2).
         """
         if places is not None:
             long = 0 if self.short_context is None else (places.lengths > self.short_context).long()  # (B, T)
@@ -116,10 +117,10 @@ def scale_frequencies(
 
     Args:
         frequency: (r/2,) radians per position.
-        theta: their base.
+        theta: base of the frequencies.
         scaling: `GPTConfig.rope_scaling`.
         positions: longest context of the model.
-        long: LongRoPE's factors of sequences longer than the original context.
+        long: use LongRoPE's factors for sequences longer than the original context.
     """
     if scaling is None:
         return frequency, 1.0
@@ -165,8 +166,8 @@ def _yarn(
 ) -> tuple[Tensor, float]:
     """YaRN (Peng et al. 2023, arXiv 2309.00071).
 
-    Frequencies with more than `beta_fast` turns in the original context are kept. Those with fewer than `beta_slow` turns are
-    divided by `factor`. In between, the two are interpolated linearly in the index of the frequency.
+    Frequencies with more than `beta_fast` turns in the original context are kept, and frequencies with fewer than `beta_slow`
+    turns are divided by `factor`. In between, the two are interpolated linearly in the index of the frequency.
 
     Args:
         attention_factor: factor of cosines and sines. None: 0.1 ln(factor) + 1.
@@ -175,7 +176,7 @@ def _yarn(
     half = frequency.numel()
 
     def index(turns: float) -> float:
-        """The index whose frequency makes so many turns in the original context."""
+        """Return the index of the frequency that makes so many turns in the original context."""
         return half * math.log(original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
 
     first, last = index(beta_fast), index(beta_slow)
@@ -203,7 +204,7 @@ def _longrope(
     """LongRoPE (Ding et al. 2024, arXiv 2402.13753): a divisor for each frequency, found by search.
 
     Args:
-        factor: length of the context relative to the original one. None: as the model's.
+        factor: length of the context relative to the original one. None: `positions` relative to the original one.
         attention_factor: factor of cosines and sines. None: sqrt(1 + ln(factor) / ln(original context)).
     """
     divisors = torch.tensor(long_factor if long else short_factor, device=frequency.device, dtype=torch.float32)  # (r/2,)

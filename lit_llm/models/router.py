@@ -25,16 +25,16 @@ class RouterSums(NamedTuple):
     counts: Tensor
     """(E,) int64: how many of the tokens each expert computed."""
     entropy: Tensor
-    """0-d, detached: of the tokens' probabilities, in nats."""
+    """0-d, detached: the entropy of the tokens' probabilities, in nats."""
     z: Tensor
     """0-d, detached: logsumexp(logits)²."""
 
 
 class Routing(NamedTuple):
-    """What the router says about N tokens."""
+    """The router's result for N tokens."""
 
     experts: Tensor
-    """(N, k) int64, in ascending order. So sums over a token's experts have one order, whichever score is larger."""
+    """(N, k) int64, in ascending order, so that sums over a token's experts do not depend on the order of the scores."""
     weights: Tensor
     """(N, k) fp32."""
     logits: Tensor
@@ -49,13 +49,13 @@ class Router(KeepsPrecision):
         s = softmax(W x + b), or sigmoid(W x + b);   choice = the k largest of s + c;   weights = scale · s / Σ s
 
     c is `choice_bias`, which `ExpertBalance` moves (Wang et al. 2024, arXiv 2408.15664): it is not trained, and not part of the
-    weights. In bf16, its steps of 0.001 would be lost. Equal scores go to the lower number, so that all processors and layouts
-    choose alike.
+    weights. In bf16, its steps of 0.001 would be lost. If scores are equal, the expert with the lower number is chosen, so that
+    all processors and layouts choose alike.
 
     Losses, each a sum over the counted tokens of a block:
 
     * balance: E Σ_i share_i p_i, with `shares` of the previous optimizer step's global batch. The loss of Fedus et al. 2022
-      (arXiv 2101.03961) has the shares of its own batch, which are known after its last micro-batch only;
+      (arXiv 2101.03961) uses the shares of the current batch, which are known after its last micro-batch only;
     * sequence_balance: the same with the shares within the sequence (DeepSeek-V3, arXiv 2412.19437, section 2.1.2);
     * z_loss: logsumexp(logits)² (Zoph et al. 2022, arXiv 2202.08906).
     """
@@ -75,12 +75,12 @@ class Router(KeepsPrecision):
 
     @torch.no_grad()
     def reset_buffers(self) -> None:
-        """No bias, equal shares."""
+        """Set `choice_bias` to zero and all `shares` equal."""
         self.choice_bias.zero_()
         self.shares.fill_(1 / self.config.experts)
 
     def forward(self, x: Tensor) -> Routing:
-        """Route N tokens: (N, d)."""
+        """Route N tokens, (N, d)."""
         with torch.autocast(x.device.type, enabled=False):
             dtype = torch.promote_types(x.dtype, torch.float32)
             logits = self.logits(x.to(dtype))
@@ -103,7 +103,7 @@ class Router(KeepsPrecision):
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def choose(self, scores: Tensor) -> Tensor:
-        """The numbers of the k largest scores, in ascending order: (N, E) → (N, k)."""
+        """Return the numbers of the k experts with the largest scores, in ascending order: (N, E) → (N, k)."""
         config = self.config
         groups, top_groups = config.effective_groups
         if top_groups < groups:
@@ -115,7 +115,7 @@ class Router(KeepsPrecision):
         return _largest(scores, config.top_k).sort(dim=1).values
 
     def sums(self, routing: Routing, counted: Tensor) -> RouterSums:
-        """The sums over the counted targets, (B, T) bool, of B · T tokens."""
+        """Return the sums over the counted targets, (B, T) bool, of B · T tokens."""
         config, (batch, length) = self.config, counted.shape
         with torch.autocast(counted.device.type, enabled=False):
             p, where = routing.probabilities, counted.reshape(-1)  # (N, E), (N,)
@@ -150,5 +150,5 @@ def initial_buffers(experts: int) -> dict[str, Tensor]:
 
 
 def _largest(scores: Tensor, k: int) -> Tensor:
-    """(N, k): the columns of the k largest of (N, E). Of equal ones the first: `topk` promises no order."""
+    """Return the columns of the k largest scores, (N, E) → (N, k). The first of equal scores wins; `topk` promises no order."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]

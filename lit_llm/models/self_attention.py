@@ -56,9 +56,9 @@ class Attention(nn.Module):
 
         Args:
             rotation: cos and sin of the rotary angles. None: no rotary embedding.
-            see: what each position attends to.
+            see: which keys each position sees.
             cache: keys and values of the positions before these; extended in place.
-            drops: what is dropped. None: nothing.
+            drops: the numbers from which dropout masks are computed. None: nothing is dropped.
         """
         q, k, v = (apply_linear(layer, x, drops) for layer in (self.query, self.key, self.value))
         if self.query_convolution is not None and self.key_convolution is not None and self.value_convolution is not None:
@@ -103,7 +103,7 @@ class Attention(nn.Module):
 
 
 def without_own_value(y: Tensor, v: Tensor) -> Tensor:
-    """(B, H, T, h) outputs of heads without their parts along the values (B, K, T, h) of the same positions."""
+    """Remove from outputs of heads, (B, H, T, h), their parts along the values (B, K, T, h) of the same positions."""
     grouped, v = y.unflatten(1, (v.size(1), -1)), v.unsqueeze(2)  # (B, K, H / K, T, h), (B, K, 1, T, h)
     part = _dot(grouped, v) / _dot(v, v).clamp(min=torch.finfo(torch.float32).tiny)  # (B, K, H / K, T)
     return torch.addcmul(grouped, part[..., None].to(y.dtype), v, value=-1).flatten(1, 2)

@@ -33,7 +33,7 @@ class ShortConvolution(nn.Module):
         # One dimension, channel by channel: it is a vector for the optimizer, and tensor parallelism splits it by channels.
         self.weight = nn.Parameter(torch.empty(channels * positions))
         self.stream: SequenceShard | None = None
-        """Set by tensor parallelism if its ranks share the positions of the input: those of the context rank."""
+        """Set by tensor parallelism if its ranks share the positions of a context rank's input."""
 
     def forward(
         self,
@@ -45,8 +45,8 @@ class ShortConvolution(nn.Module):
         """(B, t, c) → (B, t, c).
 
         Args:
-            documents: (B, T) document numbers of the whole sequence; with a cache of all positions so far. None: one document.
-            cache: has the positions before these; extended in place.
+            documents: (B, T) document numbers of the whole sequence, including cached positions. None: one document.
+            cache: inputs at the positions before these; extended in place.
             shard: set if ranks share the sequence.
         """
         past, batch = self.positions - 1, x.size(0)
@@ -54,7 +54,7 @@ class ShortConvolution(nn.Module):
             all_x = cache.with_past(self, x, past)  # (B, n - 1 + T, c)
         elif shard is None and self.stream is None:
             all_x = F.pad(x, (0, 0, past, 0))
-        else:  # pieces are further sequences
+        else:  # each piece counts as a sequence
             x, before = _pieces(x, past, shard, self.stream)
             all_x = torch.cat((before, x), dim=1)  # (B·k, n - 1 + p, c)
         weight = differentiable_part(self.weight).view(-1, self.positions)  # (c, n), the newest position first
@@ -65,7 +65,7 @@ class ShortConvolution(nn.Module):
             kernel = weight.flip(1)[:, None, :, None].to(x.dtype)  # (c, 1, n, 1)
             y = x + F.conv2d(image, kernel, groups=x.size(2)).permute(0, 2, 3, 1).squeeze(2)
             return y.reshape(batch, -1, y.size(2))
-        # In the type of x, under autocast too, where the convolution above is computed in the narrow type.
+        # These sums are in the type of x, also under autocast, which computes the convolution above in the narrow type.
         weight = weight.t().to(x.dtype).contiguous()  # (n, c)
         y = x * (1 + weight[0])
         for i in range(1, self.positions):
@@ -88,15 +88,15 @@ def _in_same_document(documents: Tensor, lag: int) -> Tensor:
 
 
 def _pieces(x: Tensor, count: int, context: SequenceShard | None, stream: SequenceShard | None) -> tuple[Tensor, Tensor]:
-    """This rank's positions as contiguous pieces, and the positions before each: (B, t, c) → (B·k, p, c), (B·k, count, c).
+    """Return this rank's contiguous pieces and the positions before each: (B, t, c) → (B·k, p, c), (B·k, count, c).
 
-    Positions before the first of the sequence are zeros. First the ranks of `stream` gather the last positions of all pieces
-    of their k chunks, then the ranks of `context` those of all chunks. A piece shorter than `count` is gathered whole, so the
-    last positions of what was gathered are those before a piece, whatever its length.
+    Positions before the start of the sequence are zeros. First the ranks of `stream` gather the last positions of all pieces of
+    their k chunks, then the ranks of `context` gather the last positions of all chunks. Pieces shorter than `count` are
+    gathered whole, so that the last gathered positions are always the ones before a piece.
 
     Args:
         context: the ranks that share the sequence: each has k chunks of it. None: this rank has one chunk, the whole.
-        stream: the ranks that share the chunks of a context rank, one after the other: each has k pieces. None: it has all.
+        stream: the ranks that share a context rank's positions in order: each has k pieces. None: this rank has all.
     """
     k = 1 if context is None else len(context.chunks)
     ranks, first = (1, 0) if stream is None else (stream.ranks, stream.rank * k)

@@ -1,4 +1,4 @@
-"""Norms of a block, and what keeps its precision in a model that is narrowed."""
+"""Norms of a block, and the base of modules that keep tensors in fp32 when a model is converted to bf16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_llm.models.config import GPTConfig
 
 
 class KeepsPrecision(nn.Module):
-    """A module of which `model.to(torch.bfloat16)` narrows only weight and bias: all else stays in fp32 at least."""
+    """A module in which `model.to(torch.bfloat16)` converts only weight and bias: other tensors stay in fp32 at least."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         parameters = [p for name, p in self.named_parameters(recurse=False) if name in ("weight", "bias")]

@@ -17,13 +17,13 @@ _OF_MLP = re.compile(r"blocks\.\d+\.mlp\.(up|gate|project)\.(weight|bias)")
 
 
 def upcycled(config: GPTConfig, weights: dict[str, Tensor], experts: int) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """A model that computes what the dense one does: each expert is its MLP, and two compute a token.
+    """Return a model that computes what the dense one does: each expert is a copy of its MLP, and two compute a token.
 
-    Routers are drawn (seed 0), so that tokens go to different experts, which then learn different things.
+    The routers' weights are random (seed 0), so that tokens go to different experts, which then learn different things.
 
     Args:
         weights: the state_dict of the dense model.
-        experts: of each block.
+        experts: number of experts in each block.
 
     Raises:
         UserError: the model has experts already, or `experts` is not a number that it can have.

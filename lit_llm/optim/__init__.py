@@ -1,9 +1,9 @@
 """Parameter groups, and the optimizers `MuonAdamW` and `Lion`.
 
-SGD, AdamW and Adafactor come from torch.optim; any of them takes the groups of `parameter_groups`. Each group has its own
-``lr``, so a schedule scales all of them alike. A step never synchronises host and device.
+SGD, AdamW and Adafactor come from torch.optim; each takes the groups of `parameter_groups`. Each group has its own ``lr``, and
+a schedule scales all rates alike. A step never synchronises host and device.
 
-With distributed parameters (FSDP2, tensor parallelism) a step equals that of whole parameters, up to rounding. Elementwise
+With distributed parameters (FSDP2, tensor parallelism) a step equals a step of whole parameters, up to rounding. Elementwise
 updates run on each rank's part. Muon needs whole matrices: each step gathers the momentum, and each rank orthogonalises a
 different part of the matrices.
 

@@ -3,7 +3,7 @@
 Parts travel along one dimension of the mesh after the other, the last one first: with tensor parallelism, within a machine
 before between machines. Only groups of the matrices' own mesh are used, so pipeline stages do not wait for each other.
 Along replicated dimensions ("rows" of equal replicas) the parts need not travel to an owner, because its row has them all.
-Its update goes to the other rows in parts, from each rank to its counterparts.
+The update goes to the other rows in parts, from each rank of the owner's row to its counterparts.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Matrix:
 
     @lru_cache(maxsize=65536)  # noqa: B019  # by value: matrices of one shape share an entry
     def box(self, mesh_shape: tuple[int, ...], at: Coordinate) -> tuple[slice, ...]:
-        """Rows and columns of the rank at a coordinate."""
+        """Return the rows and columns that the rank at a coordinate holds."""
         size, offset = box_at(self.shape, mesh_shape, at, self.placements)
         return tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
 
     def numel(self, mesh_shape: tuple[int, ...], at: Coordinate) -> int:
-        """Elements of the part of the rank at a coordinate."""
+        """Return the number of elements that the rank at a coordinate holds."""
         rows, columns = self.box(mesh_shape, at)
         return (rows.stop - rows.start) * (columns.stop - columns.start)
 
 
 @dataclass(frozen=True)
 class _Hop:
-    """One all-to-all along a dimension: (matrix, whose part) to and from each peer on the way to the owners."""
+    """One all-to-all along a mesh dimension, towards the owners. Each peer's list has (matrix, coordinate whose part it is)."""
 
     group: dist.ProcessGroup
     sent: list[list[tuple[int, Coordinate]]]
@@ -62,7 +62,7 @@ class MatrixExchange:
 
     Attributes:
         rows: the numbers of this exchange's matrices by row of replicas, in an order that is equal on all ranks.
-        row: this rank's.
+        row: the row of replicas that this rank is in.
         mine: the matrices of this rank's row.
     """
 
@@ -91,7 +91,7 @@ class MatrixExchange:
         for d in reversed(range(len(shape))):
             if d in self._replicated or shape[d] == 1:  # dimensions of one rank have no group
                 continue
-            # Before this hop a rank has the parts of all ranks along `before`, of matrices whose owner it matches there.
+            # Before this hop a rank has all parts along `before`, of the matrices whose owner has the rank's coordinates there.
             near = [i for i in self.mine if all(self._owner[i][k] == at[k] for k in before)]
             sources = [range(shape[k]) if k in before else [at[k]] for k in range(len(shape))]
             sent, received = [], []
@@ -104,11 +104,11 @@ class MatrixExchange:
         return hops
 
     def gather(self, parts: dict[int, Tensor], like: Tensor) -> dict[int, Tensor]:
-        """The whole matrices (r, c) that this rank owns, from each rank's parts of the matrices in `mine`.
+        """Return the whole matrices (r, c) that this rank owns, from all ranks' parts of the matrices in `mine`.
 
         Args:
-            parts: flat. The dict is emptied, so that their memory is free as soon as they are sent.
-            like: empty, with the dtype and the device of the parts, for ranks without any.
+            parts: flat parts by matrix. The dict is emptied, so that their memory is free as soon as they are sent.
+            like: an empty tensor with the dtype and device of the parts, for ranks without parts.
         """
         held = {(i, self._at): parts.pop(i) for i in self.mine}
         for hop in self._hops:
@@ -126,7 +126,7 @@ class MatrixExchange:
         return whole
 
     def scatter(self, whole: dict[int, Tensor], like: Tensor) -> dict[int, Tensor]:
-        """This rank's parts of the matrices in `mine`, flat, from the whole ones that each rank owns. Empties `whole`."""
+        """Return this rank's flat parts of the matrices in `mine`, from the whole matrices of all owners. Empties `whole`."""
         shape = tuple(self._mesh.shape)
         everywhere = [[self._at[d]] if d in self._replicated else range(n) for d, n in enumerate(shape)]
         held = {}
@@ -140,10 +140,10 @@ class MatrixExchange:
         return {i: held[i, self._at] for i in self.mine}
 
     def share(self, row: Coordinate, parts: dict[int, Tensor], like: Tensor) -> list[Tensor]:
-        """Parts of the matrices of a row, flat, on all rows: from each rank of that row to its counterparts.
+        """Return this rank's flat parts of the matrices of a row, which each rank of that row sends to its counterparts.
 
         Args:
-            parts: of the matrices in `mine`. Those of this row are taken out.
+            parts: flat parts of the matrices in `mine`. Matrices of this row are removed from the dict.
         """
         own = [parts.pop(i) for i in self.rows[row]] if row == self.row else []
         if not self._replicated:
@@ -158,7 +158,7 @@ class MatrixExchange:
         return list(buffer.split(sizes))
 
     def to_all_ranks(self, vectors: dict[int, Tensor], device: torch.device) -> dict[int, Tensor]:
-        """A number (fp32) for each row of each matrix of this exchange, on all ranks, from those that each rank owns.
+        """Return a number (fp32) for each row of each matrix of this exchange, on all ranks, from the matrices' owners.
 
         Adding the zeros of the other ranks is exact, so all ranks have the same bits.
 
@@ -177,7 +177,7 @@ class MatrixExchange:
         return found
 
     def local_rows(self, i: int) -> slice:
-        """The rows of a matrix of which this rank has a part."""
+        """Return the slice of a matrix's rows of which this rank holds a part."""
         return self._matrices[i].box(tuple(self._mesh.shape), self._at)[0]
 
     def _exchange(
@@ -197,7 +197,7 @@ class MatrixExchange:
         sent = torch.cat([like, *(held[key] for keys in to for key in keys)])  # `like` is empty
         held.clear()
         received = like.new_empty(sum(sizes(arriving)))
-        if self.mine:  # else nothing travels in this row
+        if self.mine:  # without matrices, nothing travels in this row
             dist.all_to_all_single(
                 received, sent, [sum(sizes(keys)) for keys in come], [sum(sizes(keys)) for keys in to], group=group
             )
@@ -205,7 +205,7 @@ class MatrixExchange:
 
 
 def exchanges_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[MatrixExchange]:
-    """The exchanges, one after the other, of matrices on one mesh that are replicated along the same dimensions."""
+    """Return the exchanges, one a turn, of matrices on one mesh that are replicated along the same dimensions."""
     chosen = owners([matrix.shape for matrix in matrices], mesh.size())
     sizes = [rows * columns for rows, columns in (matrix.shape for matrix in matrices)]
     return [MatrixExchange(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]

@@ -1,4 +1,4 @@
-"""What MuonAdamW and Lion share: a step over the groups, and its undoing where `found_inf` is 1."""
+"""The base class of MuonAdamW and Lion: a step over the groups, which is undone if `found_inf` is 1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GroupOptimizer(Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient, once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -32,7 +32,7 @@ class GroupOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _update_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Update those parameters of a group that have gradients."""
+        """Update `params`, the parameters of a group that have gradients."""
 
 
 @contextmanager
@@ -52,5 +52,5 @@ def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
 
 
 def to_device(device: torch.device, tensor: Tensor) -> Tensor:
-    """Copy a tensor to a device, without synchronising. A copy to the host waits, or the host would read it too early."""
+    """Copy a tensor to a device, without synchronising. A copy to the host waits, so that the host cannot read it too early."""
     return tensor.to(device, non_blocking=device.type != "cpu")

@@ -17,7 +17,7 @@ from lit_llm.optim.owners import turns
 
 
 class Lion(GroupOptimizer):
-    """Lion (Chen et al. 2023, arXiv 2302.06675, algorithm 2): the sign of an interpolated momentum; one state.
+    """Lion (Chen et al. 2023, arXiv 2302.06675, algorithm 2). The update is the sign of an interpolated momentum.
 
         u = sign(β1 m + (1 − β1) g);   θ ← (1 − η λ) θ − η u;   m ← β2 m + (1 − β2) g
 
@@ -41,20 +41,20 @@ class Lion(GroupOptimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p]["exp_avg"] = torch.zeros_like(p)
-        # A step copies tensors that it may undo, and narrow parameters. Update in parts, so that the copies are small.
+        # A step copies narrow parameters, and all tensors if it may be undone. Update in parts, so that copies are small.
         copies = self.found_inf is not None or any(p.dtype.itemsize < 4 for p in params)
         if not copies:
             self._update(group, params)
             return
-        # On a CPU one parameter at a time, whose copies fit the cache.
+        # On a CPU, one parameter at a time is updated, so that its copies fit the cache.
         most = 0 if params[0].device.type == "cpu" else MUON_BATCH_NUMEL
         for numbers in turns([p.numel() for p in params], [0] * len(params), most):
             self._update(group, [params[i] for i in numbers])
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Narrow parameters are decayed and moved in fp32, and rounded once.
+        """Update parameters. Narrow ones are decayed and moved in fp32, and rounded once.
 
-        On CPUs `_foreach_mul_` rounds its factor to the tensors' dtype: in bf16, 0.998 becomes 0.996.
+        On CPUs `_foreach_mul_` would round its factor to the tensors' dtype: in bf16, 0.998 becomes 0.996.
         """
         local, grads = [local_part(p) for p in params], local_gradients(params)
         averages = [local_part(self.state[p]["exp_avg"]) for p in params]

@@ -42,9 +42,9 @@ class MuonAdamW(GroupOptimizer):
         v_i ← β2 v_i + (1 − β2) mean_j O_ij²;   N = O_ij / (√v_i + 10⁻⁸);   O ← N ‖O‖ / ‖N‖
 
     Muon updates a parameter if it has 2 dimensions and its group is named ``matrix`` or ``projection`` (as in
-    `parameter_groups`) or has no name, and the matrices of a parameter of 3 dimensions if it is named ``experts``. A group with
-    both kinds is split in two. Of a sharded parameter of experts, each rank orthogonalises its own experts, or all of which it
-    has a part.
+    `parameter_groups`) or has no name. It updates each matrix of a parameter with 3 dimensions if the group is named
+    ``experts``. A group with other parameters too is split in two. If a parameter of experts is sharded, each rank
+    orthogonalises every expert of which it holds a part.
 
     Args:
         lr: learning rate of Muon groups without their own.
@@ -54,9 +54,9 @@ class MuonAdamW(GroupOptimizer):
             float32 on CPUs. It does not depend on processor features, so that a run gives the same numbers on any CPU.
             "bfloat16" on a CPU with AMX is 2.3 to 6 times faster (k, r, c = 16, 128, 128: 2.8 instead of 6.4 ms; 8, 256, 1024:
             13 instead of 77 ms). Other CPUs emulate bf16. It increases differences between layouts to about 2^-8.
-        ns_method: of the iteration. "jordan": Jordan et al. 2024. "polar_express" (Amsel et al. 2025, arXiv 2505.16932)
-            brings singular values nearer to 1 in as many steps, and so in the same time.
-        normuon_beta2: β2 of NorMuon, in [0, 1). None: no NorMuon. Its state is a number a row, whole on all ranks.
+        ns_method: coefficients of the iteration. "jordan": Jordan et al. 2024. "polar_express" (Amsel et al. 2025, arXiv
+            2505.16932) brings singular values nearer to 1 in as many steps, and so in the same time.
+        normuon_beta2: β2 of NorMuon, in [0, 1). None: no NorMuon. Its state is one number per row, complete on all ranks.
         betas, eps: AdamW's options.
         weight_decay: decoupled weight decay of groups without their own, for both algorithms.
 
@@ -135,7 +135,7 @@ class MuonAdamW(GroupOptimizer):
             for i, p in enumerate(chosen):
                 if p.ndim == 2:
                     updates[i] = self._orthogonal(group, updates[i])
-                else:  # of experts: this rank's, and those of which it has a part
+                else:  # experts' matrices: gather every expert of which this rank holds a part
                     whole = updates[i]
                     if is_divided := isinstance(p, DTensor) and whole_experts(p) != list(p.placements):
                         parts = DTensor.from_local(whole, p.device_mesh, p.placements)
@@ -163,11 +163,11 @@ class MuonAdamW(GroupOptimizer):
         return self._planned[key]
 
     def _muon_on_mesh(self, group: dict[str, Any], turn: MatrixExchange, params: Sequence[DTensor]) -> None:
-        """Each matrix of a turn on its owner. Parts travel in the iteration's dtype."""
+        """Update the matrices of a turn, each orthogonalised by its owner. Parts travel in the iteration's dtype."""
         device = torch.device(params[0].device_mesh.device_type)
         like = torch.empty(0, dtype=newton_schulz_dtype(group["ns_dtype"], device.type), device=device)
         parts: dict[int, Tensor] = {}
-        for row, numbers in turn.rows.items():  # the momentum of all, the directions of those that this row orthogonalises
+        for row, numbers in turn.rows.items():  # moves all momentum; keeps the directions of this row's matrices
             updates = self._updates(group, [params[i] for i in numbers])
             if row == turn.row:
                 parts = {i: update.to(device, like.dtype).flatten() for i, update in zip(numbers, updates, strict=True)}
@@ -185,7 +185,7 @@ class MuonAdamW(GroupOptimizer):
             self._apply(group, [params[i] for i in numbers], turn.share(row, parts, like), of_row, boxes)
 
     def _updates(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
-        """Move the momentum of this rank's parts, and return their directions before they are orthogonal."""
+        """Move the momentum of this rank's parts, and return their directions, which are not yet orthogonalised."""
         grads, momentum = local_gradients(params), group["momentum"]
         buffers = [local_part(self.state[p]["momentum_buffer"]) for p in params]
         with undone_if(self.found_inf, buffers):
@@ -197,7 +197,7 @@ class MuonAdamW(GroupOptimizer):
         return newton_schulz(update, steps=group["ns_steps"], dtype=dtype, ns_method=group["ns_method"])
 
     def _orthogonal_experts(self, group: dict[str, Any], update: Tensor) -> Tensor:
-        """(E, r, c): each expert's matrix alone."""
+        """Orthogonalise each expert's matrix of (E, r, c) alone."""
         dtype = newton_schulz_dtype(group["ns_dtype"], update.device.type)
         made = update if dtype == update.dtype else torch.empty_like(update, dtype=dtype)
         for i, matrix in enumerate(update):
@@ -217,8 +217,8 @@ class MuonAdamW(GroupOptimizer):
         Narrow parameters are moved in fp32, because bf16 kernels round the ends of a tensor differently.
 
         Args:
-            squares: of each whole update, `mean_squares`. None: without NorMuon.
-            rows: of each parameter, this rank's, as an index of its numbers of rows.
+            squares: `mean_squares` of each whole update. None: without NorMuon.
+            rows: for each parameter, the index of this rank's rows among the factors of all rows.
         """
         local, lr = [local_part(p) for p in params], group["lr"]
         factors = None if squares is None else self._row_factors(group, params, squares)
@@ -234,7 +234,7 @@ class MuonAdamW(GroupOptimizer):
                     part.copy_(wide)
 
     def _row_factors(self, group: dict[str, Any], params: Sequence[Tensor], squares: list[Tensor]) -> list[Tensor]:
-        """Move NorMuon's averages, and return what the rows of each update are multiplied by, in fp32."""
+        """Move NorMuon's averages, and return the factors of the rows of each update, in fp32."""
         averages = [local_part(self.state[p]["row_square"]) for p in params]
         averages = [average if average.ndim == 1 else average.squeeze(-1) for average in averages]  # (r,), or (E, r)
         factors = []
@@ -243,7 +243,7 @@ class MuonAdamW(GroupOptimizer):
                 average.lerp_(square.to(average), 1 - group["normuon_beta2"])
                 square = square.to(average.device)
                 factor = 1 / (average.float().sqrt() + 1e-8)
-                norm = (square * factor.square()).sum(-1, keepdim=True).sqrt()  # of a row's mean, as is the next
+                norm = (square * factor.square()).sum(-1, keepdim=True).sqrt()  # over √columns, as is the norm below
                 factors.append(factor * (square.sum(-1, keepdim=True).sqrt() / norm.clamp(min=1e-30)))
         return factors
 
@@ -274,7 +274,7 @@ class MuonAdamW(GroupOptimizer):
 
 
 def mean_squares(update: Tensor) -> Tensor:
-    """(r,) in fp32, or (E, r): the mean square of each row."""
+    """Return the mean square of each row in fp32, (r,) or (E, r)."""
     return torch.linalg.vector_norm(update, dim=-1, dtype=torch.float32).square() / update.size(-1)
 
 

@@ -12,8 +12,8 @@ from lit_llm.optim.owners import steps_together
 Polynomial = tuple[float, float, float]
 
 _JORDAN: Polynomial = (3.4445, -4.7750, 2.0315)
-# The best odd quintics one after the other for singular values in [1e-3, 1]: each is the best for the interval that the
-# ones before leave, of which parts below 0.024 times its upper end count as if they were there. From the 8th on: the limit.
+# The best odd quintics in sequence for singular values in [1e-3, 1]. Each is the best for the interval that the ones before
+# leave, with its lower end raised to at least 0.024 times its upper end. The last one is the limit, used from step 8 on.
 _POLAR_EXPRESS: tuple[Polynomial, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -37,7 +37,7 @@ def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
 def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
     """The coefficients (a, b, c) of each step for the option `ns_method` of `MuonAdamW`.
 
-    jordan: the same in each step (Jordan et al. 2024). Singular values do not converge to exactly 1; small ones grow faster.
+    jordan: equal in all steps (Jordan et al. 2024). Singular values do not converge to exactly 1; small ones grow faster.
     polar_express: Amsel et al. 2025, arXiv 2505.16932, with its safety factor: x is divided by 1.01 before all but the limit.
     """
     if ns_method == "jordan":
@@ -53,18 +53,18 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
     After 5 steps, singular values that were at least 0.003 of ‖X‖_F are in [0.68, 1.21]; with polar_express in [0.86, 1.13].
     Smaller ones end lower.
 
-    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F; of tall matrices, A = Xᵀ X on the other side.
+    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F; for tall matrices, A = Xᵀ X on the other side.
 
-    In fp32, three steps of a matrix of more than two times as many columns as rows are products of its Gram matrix only, and
+    In fp32, if one side is more than twice as long as the other, three steps are computed from the Gram matrix alone and
     applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the next A is P A P, and
-    S ← a S + t M + M S, t ← a t. For 4 : 1 and 5 steps, two thirds of the arithmetic.
+    S ← a S + t M + M S, t ← a t. For 4 : 1 and 5 steps, this takes two thirds of the arithmetic.
 
-    Takes one matrix, because in a batch its last bits depend on its place: kernels choose by alignment. On one thread a batch
-    saves no time.
+    The function takes one matrix, because in a batch a matrix's last bits depend on its place: kernels choose by alignment. On
+    one thread a batch saves no time.
 
     Args:
         x: (r, c). A zero matrix stays zero.
-        dtype: of the iteration and of the result.
+        dtype: dtype of the iteration and of the result.
         ns_method: "jordan" or "polar_express", see `polynomials`.
 
     Returns:
@@ -80,10 +80,10 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
 
 
 def _product(x: Tensor, chosen: Sequence[Polynomial]) -> tuple[float, Tensor]:
-    """t and S of several steps of a wide matrix."""
+    """Return t and S of several steps for a wide matrix."""
     gram = x @ x.mT  # (r, r)
     (a, b, c), *further = chosen
-    move = s = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # M, symmetric as all here
+    move = s = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # M; all matrices here are symmetric
     t = a
     for next_a, b, c in further:
         gram = torch.addmm(gram, move, gram, beta=a)

@@ -1,4 +1,4 @@
-"""Which rank orthogonalises which matrix, and when. Without torch, so that the planner computes the same."""
+"""Which rank orthogonalises which matrix, and when. No torch, because the planner uses these functions too."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 
 def steps_together(rows: int, columns: int, element_bytes: int) -> int:
-    """Steps of the iteration that are applied to a matrix at once, see `newton_schulz`. More lose small directions."""
+    """Number of steps that `newton_schulz` applies to a matrix at once. More steps would lose small directions."""
     return 3 if element_bytes == 4 and max(rows, columns) > 2 * min(rows, columns) else 1
 
 
 def newton_schulz_flops(rows: int, columns: int, steps: int = 5, element_bytes: int = 2) -> int:
     """FLOPs of the iteration for r x c, r ≤ c, in elements of so many bytes.
 
-    For each application to the matrix 2r²c (Gram matrix), 2r³ (its square) and 2r²c (the product); 8r³ for each further step
-    within it.
+    Each application to the matrix takes 2r²c (Gram matrix), 2r³ (its square) and 2r²c (the product). Each further step within
+    an application takes 8r³.
     """
     r, c = sorted((rows, columns))
     applications = -(-steps // steps_together(r, c, element_bytes))
@@ -23,7 +23,7 @@ def newton_schulz_flops(rows: int, columns: int, steps: int = 5, element_bytes: 
 
 
 def owners(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
-    """The owner of each matrix: the most work first, each to the rank with the least work so far.
+    """Return the owner of each matrix. Matrices with the most work come first; each goes to the rank with the least so far.
 
     Ties go to the matrix that comes first and to the lower rank, so every rank computes the same.
     """
@@ -37,13 +37,13 @@ def owners(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
 
 
 def turns(sizes: Sequence[int], owners: Sequence[int], limit: int) -> list[list[int]]:
-    """The matrices of each turn. In a turn, an owner has one matrix, or several of at most `limit` elements together.
+    """Return the matrices of each turn. In a turn, an owner has one matrix, or several of at most `limit` elements together.
 
     Args:
-        sizes: elements of each matrix.
+        sizes: number of elements of each matrix.
     """
     found: list[list[int]] = []
-    turn: dict[int, int] = {}  # of each owner, so far
+    turn: dict[int, int] = {}  # current turn of each owner
     held: dict[int, int] = {}  # elements of each owner in its turn
     for i, (size, owner) in enumerate(zip(sizes, owners, strict=True)):
         if owner in held and held[owner] + size > limit:

@@ -18,10 +18,10 @@ def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict
     * ``adapter``: ``lora_a`` and ``lora_b``, to which Muon does not apply: LoRA's published rates are AdamW's, and Muon would
       orthogonalise each factor, not the update that is their product;
     * ``matrix``: every other tensor of at least 2 dimensions, i.e. the hidden weights;
-    * ``projection`` and ``head``: only if the model has `size_ratios` (GPTConfig.base_width), whose rates differ: the parts of
-      ``matrix`` in modules called ``project``, and of ``embedding`` in modules called ``head``;
+    * ``projection`` and ``head``: only if the model has `size_ratios` (GPTConfig.base_width), which give them other rates: the
+      parameters of ``matrix`` in modules called ``project``, and of ``embedding`` in modules called ``head``;
     * ``experts``: weights of modules with `is_stacked`: (E, r, c) are E matrices;
-    * ``vector``: the rest, biases and norm gains. Their ``weight_decay`` is 0; other groups use the optimizer's.
+    * ``vector``: the rest, such as biases and norm gains. Its ``weight_decay`` is 0; other groups use the optimizer's.
 
     Args:
         overrides: options of a group by its name, e.g. ``embedding={"lr": 3e-4}``.
@@ -33,7 +33,7 @@ def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict
         raise UserError(f"parameter group {unknown[0]!r} does not exist: the groups are {', '.join(GROUPS)}.")
     embeddings = {p for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
-    # By default named_parameters yields a shared tensor once, under its first name: a tied head needs all names.
+    # By default named_parameters yields a shared tensor once, under its first name. A tied head is found by its other name.
     embeddings |= {p for name, p in model.named_parameters(remove_duplicate=False) if "head" in name.split(".")}
     stacked = {p for module in model.modules() if getattr(module, "is_stacked", False) for p in module.parameters()}
     split = getattr(model, "size_ratios", None) is not None

@@ -1,4 +1,4 @@
-"""The settings and the iteration of `torch.optim.Muon`, for all parameters and layouts."""
+"""`torch.optim.Muon`'s settings and iteration for all parameters, on any layout of ranks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class TorchMuon(MuonAdamW):
     """`torch.optim.Muon` for hidden matrices, and AdamW for all other parameters at the same rate and weight decay.
 
     `torch.optim.Muon` takes matrices only, while a LightningModule with automatic optimization needs one optimizer. This class
-    has its arguments and calls its Newton–Schulz iteration, always in bf16. On plain fp32 matrices its steps are those of
-    `torch.optim.Muon` bit for bit. The rest is that of `MuonAdamW`: which parameters are hidden matrices, distributed ones,
+    has the arguments of `torch.optim.Muon` and calls its Newton–Schulz iteration, always in bf16. On plain fp32 matrices, steps
+    of both are equal bit for bit. All else is as in `MuonAdamW`: the choice of hidden matrices, distributed parameters,
     ``found_inf``, and steps of bf16 parameters, which are rounded once. AdamW has β = (0.9, 0.95) and ε = 1e-8.
 
     Args:
         adjust_lr_fn: None is "original".
-        eps: the least norm by which a matrix is divided.
+        eps: smallest norm by which a matrix is divided.
 
     Raises:
         UserError: if an option is out of range.
@@ -63,7 +63,7 @@ class TorchMuon(MuonAdamW):
         super().add_param_group({**self._iteration, **param_group})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy, or a loaded optimizer, adds groups with the options of those that it has."""
+        """Take the iteration's options from the restored groups, so that groups that are added later have them too."""
         muon: dict[str, Any] = next((group for group in state["param_groups"] if group["algorithm"] == "muon"), {})
         self._iteration = {name: muon[name] for name in ("ns_coefficients", "ns_eps") if name in muon}
         super().__setstate__(state)

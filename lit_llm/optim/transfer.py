@@ -1,6 +1,6 @@
-"""The optimizer of a model, whole or of a pipeline stage, and rates that follow from the model's width and depth.
+"""The optimizer of a model or of a pipeline stage, and learning rates that are scaled with the model's width and depth.
 
-So the best rate of a small model is that of a large one.
+So the best rate of a small model is also the best rate of a large one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.optim.parameter_groups import parameter_groups
 
 _LIKE_ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Lion")
-"""Classes whose updates have the same size in every element, whatever the gradient's."""
+"""Classes whose updates have about the same size in every element, whatever the gradient's size."""
 
 RATE_OF_BATCH = {"SGD": (1.0, "linear for SGD: Goyal et al. 2017, arXiv 1706.02677")} | dict.fromkeys(
     (*_LIKE_ADAM, "RMSprop", "Muon", "MuonAdamW"), (0.5, "square root for Adam: Malladi et al. 2022, arXiv 2205.10287")
@@ -43,10 +43,10 @@ def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimi
 def optimizer_of_stage(
     make: Callable[[list[dict[str, Any]]], Optimizer], whole: nn.Module
 ) -> tuple[Optimizer, list[list[str]]]:
-    """(the optimizer of what this rank holds, the names of the whole model's parameters by group).
+    """Return the optimizer of this rank's parameters, and the names of the whole model's parameters by group.
 
-    The optimizer of the whole model is made, as on one process, and loses what other ranks hold. So groups are the same on
-    all ranks, in the same order, whatever the optimizer's class makes of them. A group without parameters here is empty.
+    The optimizer is made for the whole model, as in one process, and then loses the parameters of other ranks. So all ranks
+    have the same groups in the same order, whatever the optimizer's class makes of them. Groups may be empty on a rank.
 
     Args:
         make: makes an optimizer from groups of parameters.
@@ -83,8 +83,8 @@ def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
 
     Sources: Yang et al. 2022 (arXiv 2203.03466, table 3) for AdamW; Yang, Simon and Bernstein 2023 (2310.17813) for Muon, whose
     updates have the spectral norm √(r/c) already (Bernstein and Newhouse 2024, 2410.21265); Dey et al. 2025 (2505.01618,
-    CompleteP) for depth, decay and epsilon. Their factor 1/L of each branch is here one of the last matrix of the branch: rate
-    and initial weights. So the model computes what it computes without the setting.
+    CompleteP) for depth, decay and epsilon. They multiply each branch by 1/L. Here the rate and initial weights of the branch's
+    last matrix have this factor, so that the forward pass does not change.
 
     Raises:
         UserError: the updates of this optimizer follow no known rule.
@@ -102,7 +102,7 @@ def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
 
 
 def _of_matrices(optimizer: Optimizer, group: dict[str, Any], width: float) -> float:
-    """The factor of the rate of matrices whose inputs have this many times the base's elements."""
+    """Return the factor of the rate of matrices whose inputs are `width` times as wide as the base model's."""
     algorithm = group.get("algorithm", type(optimizer).__name__)
     if algorithm == "muon":
         return 1.0 if group["adjust_lr"] == "original" else 1 / math.sqrt(width)

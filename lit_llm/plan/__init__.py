@@ -13,9 +13,9 @@ from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.plan import Plan, as_dict, make_plan
-from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule
+from lit_llm.plan.run_settings import DataFacts, RunSettings
 from lit_llm.plan.speed import Options
-from lit_llm.plan.weights import OwnModel, parameters, total_parameters
+from lit_llm.plan.weights import parameters, total_parameters
 
 __all__ = [
     "DataFacts",
@@ -24,10 +24,8 @@ __all__ = [
     "Memory",
     "Optimizer",
     "Options",
-    "OwnModel",
     "Plan",
     "RunSettings",
-    "Schedule",
     "as_dict",
     "find",
     "make_plan",

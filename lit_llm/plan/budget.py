@@ -1,4 +1,4 @@
-"""A budget of training FLOPs: the compute-optimal model that it trains, and half and twice that model beside it."""
+"""A budget of training FLOPs: the compute-optimal model that it trains, and models of half and twice that size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_llm.plan.speed import UNFITTED_MFU, Options
 def budget(
     options: Options, hardware: Hardware | None, devices: int, run: tuple[float, float, float | None] | None = None
 ) -> dict[str, Any] | None:
-    """The figures of `options.flops`, or of `options.days` of all devices, for JSON. None: no budget, or its speed is unknown.
+    """The figures of a budget of `options.flops`, or of `options.days` on all devices, for JSON. None: no budget, or no speed.
 
     C = 6·N·D and D = 20·N give N = √(C / 120). Half that model has twice the tokens, for the same FLOPs.
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import lit_llm
 from lit_llm.core.errors import UserError
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import Architecture, CustomModel
@@ -45,26 +44,26 @@ def build_own(architecture: Architecture, vocab_size: int | None) -> CustomModel
                 return CustomModel(GPTConfig(vocab_size=vocab_size), architecture, device)
         except UserError:
             raise
-        except Exception as error:  # of the user's code
+        except Exception as error:  # the user's code may raise any
             reason = error
     raise UserError(f"architecture {architecture.class_path} cannot be built: {said(reason)} (--architecture)") from reason
 
 
 def said(error: BaseException) -> str:
-    """An error of the user's code, and where it was raised."""
+    """The text of an error of the user's code, with the file and line that raised it."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}{': ' + lines[0] if lines else ''}{place(error)}"
 
 
 def place(error: BaseException) -> str:
-    """The last line of the user's code in a traceback."""
-    others = tuple(str(Path(module.__file__).parent) for module in (torch, lit_llm) if module.__file__)
+    """The file and line of the user's code that a traceback names last, in brackets; empty if it names none."""
+    others = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def with_layers(config: GPTConfig, layers: Sequence[int]) -> GPTConfig:
-    """The configuration with only the given layers, in this order, and those that predict ahead."""
+    """The configuration with only the given layers, in this order, and the blocks that predict ahead."""
     settings = [config.layer(i) for i in (*layers, *range(config.n_layer, config.n_blocks))]
     names = dict.fromkeys((*(config.layers or {}), *(["experts"] if config.moe is not None else [])))
     patterns = {name: [getattr(layer, name) for layer in settings] for name in names}

@@ -1,4 +1,4 @@
-"""What a rank sends in an optimizer step: its collectives, with their bytes, and their seconds within and between nodes."""
+"""The collectives of a rank in an optimizer step: the bytes that it sends, and their seconds within and between nodes."""
 
 from __future__ import annotations
 
@@ -20,43 +20,17 @@ LATENCY_SECONDS = 10e-6
 """Latency of one message. An assumption: NCCL takes 5 to 10 microseconds over NVLink, 10 to 20 over InfiniBand."""
 
 
-def _inside(ranks: int, hardware: Hardware, stride: int) -> tuple[int, float, float]:
-    """Ranks of a group within a node, and bytes per second within and between nodes, which must be known.
-
-    If the distance between neighbours is a whole node, all traffic crosses the network.
-    """
-    assert hardware.node_gbps is not None and hardware.network_gbps is not None
-    inside = max(1, min(ranks, hardware.devices_per_node // stride))
-    return inside, hardware.node_gbps * 1e9, hardware.network_gbps * 1e9
-
-
-def all_reduce_seconds(size: float, ranks: int, hardware: Hardware, *, stride: int = 1, calls: int = 1) -> float:
-    """Two-level all-reduce: reduce-scatter within each node, all-reduce between nodes, all-gather within each node.
-
-    Each level is a ring of n ranks: 2(n − 1)/n · size / bandwidth + 2(n − 1) · latency. For the arguments see `Collective`.
-    """
-    inside, within, between = _inside(ranks, hardware, stride)
-    levels = ((inside, size, within), (-(-ranks // inside), size / inside, between))
-    return sum(2 * (n - 1) * (part / n / bandwidth + calls * LATENCY_SECONDS) for n, part, bandwidth in levels)
-
-
-def exchange_seconds(size: float, ranks: int, hardware: Hardware, *, stride: int = 1) -> float:
-    """All-to-all in which each rank has `size` bytes, of which it keeps 1/n. What goes to other nodes crosses the network."""
-    inside, within, between = _inside(ranks, hardware, stride)
-    return ((inside - 1) / within + (ranks - inside) / between) * size / ranks + (ranks - 1) * LATENCY_SECONDS
-
-
 class Collective(NamedTuple):
-    """Collectives of a group of ranks.
+    """One or more calls of a collective in a group of ranks.
 
     Attributes:
-        kind: all_gather (or reduce_scatter, which sends as much), all_reduce, all_to_all, broadcast, pass_on: messages to
-            another node, or copy: to or from host memory.
-        size: bytes of the whole tensors; in an all_to_all, of what a rank has; of other messages and copies, what a rank sends.
+        kind: all_gather (also stands for reduce_scatter, which sends as much), all_reduce, all_to_all, broadcast, pass_on
+            (a message to another node) or copy (to or from host memory).
+        size: bytes of the whole tensors; for an all_to_all, of a rank's input; for the last three kinds, of a rank's messages.
         stride: distance between neighbouring ranks of the group.
-        each: in each micro-batch, not once in a step.
-        overlap: the share of a micro-batch's computation behind which it runs: 0 after it. None: computation waits for it.
-        calls: into which `size` is divided. Their latencies add up in a ring; the messages of all-to-alls overlap.
+        each: whether it runs in each micro-batch, not once in a step.
+        overlap: share of a micro-batch's computation that it can overlap with; 0: none. None: computation waits for it.
+        calls: number of calls that share `size`. Latencies of calls over rings add up; the messages of all-to-alls overlap.
     """
 
     purpose: str
@@ -69,22 +43,31 @@ class Collective(NamedTuple):
     calls: int = 1
 
     def sent(self, micro_batches: int) -> float:
-        """Bytes that a rank sends in a step of so many micro-batches, over rings."""
+        """Bytes that a rank sends in a step of `micro_batches` micro-batches, if the collectives run over rings."""
         parts = {"all_gather": 1.0, "all_reduce": 2.0, "all_to_all": 1.0}.get(self.kind)
         size = self.size if parts is None else parts * (self.ranks - 1) / self.ranks * self.size
         return size * (micro_batches if self.each else 1)
 
     def seconds(self, hardware: Hardware) -> float:
-        """Seconds for one call."""
+        """Seconds for one call. The bandwidths must be known.
+
+        An all-reduce has two levels: reduce-scatter within each node, all-reduce between nodes, all-gather within each node.
+        Each is a ring of n ranks: 2(n − 1)/n · size / bandwidth + 2(n − 1) · latency.
+        """
         if self.kind == "copy":
             assert hardware.host["copy_gbps"] is not None
             return self.size / (hardware.host["copy_gbps"] * 1e9)
-        if self.kind == "all_to_all":
-            return exchange_seconds(self.size, self.ranks, hardware, stride=self.stride)
+        assert hardware.node_gbps is not None and hardware.network_gbps is not None
+        within, between = hardware.node_gbps * 1e9, hardware.network_gbps * 1e9
+        # If the distance between neighbours is a whole node, all traffic crosses the network.
+        inside = max(1, min(self.ranks, hardware.devices_per_node // self.stride))
         if self.kind in ("all_gather", "all_reduce"):
-            whole = all_reduce_seconds(self.size, self.ranks, hardware, stride=self.stride, calls=self.calls)
+            levels = ((inside, self.size, within), (-(-self.ranks // inside), self.size / inside, between))
+            whole = sum(2 * (n - 1) * (part / n / speed + self.calls * LATENCY_SECONDS) for n, part, speed in levels)
             return whole if self.kind == "all_reduce" else whole / 2
-        inside, within, between = _inside(self.ranks, hardware, self.stride)
+        if self.kind == "all_to_all":  # a rank keeps 1/n; messages to other nodes cross the network
+            seconds = ((inside - 1) / within + (self.ranks - inside) / between) * self.size / self.ranks
+            return seconds + (self.ranks - 1) * LATENCY_SECONDS
         return self.size / (within if self.kind == "broadcast" and inside == self.ranks else between)
 
 
@@ -92,15 +75,15 @@ class Collective(NamedTuple):
 
 
 def fullest_stage(settings: RunSettings) -> Weights:
-    """A tensor-parallel rank's part of the weights of the rank of the pipeline that has most."""
+    """The weights of the pipeline rank that stores most elements, as one of its tensor-parallel ranks has them."""
     held = (settings.weights_of_rank(rank) for rank in range(settings.layout.pipeline.ranks))
     return max(held, key=lambda each: sum(weight.split for weight in each))
 
 
 def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collective]:
-    """What a rank of the pipeline sends in a step.
+    """The collectives of a pipeline rank in a step.
 
-    Numbers are left out: sums of the loss and of gradient norms, gradients of norms between tensor-parallel ranks.
+    Small ones are left out: sums of the loss and of gradient norms, gradients of norm layers between tensor-parallel ranks.
     """
     layout, optimizer, forwards = settings.layout, settings.optimizer, 1 + settings.reference_pass
     weights, sharing, tp = settings.weights_of_rank(rank), layout.divisor("parameters"), layout.tensor_parallel
@@ -112,7 +95,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
     if apart and (holders := settings.holders(sharing)) > 1:
         sizes = (*gathered_bytes(apart, *settings.sizes), reduced_bytes(apart))
         found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept, forwards=forwards)
-    if tp > 1:  # FSDP2 sums the gradients of replicated weights when it scatters them; else their norm and the update both do
+    if tp > 1:  # gradients of replicated weights: summed when FSDP2 scatters them, or twice, for their norm and for the update
         replicated = (
             *(".ahead.weight", ".query_latent.weight", ".rotary_key.weight"),
             *(".attention_convolution.weight", ".mlp_convolution.weight"),
@@ -138,7 +121,7 @@ def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list
         found.append(Collective(purpose, "all_reduce", whole / sharing, ranks, stride, overlap=2 / 3))
     if settings.offloads(cuda=cuda):
         found += _host_copies(settings, weights)
-    if optimizer.is_muon:
+    if optimizer.is_muon and layout.devices > 1:
         muon = MuonWork.of(settings.weights_of_rank(rank, whole=True), layout, normuon=optimizer.normuon)
         found += muon_collectives(muon, settings.weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda))
     return found
@@ -153,15 +136,14 @@ def fsdp_collectives(
 ) -> list[Collective]:
     """FSDP2's all-gathers and reduce-scatters.
 
-    With gradients as wide as the weights and resharding, these are at most 1.5 times the bytes of DDP in a step of one
-    micro-batch.
+    With resharding and gradients as wide as the weights, a step of one micro-batch sends at most 1.5 times the bytes of DDP.
 
     Args:
         blocks: bytes of the blocks' weights as they are gathered (2 per element of a matrix under bf16-mixed).
-        others: the same of embedding, for each of its uses, last norm and head, which backward does not gather again.
+        others: gathered bytes of the embedding (once for each use), last norm and head, which backward does not gather again.
         gradients: bytes of the whole gradients in the dtype of the reduction, fp32.
-        ranks: that shard the parameters.
-        forwards: passes that gather the weights in each micro-batch, besides the backward pass.
+        ranks: number of ranks that shard the parameters.
+        forwards: number of passes that gather the weights in each micro-batch, besides the backward pass.
     """
     gathers = (blocks, others) if kept.weights else (*(blocks, others) * forwards, blocks)
     sizes = [*((size, not kept.weights) for size in gathers), (gradients, not kept.gradients)]
@@ -170,9 +152,10 @@ def fsdp_collectives(
 
 
 def _host_copies(settings: RunSettings, weights: Weights) -> list[Collective]:
-    """Copies of a rank's part of the weights before each gather, and of its gradients after each reduction, both unrounded.
+    """The copies of a rank's weights from host memory before each gather, and of its gradients to it after each reduction.
 
-    Gradients that are added to earlier ones keep the processor waiting (torch 2.13's `foreach_reduce`).
+    Both have the dtype of the stored weights. When gradients are accumulated, the CPU waits for their copy (torch 2.13's
+    `foreach_reduce`).
     """
     layout, wide = settings.layout, settings.weight_bytes
     sizes = (*gathered_bytes(weights, wide, wide), stored_bytes(weights, wide, trainable=True))
@@ -184,13 +167,13 @@ def _host_copies(settings: RunSettings, weights: Weights) -> list[Collective]:
 
 
 def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -> list[Collective]:
-    """Muon's exchange: the mean of the ranks, which differ by the work that they own.
+    """The collectives of Muon's exchange, as the mean over ranks, which own different amounts of work.
 
-    Each rank's parts travel to the owners, along one dimension after the other, and back; then to the other replicas. Divided
-    experts are gathered instead.
+    Each rank's parts of matrices travel to the matrices' owners, along one mesh dimension after the other, and back; then
+    updates travel to the other replicas. Experts of which each rank has a part are gathered instead.
     """
     size = sum(map(math.prod, work.matrices)) * iterate_bytes
-    heights = 4 * sum(shape[0] for shape in work.matrices)  # NorMuon's numbers
+    heights = 4 * sum(shape[0] for shape in work.matrices)  # bytes of NorMuon's fp32 number per row
     muon = partial(Collective, "Muon's updates", overlap=0.0)
     found, stride = [], 1
     for n in work.dimensions:
@@ -207,10 +190,10 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
 
 
 def _of_blocks(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collective]:
-    """What ranks that share matrices, positions or experts send in each micro-batch, as the trace has it.
+    """The collectives between ranks that share matrices, positions or experts, in each micro-batch, as the trace counts them.
 
-    Its tensors have no values, so all experts get equally many rows. The loss of a split vocabulary is added: it gathers three
-    fp32 numbers a token from each rank, once more for each token ahead.
+    The traced tensors have no values, so all experts get equally many rows. The loss of a split vocabulary is added: it gathers
+    three fp32 numbers a token from each rank, and again for each token that is predicted ahead.
     """
     layout, counts, found = settings.layout, stages_work(settings, rank, cuda=cuda).counts[4:], list[Collective]()
     groups = {
@@ -228,7 +211,7 @@ def _of_blocks(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collecti
 
 
 def _of_stages(settings: RunSettings, rank: int, local: Weights) -> list[Collective]:
-    """Activations to the next stage and gradients to the one before; an embedding's gradient between first and last rank."""
+    """The messages of a pipeline rank: activations, gradients of activations, and the gradient of a shared embedding."""
     layout, model, weight_bytes = settings.layout.pipeline, settings.gpt, settings.weight_bytes
     tokens = settings.sequences * settings.local_length / settings.layout.tensor_parallel
     stages, last = layout.stages_of(rank), layout.stages - 1
@@ -267,8 +250,8 @@ class Exchange(NamedTuple):
     """Seconds of communication of a rank in a step, at full bandwidth.
 
     Attributes:
-        waiting: in the middle of computation, which waits for it.
-        behind: computation continues: (seconds, times in a step, share of a micro-batch's computation that they may overlap).
+        waiting: seconds of communication that computation waits for.
+        behind: (seconds, times in a step, share of a micro-batch's computation to overlap with) of other communication.
     """
 
     waiting: float = 0.0
@@ -282,15 +265,15 @@ class Exchange(NamedTuple):
         """Seconds that computation waits.
 
         Args:
-            least: the share of communication behind computation that is exposed, however long computation takes.
-            waiting: the share of `self.waiting`.
+            least: the least exposed share of the communication in `behind`, however long computation takes.
+            waiting: the share of `self.waiting` that is exposed.
         """
         late = (max(least * s, s - (share * micro_batch_seconds if share else 0.0)) * times for s, times, share in self.behind)
         return self.waiting * waiting + sum(late)
 
 
 def exchange_of(settings: RunSettings, hardware: Hardware) -> Exchange | None:
-    """The communication of a step; with a pipeline, of the rank that sends most. None: the bandwidth is unknown."""
+    """The communication of a step; with a pipeline, that of the rank that sends most. None: a bandwidth is unknown."""
     offloads = settings.offloads(cuda=hardware.is_gpu)
     needed = (hardware.node_gbps, hardware.network_gbps) if settings.layout.devices > 1 else ()
     if None in (*needed, hardware.host["copy_gbps"] if offloads else 0.0):

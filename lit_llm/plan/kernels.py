@@ -1,4 +1,4 @@
-"""Memory of kernels that a trace on a CPU does not run: a GPU's, and those of compiled blocks."""
+"""Memory of kernels that a trace on a CPU does not run: kernels of a GPU, and of compiled blocks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from lit_llm.core._torch import FLASH_ATTENTION, DispatchMode, tensors_in
 from lit_llm.distributed.activation_checkpointing import keep_expensive
 from lit_llm.plan.recorder import Recorder, Sized
 
-# -- of a GPU ---------------------------------------------------------------------------------------------------------
+# -- kernels of a GPU -------------------------------------------------------------------------------------------------
 
 
 class CudaKernels(TorchFunctionMode):
-    """Replaces functions of torch by ones that allocate and keep what the GPU's do.
+    """Replaces functions of torch by functions that allocate and keep the same tensors as the GPU's kernels.
 
     A CPU build of torch cannot run autograd on tensors that say they are on a GPU. So the trace runs the CPU's kernels, and
     these functions are replaced, after torch 2.13's source:
 
     - rms_norm, layer_norm: one kernel that keeps its input and the statistics of each row (`_fused_rms_norm`,
-      `native_layer_norm`); fp32 under autocast, as are pow and square (AT_FORALL_FP32 in `ATen/autocast_mode.h`).
-    - attention without dropout: the operator of FlashAttention. Its output is laid out as the queries, and it keeps logsumexp.
-    - float8 keeps what bf16 does: torchao saves inputs and weights for the backward pass in their own precision
-      (`matmul_with_hp_or_float8_args` in `torchao/float8/float8_linear.py`).
+      `native_layer_norm`). Under autocast it runs in fp32, as do pow and square (AT_FORALL_FP32 in `ATen/autocast_mode.h`).
+    - attention without dropout: FlashAttention's operator. Its output has the layout of the queries, and it keeps logsumexp.
+
+    Nothing is replaced for float8: torchao saves inputs and weights for the backward pass in their own precision, as bf16 does
+    (`matmul_with_hp_or_float8_args` in `torchao/float8/float8_linear.py`).
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,7 +40,7 @@ class CudaKernels(TorchFunctionMode):
 
     @staticmethod
     def around(module: nn.Module) -> None:
-        """Run the module under this mode also when it is recomputed: the backward pass leaves all modes."""
+        """Make the module enter this mode itself, because a recomputation runs in the backward pass, which leaves all modes."""
         forward = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -53,7 +54,7 @@ def _fp32(x: Tensor) -> Tensor:
     return x.float() if torch.is_autocast_enabled("cpu") and x.is_floating_point() else x
 
 
-_REPLACED: dict[Any, Any] = {  # functions of the replaced function and its arguments
+_REPLACED: dict[Any, Any] = {  # torch's function -> its replacement, called with torch's function first
     F.rms_norm: lambda _, x, shape, weight=None, eps=None: _Norm.apply(_fp32(x), weight, None, len(shape), 1),
     F.layer_norm: lambda _, x, shape, weight=None, bias=None, eps=1e-5: _Norm.apply(_fp32(x), weight, bias, len(shape), 2),
     F.scaled_dot_product_attention: lambda _, q, k, v, **options: FLASH_ATTENTION(q, k, v)[0],
@@ -62,7 +63,7 @@ _REPLACED: dict[Any, Any] = {  # functions of the replaced function and its argu
 
 
 class _Norm(Function):
-    """Keeps its input and so many statistics of each row."""
+    """A norm that keeps its input and `statistics` fp32 numbers of each row for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, ndim: int, statistics: int) -> Tensor:
@@ -76,17 +77,17 @@ class _Norm(Function):
         return *(None if x is None else torch.empty_like(x) for x in ctx.saved_tensors[:3]), None, None
 
 
-# -- of compiled blocks -----------------------------------------------------------------------------------------------
+# -- kernels of compiled blocks ---------------------------------------------------------------------------------------
 
 
 def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> None:
-    """Let the trace of a block keep what its compiled form does, in place.
+    """Change a block in place so that its trace keeps the tensors that the compiled block keeps for the backward pass.
 
-    As torch's min-cut partitioner decides (torch/_functorch/partitioners.py): a matrix product or attention is never computed
-    twice, so its result is kept if the backward pass needs it. Their inputs are kept too, because the gradients of weights
-    read them from memory. All else (elementwise operators, casts, norms) is computed again from these, within the kernels of
-    the backward pass. With recomputation of mode cheap, inputs are computed again as well. The partitioner also keeps the
-    statistics of norms. tests/plan/test_compiled_blocks.py compares with it. `inputs`: also keep inputs of products.
+    The rules are those of torch's min-cut partitioner (torch/_functorch/partitioners.py). A matrix product or attention is
+    never computed twice, so its result is kept if the backward pass needs it. With `inputs`, its inputs are kept too, because
+    the gradients of weights read them from memory; with recomputation of mode cheap, they are computed again. Everything else
+    (elementwise operators, casts, norms) is computed again from the kept tensors, within the kernels of the backward pass.
+    The partitioner, but not this trace, keeps the statistics of norms. tests/plan/test_compiled_blocks.py compares the two.
     """
     forward = block.forward
 
@@ -101,7 +102,7 @@ def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> N
 
 
 class _Saved:
-    """A tensor that autograd keeps: itself, or if it is computed again, what it is computed from."""
+    """A tensor that autograd keeps. If it is computed again, `tensor` is None, and `origins` are what it is computed from."""
 
     def __init__(self, tensor: Sized) -> None:
         self.tensor: Sized | None = tensor
@@ -113,9 +114,9 @@ class _Kept(DispatchMode):
     """Notes from which tensors each result can be computed again.
 
     Attributes:
-        origins: for the storage of each result, the tensors on the meta device it is computed from: results of products and
-            attention, and inputs of the block.
-        in_memory: storages that products and attention write, or read.
+        origins: for the storage of each result, the tensors on the meta device that it is computed from: results of products
+            and attention, and inputs of the block.
+        in_memory: storages that products and attention write, and with `inputs` also those that they read.
     """
 
     def __init__(self, recorder: Recorder, *, inputs: bool) -> None:
@@ -137,11 +138,11 @@ class _Kept(DispatchMode):
         if saved.tensor is not None:
             return saved.tensor
         again = self.recorder.receive(saved.shape, saved.dtype, None)
-        self.recorder.exclude((again,))  # within a kernel
+        self.recorder.exclude((again,))  # it exists only within a kernel
         return again
 
     def settle(self) -> None:
-        """Let go of what is computed again."""
+        """Release the tensors that the backward pass computes again."""
         for saved in self.saved:
             assert saved.tensor is not None
             key = _storage(saved.tensor)
@@ -156,7 +157,7 @@ class _Kept(DispatchMode):
         expensive = keep_expensive(None, operator) is CheckpointPolicy.MUST_SAVE
         from_ = {id(origin): origin for x in inputs for origin in self.origins.get(_storage(x), [x.meta])}
         for x in outputs:
-            self.in_memory.discard(_storage(x))  # of a storage that was freed
+            self.in_memory.discard(_storage(x))  # a freed storage may have had the same id
             self.origins[_storage(x)] = [x.meta] if expensive else list(from_.values())
         if expensive:
             self.in_memory |= {_storage(x) for x in (outputs + inputs if self.inputs else outputs)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_llm.core.errors import UserError
 from lit_llm.core.hardware import Hardware, device_of
-from lit_llm.core.number_text import duration, two_digits
+from lit_llm.core.number_text import counted, duration, two_digits
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.parallel_layout import Layout
@@ -18,9 +18,9 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule
-from lit_llm.plan.speed import Options, dense_peak, step_times
 from lit_llm.plan.weights import OwnModel
-from lit_llm.runs.plan_record import PLAN, measured_launch
+from lit_llm.runs.plan_record import PLAN, measured_launches
+from lit_llm.runs.run_folder import CONFIG
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class MeasuredRun:
     """The newest launch of a run that measured its speed, as a correction of the planned speed.
 
     Attributes:
-        rows: logged, of which `step_seconds` is the median.
-        slowness: measured over planned seconds of computing. If the dense peak of the run's hardware is unknown, the planned
-            ones are those of a CPU core, and this holds for the same hardware only.
+        rows: number of logged rows, over which `step_seconds` is the median.
+        slowness: measured over planned seconds of computing. If the dense peak of the run's hardware is unknown, a peak of
+            1 TFLOP/s is planned, and the ratio holds for the same hardware only.
     """
 
     run: Path
@@ -43,7 +43,7 @@ class MeasuredRun:
     @property
     def has_peak(self) -> bool:
         """Whether the dense peak of the run's hardware is known."""
-        return dense_peak(self.settings, self.hardware) is not None
+        return self.settings.dense_peak(self.hardware) is not None
 
     def holds_for(self, hardware: Hardware) -> bool:
         """Whether the speed says something about this hardware."""
@@ -52,36 +52,38 @@ class MeasuredRun:
     def sentence(self, hardware: Hardware) -> str:
         """The measured speed and where it is used, for the page."""
         name = self.hardware.name
-        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
         where = f"{self.settings.layout.devices} x {name}"
-        text = f"{duration(self.step_seconds)} per step on {where}, median of {rows} ({self.run})"
+        text = f"{duration(self.step_seconds)} per step on {where}, median of {counted(self.rows, 'row')} ({self.run})"
         if self.holds_for(hardware):
             return f"{text}: {two_digits(1 / self.slowness)} x the planned MFU" if self.has_peak else text
         why = "a GPU and a CPU do not compare" if self.has_peak else f"the dense peak of {name} is unknown"
         return f"{text}. Not carried to {hardware.name}: {why}"
 
     def origin(self, planned: str, hardware: Hardware) -> str:
-        """Where the corrected MFU comes from, if the planned one comes from `planned`."""
+        """Where the corrected MFU comes from, if `planned` says where the planned MFU comes from."""
         if not self.has_peak or not self.holds_for(hardware):
             return planned
         return f"{planned}, x {two_digits(1 / self.slowness)} as in {self.run}"
 
 
 def measured_run(run: Path) -> MeasuredRun:
-    """What a run measured.
+    """The speed of the newest launch in a run's plan.json that measured one.
 
     Raises:
         UserError: There is no such run, or its plan.json is missing, damaged, or without a measured step.
     """
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not a run folder: it has no {CONFIG} (--from_run)")
     mend = "train the run again for a few logged steps (--from_run)"
-    problem = f"{run / PLAN} cannot be used: it was edited, or written by another version; {mend}"
-    return _as_measured(run, measured_launch(run), problem)
+    if not (launches := measured_launches(run)):
+        raise UserError(f"{run / PLAN} has no measured step, is damaged or was not written (--plan, --throughput); {mend}")
+    return _as_measured(run, launches[-1], f"{run / PLAN} cannot be used: it was edited, or written by another version; {mend}")
 
 
 def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
-    """What a certificate (`python -m lit_llm certify`) measured of a step, and GB/s of writing a checkpoint.
+    """(speed of a step, GB/s of writing a checkpoint or None) as a certificate (`python -m lit_llm certify`) has measured them.
 
-    The speed of its slowest all-reduce is the bandwidth between devices of a node.
+    The speed of its slowest all-reduce becomes the bandwidth between devices of a node.
 
     Raises:
         UserError: The file cannot be read, or its speeds were not measured.
@@ -105,9 +107,10 @@ def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
 
 
 def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredRun:
-    """
+    """The measured run that the values `found` of a JSON file describe.
+
     Raises:
-        UserError: `problem`, because something is missing or not of its kind.
+        UserError: `problem`, because a value is missing or has a wrong type.
     """
     try:
         seconds, rows = float(found["measured"]["step_seconds"]), int(found["measured"]["rows"])
@@ -121,12 +124,12 @@ def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredR
 
 
 def settings_values(settings: RunSettings) -> dict[str, Any]:
-    """Settings as JSON takes them, without the size of the data and the rates."""
+    """The settings as values for JSON, without the size of the data and the rates."""
     return asdict(replace(settings, data=DataFacts(), schedule=Schedule(settings.schedule.kind)))
 
 
 def _settings(values: dict[str, Any]) -> RunSettings:
-    """What `settings_values` wrote."""
+    """The settings from the values that `settings_values` returned."""
     from lit_llm.models.custom import Architecture  # these import torch
     from lit_llm.models.lora import LoRAConfig
 
@@ -144,33 +147,6 @@ def _settings(values: dict[str, Any]) -> RunSettings:
         "lora": None if lora is None else LoRAConfig(**lora),
     }
     return RunSettings(**{**values, **parts})
-
-
-def with_slowness(source: MeasuredRun) -> MeasuredRun:
-    """The run with the correction of the plan for its own settings and hardware.
-
-    Raises:
-        UserError: The planned communication alone takes longer than the measured step.
-    """
-
-    def step(slowness: float) -> float:
-        options = Options(measured=replace(source, slowness=slowness))
-        seconds = step_times(source.settings, source.hardware, options).step
-        assert seconds is not None
-        return seconds
-
-    fast, slow = 1e-12, 1e12
-    if step(fast) > source.step_seconds:
-        raise UserError(
-            f"{source.run} took {duration(source.step_seconds)} per step, less than the {duration(step(fast))} planned for its "
-            "communication alone, so its speed cannot be carried; measure a run on one device (--from_run)"
-        )
-    if step(slow) < source.step_seconds:
-        raise UserError(f"the work of a step of {source.run} is unknown, so its speed cannot be carried (--from_run)")
-    for _ in range(64):  # slower computing makes no step shorter
-        middle = math.sqrt(slow * fast)
-        fast, slow = (fast, middle) if step(middle) > source.step_seconds else (middle, slow)
-    return replace(source, slowness=slow)
 
 
 def differences(measured: RunSettings, planned: RunSettings) -> list[str]:

@@ -2,7 +2,7 @@
 
 CUDA's allocator reserves more than tensors take. It keeps a pool of memory for each stream and lends nothing between them.
 FSDP2 gathers weights and reduces gradients on streams of their own. So their buffers take memory also while they are not used,
-and so do the sharded gradients, which are parts of what was reduced.
+and so do the sharded gradients, which are views of the reductions' results.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from lit_llm.plan.weights import (
 )
 
 CONTEXT_GB = 1.0
-"""GPU memory of the driver's context and of NCCL, beside what torch reserves. An assumption."""
+"""GPU memory of the driver's context and of NCCL, in addition to torch's. An assumption."""
 SLACK = 1.03
-"""Memory that CUDA's allocator reserves over what it allocates at the peak: the median of 25 runs whose logs have both figures,
-1.003 to 1.159 (benchmarks/published_memory.py)."""
+"""Bytes that CUDA's allocator reserves over those that it allocates at the peak: the median of 25 runs whose logs have both
+figures, 1.003 to 1.159 (benchmarks/published_memory.py)."""
 MOST = 1.25
-"""The most memory that a GPU needs over what is planned, by the allocator and libraries. Tuned on published runs."""
+"""The most memory that a GPU needs, for the allocator and libraries too, over the planned memory. Tuned on published runs."""
 COMMUNICATOR_GB = 0.5
 """Buffers of NCCL for each dimension of a mesh, beyond CONTEXT_GB. An assumption."""
 
@@ -46,9 +46,9 @@ class Memory:
     Attributes:
         moments: `parts` at the peak of each phase of `steps`, and then of the optimizer step.
         steps: micro-batches that differ in memory, in their order.
-        reserved: what CUDA's allocator takes from the device for it. None on a CPU.
-        notes: what is unknown or assumed of a custom model, one sentence each.
-        is_known: False: activations are not counted.
+        reserved: bytes that CUDA's allocator takes from the device. None on a CPU.
+        notes: facts about a custom model that are unknown or assumed, one sentence each.
+        is_known: whether activations are counted.
     """
 
     parts: dict[str, int]
@@ -100,7 +100,7 @@ def host_bytes(settings: RunSettings, hardware: Hardware) -> int:
     """Bytes of a machine's memory for what `cpu_offload` keeps there: weights, gradients, state, and work of the update."""
     layout, most = settings.layout, 0
     for rank in range(layout.pipeline.ranks if settings.offloads(cuda=hardware.is_gpu) else 0):
-        step = Step(settings, settings.sequences, rank=rank)  # the update is that of a CPU
+        step = Step(settings, settings.sequences, rank=rank)  # cuda=False: a CPU runs the update
         weights = settings.weights_of_rank(rank)
         resident, work = _resident(step, weights)
         gradients = step.own_part(stored_bytes(weights, settings.weight_bytes, trainable=True))
@@ -115,7 +115,7 @@ def fits_host(settings: RunSettings, hardware: Hardware) -> bool:
 
 
 def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
-    """Peak memory of each rank of the pipeline, without one of a rank, in the stage of a batch ramp that needs most."""
+    """Peak memory of each pipeline rank (without a pipeline, of one rank), in the stage of a batch ramp that needs most."""
     ranks, sizes = range(settings.layout.pipeline.ranks), settings.micro_batches.items()
     found = ([_memory_of_rank(Step(settings, *size, rank, cuda=cuda)) for rank in ranks] for size in sizes)
     return max(found, key=lambda ranks: max(rank.needed for rank in ranks))
@@ -128,7 +128,7 @@ def _memory_of_rank(step: Step) -> Memory:
     resident, work = _resident(step, weights)
     if step.offloads:
         resident, work = {name: size for name, size in resident.items() if name == "buffers"}, 0
-    moments: list[tuple[str, dict[str, int], int]] = []  # what a phase adds, and what else the computing stream holds
+    moments: list[tuple[str, dict[str, int], int]] = []  # bytes that a phase adds; more on the computing stream
     # DDP copies all gradients into its buckets, or makes them views of these in the last micro-batch of a step.
     is_views = layout.strategy == "ddp" and not layout.bucket_copies
     copied = layout.bucket_copies and layout.data_parallel > 1 and not layout.fsdp2
@@ -139,7 +139,7 @@ def _memory_of_rank(step: Step) -> Memory:
         later = replace(step, gradients_exist=True)
         if step.micro_batches > 1:
             steps = [step, later]
-        elif is_views:  # the buckets of the step before are there, and no other gradients
+        elif is_views:  # the gradients are the buckets of the step before
             steps = [later]
     for made in map(micro_batch, steps):
         for moment, peak in made.peaks.items():
@@ -152,13 +152,13 @@ def _memory_of_rank(step: Step) -> Memory:
     moment, parts = max(every, key=lambda m: sum(m[1].values()))
     reserved = None
     if step.cuda:
-        pools = Pools() if layout.divisor("parameters") == 1 else _pools(weights, layout, settings.sizes)
-        reserved = reserved_bytes(sum(resident.values()), [(adds, more) for _, adds, more in moments], pools)
+        pools = () if layout.divisor("parameters") == 1 else _pools(weights, layout, settings.sizes)
+        reserved = reserved_bytes(sum(resident.values()), [(adds, more) for _, adds, more in moments], *pools)
     return Memory(parts, moment, every, tuple(steps), reserved, made.notes, made.is_known)
 
 
 def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
-    """Bytes that stay on a rank, by part, and temporary ones of an optimizer step."""
+    """(bytes that stay on a rank, by part; temporary bytes of an optimizer step)."""
     settings, layout, cuda = step.settings, step.settings.layout, step.cuda
     weight_bytes, optimizer = settings.weight_bytes, settings.optimizer
     whole = settings.weights_of_rank(step.rank, whole=True)  # not split by tensor parallelism
@@ -176,49 +176,38 @@ def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
     return found, work
 
 
-@dataclass(frozen=True)
-class Pools:
-    """Bytes that FSDP2's streams reserve at their peaks.
+def _pools(weights: Weights, layout: Layout, sizes: tuple[int, int]) -> tuple[int, int, int]:
+    """The arguments `gathers`, `gradients` and `reductions` of `reserved_bytes`: bytes that FSDP2's streams reserve.
 
-    Attributes:
-        gathers: buffers of all-gathers.
-        gradients: the rank's shard of the gradients. They are parts of what the reductions write.
-        reductions: buffers of reduce-scatters.
+    The largest group of weights is gathered while the next ones are prefetched; the gradients of one group are reduced.
     """
-
-    gathers: int = 0
-    gradients: int = 0
-    reductions: int = 0
-
-
-def _pools(weights: Weights, layout: Layout, sizes: tuple[int, int]) -> Pools:
-    """The largest group of weights is gathered while the next ones are prefetched; one is reduced."""
     shards = layout.divisor("parameters")
     *groups, _ = gathered_groups(weights, tied=layout.pipeline.ranks == 1 and is_tied(weights))
     gathered = [sum(gathered_bytes(group, *sizes)) for group in groups]
-    return Pools(
-        gathers=(max(gathered) + layout.prefetch * gathered[0]) * (shards + 1) // shards,
-        gradients=0 if layout.cpu_offload else stored_bytes(weights, sizes[0], trainable=True) // shards,
-        reductions=max(map(reduced_bytes, groups)),
-    )
+    gathers = (max(gathered) + layout.prefetch * gathered[0]) * (shards + 1) // shards
+    gradients = 0 if layout.cpu_offload else stored_bytes(weights, sizes[0], trainable=True) // shards
+    return gathers, gradients, max(map(reduced_bytes, groups))
 
 
-def reserved_bytes(resident: int, moments: list[tuple[dict[str, int], int]], pools: Pools) -> int:
-    """What CUDA's allocator reserves: the peak of the stream that computes, and the pools of the others.
+def reserved_bytes(
+    resident: int, moments: list[tuple[dict[str, int], int]], gathers: int = 0, gradients: int = 0, reductions: int = 0
+) -> int:
+    """Bytes that CUDA's allocator reserves: the peak of the computing stream, and the pools of the other streams.
 
     Args:
         resident: bytes of weights and optimizer state.
-        moments: of each phase of the step, what it adds by kind, and what else the computing stream holds.
+        moments: for each phase of the step, the bytes that it adds, by kind, and further bytes of the computing stream.
+        gradients: bytes of the rank's shard of the gradients, which are views of the reductions' results.
     """
-    pooled = "gradients" if pools.gradients else ""
+    pooled = "gradients" if gradients else ""
     computing = max(sum(n for kind, n in added.items() if kind != pooled) + own for added, own in moments)
-    return round(SLACK * (resident + computing + pools.gathers + pools.gradients + pools.reductions))
+    return round(SLACK * (resident + computing + gathers + gradients + reductions))
 
 
 def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
-    """The settings, with what FSDP2 keeps whole where that is auto: as `keep` says, on a GPU the fastest that fits.
+    """The settings with auto replaced by what FSDP2 keeps whole: the choice of `keep`, or on a GPU the fastest that fits.
 
-    If nothing fits, nothing is kept.
+    If no choice fits, FSDP2 keeps whole only what the settings demand.
     """
     layout = settings.layout
     if not layout.auto or (layout.divisor("parameters") == 1 and not layout.cpu_offload):
@@ -233,7 +222,7 @@ def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
         gradient_bytes=reduced_bytes(weights),
         memory=memory if hardware.is_gpu else memory / layout.devices,  # ranks of a CPU share its memory
     )
-    # Whole or not; what is given stays. Gradients are given up last.
+    # Weights and gradients are whole or not; settings other than auto stay. Whole gradients are given up last.
     weights_too, gradients_too = ((whole, whole and name not in layout.auto) for name, whole in kept._asdict().items())
     choices = dict.fromkeys(KeptWhole(first, second) for second in gradients_too for first in weights_too)
     tried = [replace(settings, layout=replace(layout, kept=choice, auto=())) for choice in choices]

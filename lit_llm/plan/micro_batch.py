@@ -3,14 +3,14 @@
 A rank of a pipeline plays its actions in torch's order. The traces of the passes release the output of a stage, its input and
 the gradients of both when no operation needs them. In a step, some of them stay:
 
-- A stage has a buffer for each input and for each gradient of an output. Between stages of one rank nothing is copied: what the
-  one has computed takes the place of the other's buffer.
-- With several stages on a rank, torch waits only at the end of the step for what it has sent, and gloo keeps it until then.
-  NCCL lets it go when it has been sent.
-- The gradient of an input that is computed before those of weights stays with its input to the end of the step.
+- A stage has a buffer for each input and for each gradient of an output. Between stages of one rank nothing is copied: the
+  result of one stage takes the place of the other's buffer.
+- With several stages on a rank, torch waits for its messages only at the end of the step, and gloo keeps the sent tensors until
+  then. NCCL releases a tensor when it has been sent.
+- If the gradient of an input is computed before those of weights, it stays with its input until the end of the step.
 
 Blocks of one kind allocate the same, so one of each kind is traced, besides the first and the last. Sizes are linear in the
-number of sequences, so two numbers are traced, and any other follows.
+number of sequences, so the sizes for any number follow from traces of two.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # imports torch
 
 _TRACED_SEQUENCES = (2, 3)
 _MOST_BLOCKS = 16
-"""Blocks of the loss's softmax beyond which fewer rows are traced."""
+"""The most blocks of rows of the loss's softmax that are traced. For more rows, sizes follow from fewer."""
 _RECOMPUTED = (
     "recomputation with schedule {}: torch recomputes a block for each of its weights, which may take twice the memory that is "
     "planned"
@@ -59,7 +59,7 @@ _RECOMPUTED = (
 
 @cached_by_text
 def micro_batch(step: Step) -> MicroBatch:
-    """Memory and FLOPs of a micro-batch; in a pipeline of a whole step. The first call for a model takes tenths of a second."""
+    """Memory and FLOPs of a micro-batch, or in a pipeline, of a step. The first call for a model takes tenths of a second."""
     if isinstance(step.settings.model, OwnModel):
         from lit_llm.plan.own_trace import micro_batch_of_own  # imports torch
 
@@ -68,7 +68,7 @@ def micro_batch(step: Step) -> MicroBatch:
 
 
 def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
-    """The work of a micro-batch by itself, of eager blocks that are not sharded: its FLOPs and what it writes."""
+    """The work of a single micro-batch with eager blocks that are not sharded: its FLOPs and the bytes that it writes."""
     layout = replace(settings.layout, strategy="single", shards="nothing", pipeline=NO_PIPELINE)
     alone = replace(settings, layout=layout, compute=replace(settings.compute, compile=False))
     return micro_batch(Step(alone, settings.sequences, cuda=cuda))
@@ -76,19 +76,19 @@ def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
 
 @cached_by_text
 def stages_work(settings: RunSettings, rank: int, *, cuda: bool) -> MicroBatch:
-    """What a rank of the pipeline does in a micro-batch. Its memory is that of a step only without a pipeline."""
+    """One micro-batch through the stages of a pipeline rank. With a pipeline, its memory is not the memory of a step."""
     return _of_stages(Step(settings, settings.sequences, rank=rank, cuda=cuda))
 
 
 def _of_stages(step: Step) -> MicroBatch:
-    passes, made = Passes(step), MicroBatch()
+    passes, made, stages = Passes(step), MicroBatch(), step.settings.pipeline_stages(step.rank)
     kind, held = step.gradients(passes.weights)
     made.live[ACTIVATIONS], made.live[kind] = step.ids_bytes, held
-    for stage in step.stages:
+    for stage in stages:
         passes.forward_pass(made, stage)
     if not step.gradients_exist:  # zero_grad, between forward and backward
         made.live[GRADIENTS] -= held
-    for stage in step.stages:
+    for stage in stages:
         passes.backward_pass(made, stage)
         if step.settings.reference_pass:
             passes.reference_pass(made, stage)
@@ -96,22 +96,23 @@ def _of_stages(step: Step) -> MicroBatch:
 
 
 def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
-    """The peaks of a rank of a pipeline. A step of many micro-batches repeats its middle, so that fewer are played."""
-    stages = {stage.number: stage for stage in step.stages}
+    """The memory of a pipeline rank in a step. A step of many micro-batches repeats its middle, so fewer are played."""
+    settings = step.settings
+    stages = {stage.number: stage for stage in settings.pipeline_stages(step.rank)}
     count = micro_batches_to_play(layout, step.micro_batches)
     order = [task for group in orders(layout, count)[step.rank] for task in group]
     order = [task for task in order if not (task.kind == "gradients of inputs" and stages[task.stage].first)]  # nothing to do
     split = {task[1:] for task in order if task.kind == "gradients of inputs"}
     passes = [Passes(replace(step, gradients_exist=exist)) for exist in (False, True)]
-    settings = step.settings
-    moved = step.tokens // settings.layout.tensor_parallel * settings.gpt.n_embd * settings.weight_bytes
-    whole = {}  # weights that FSDP2 has gathered for all of the step
+    tokens = step.sequences * settings.local_length // settings.layout.tensor_parallel
+    moved = tokens * settings.gpt.n_embd * settings.weight_bytes
+    whole = {}  # stage -> bytes of weights that FSDP2 keeps gathered for the whole step
     for number, stage in stages.items():
         gathered = passes[1].gathered(stage)
         whole[number] = gathered.forward(0).own if gathered.already else 0
 
     def buffers_after(task: Task) -> int:
-        """Buffers left by an action that the trace does not have."""
+        """Number of buffers that an action adds (or, if negative, frees) and the trace does not have."""
         stage = stages[task.stage]
         before_is_here, next_is_here = (task.stage + i in stages for i in (-1, 1))
         if task.kind == "forward":
@@ -125,14 +126,14 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
 
     @cache
     def played(kind: str, number: int, exist: bool) -> MicroBatch:
-        """An action by itself."""
+        """The memory of a single action."""
         run, stage = MicroBatch(), stages[number]
         if kind == "forward":
             passes[exist].forward_pass(run, stage)
         elif kind == "gradients of inputs":
             passes[exist].inputs_pass(run, stage)
         else:
-            received = 0 if stage.last else moved  # the trace releases it
+            received = 0 if stage.last else moved  # the output's gradient, which the trace releases
             run.live[ACTIVATIONS] += received
             passes[exist].backward_pass(run, stage)
             run.live[ACTIVATIONS] -= received
@@ -148,7 +149,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
 
     made, done = MicroBatch(), set[int]()
     made.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
-    made.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in step.stages)
+    made.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in stages.values())
     of_one = sum(buffers_after(task) for task in order if task.micro_batch == 0)
     made.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
     for task in order:
@@ -175,7 +176,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
 
 
 class Passes:
-    """What the passes of stages do. `step.gradients_exist`: of an earlier micro-batch."""
+    """The changes of memory in the passes of stages. A method plays one pass: it adds the pass's changes to a `MicroBatch`."""
 
     def __init__(self, step: Step) -> None:
         self.step, settings = step, step.settings
@@ -184,8 +185,8 @@ class Passes:
         traced, kinds = representatives([(repr(model.layer(i)), recomputed[i]) for i in range(model.n_layer)])
         body = _body(step, traced)
         self.weights = settings.weights
-        largest = gathered_groups(self.weights, tied=True)[0]  # block: with experts, if there are any
-        # Of its gradients: what ranks keep, before it is divided, over what each computes.
+        largest = gathered_groups(self.weights, tied=True)[0]  # the largest block, which has experts if any block does
+        # Bytes of the block's gradients that ranks keep, before these are divided, over the bytes that each rank computes.
         share_in_experts = average_bytes(largest) / reduced_bytes(largest) if reduced_bytes(largest) else 1.0
 
         def split_gradient(share: float, gradient: int) -> tuple[int, int]:
@@ -193,7 +194,7 @@ class Passes:
             return kept, gradient - kept if step.fsdp and not step.keeps_gradients else 0
 
         ahead = (part for i in range(model.n_layer, model.n_blocks) for part in (i, None))
-        layers = [None, *traced, None, *ahead]  # of the segments, in the order of the forward pass; None: no block
+        layers = [None, *traced, None, *ahead]  # layer of each forward segment; None: no block
 
         def changes(segments: list[Segment]) -> list[Change]:
             found = []
@@ -212,13 +213,7 @@ class Passes:
             self.head_inputs = _head(step, body, split=True)[1:]
 
     def gathered(self, stage: StageShare) -> GatheredWeights:
-        step, in_pipeline = self.step, self.step.pipeline is not None
-        return GatheredWeights(
-            step,
-            weights_of_stages(self.weights, (stage,)),
-            already_gathered=in_pipeline or step.gradients_exist,
-            last=not in_pipeline and (step.gradients_exist or step.micro_batches == 1),
-        )
+        return GatheredWeights(self.step, weights_of_stages(self.weights, (stage,)))
 
     def forward_pass(self, run: MicroBatch, stage: StageShare) -> None:
         gathered, (blocks, norms) = self.gathered(stage), self._parts(self.forward, stage)
@@ -247,14 +242,14 @@ class Passes:
             run.play("backward", self.backward[0], gathered.backward(-1))
 
     def reference_pass(self, run: MicroBatch, stage: StageShare) -> None:
-        """The work of a forward pass that keeps nothing. It needs less memory than training."""
+        """Add the work of a forward pass that keeps nothing, and so needs less memory than training."""
         blocks, norms = self._parts(self.forward, stage)
         head = [self.head[0]] * stage.last
         for change in (*[self.forward[0]] * stage.first, *blocks, *filter(None, norms), *head):
             run.counts = added(run.counts, change.counts)
 
     def inputs_pass(self, run: MicroBatch, stage: StageShare) -> None:
-        """The gradients of inputs."""
+        """Play a backward pass that computes only the gradients of inputs."""
         (blocks, norms), (head, release) = self._parts(self.inputs, stage), self.head_inputs
         held = self.gathered(stage).forward(0)
         for change in () if norms[-1] is None else (head, norms[-1]):
@@ -264,13 +259,13 @@ class Passes:
 
     @staticmethod
     def _parts(changes: list[Change], stage: StageShare) -> tuple[list[Change], list[Change | None]]:
-        """The blocks of a stage, also those that predict ahead, and the norms behind them that a loss follows."""
+        """(changes of a stage's blocks, also those that predict ahead; for each, the norm between it and a loss, or None)."""
         blocks, norms = changes[1 + stage.start : 1 + stage.stop], changes[1 + stage.stop :] if stage.last else []
         return blocks + norms[1::2], [None] * (len(blocks) - stage.last) + norms[::2]
 
 
 def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """(layers to trace, for each layer the place in them): the first, the last, and one of each kind in between."""
+    """(layers to trace, for each layer its index in them). The first, the last, and one of each kind in between are traced."""
     last = len(kinds) - 1
     between = {kind: i for i, kind in reversed(list(enumerate(kinds))) if 0 < i < last}
     traced = sorted({0, last, *between.values()})
@@ -278,7 +273,7 @@ def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
-    """The body's trace, from those of two numbers of sequences if these do the same operations. `split`: see `trace_body`."""
+    """The body's trace, extrapolated from two numbers of sequences if both have the same events. `split`: see `trace_body`."""
     from lit_llm.plan.trace import trace_body
 
     few, more = (trace_body(step.traced(sequences), layers, split=split) for sequences in _TRACED_SEQUENCES)
@@ -289,19 +284,21 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
 
 
 def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
-    """Forward and backward of the loss, see `trace_head`. The chunked loss is linear in its rows and in those of a chunk."""
+    """Forward and backward of the loss (see `trace_head`). The chunked loss is linear in its rows and the rows of a chunk."""
     from lit_llm.plan.trace import trace_head
 
-    settings, tp, rows = step.settings, step.settings.layout.tensor_parallel, step.sequences * step.traced_length
+    settings, tp = step.settings, step.settings.layout.tensor_parallel
+    # The model pads sequences for tensor parallelism itself.
+    rows = step.sequences * (settings.sequence_length if settings.layout.context == 1 else settings.local_length)
     alone = replace(step.traced(0).settings, compute=ComputeConfig(), lora=None)  # shared by all modes of recomputation
-    # All but cross-entropy of a whole vocabulary is in chunks, in one if no size is set.
+    # Every loss but cross-entropy of an unsplit vocabulary is computed in chunks; in one if no size is set.
     chunk = settings.chunk_size or (None if tp == 1 and settings.loss_head == "cross-entropy" else rows)
-    block = max(1, SOFTMAX_NUMEL // (settings.gpt.padded_vocab_size // tp))  # rows of its softmax
+    block = max(1, SOFTMAX_NUMEL // (settings.gpt.padded_vocab_size // tp))  # rows that the softmax takes at once
 
     def at(rows: int, chunk: int | None) -> list[Change]:
         of, dtype, trainable = Step(alone, 0, cuda=step.cuda), body.hidden_dtype, body.head_is_trainable
         segments = trace_head(of, rows, chunk, hidden_dtype=dtype, trainable=trainable, split=split)
-        # A tied matrix is gathered as the embedding needs it.
+        # A tied matrix is gathered in the dtype that the embedding needs.
         narrow = step.narrow_weights and not settings.gpt.tie_embeddings
         return [Change.of(segment, lambda gradient: (gradient, 0), narrow_weights=narrow) for segment in segments]
 

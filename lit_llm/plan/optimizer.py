@@ -1,7 +1,7 @@
 """Optimizer state, and the work of an optimizer step: temporary memory and Muon's FLOPs. Sizes in bytes.
 
 With a mesh, each of Muon's matrices is whole on one rank of its pipeline stage (`lit_llm.optim.exchange`), and ranks share the
-experts of each layer. Who has what is computed with the optimizer's own functions.
+experts of each layer. The optimizer's own functions tell which rank has which matrix.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lit_llm.plan.weights import Weight, Weights
 _ONE = ("Lion", "Muon", "RMSprop", "Adagrad", "Adafactor", "ASGD")
 _TWO = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop")
 STATE_COPIES = {"SGD": 0, **dict.fromkeys(_ONE, 1), **dict.fromkeys(_TWO, 2)}
-"""Number of state tensors of the parameter's size, before those that options add. MuonAdamW is counted by group, matrices of
-Adafactor by rows and columns."""
+"""Number of state tensors of the parameter's size, before those that options add. MuonAdamW's state is counted by group, and
+Adafactor's state of matrices by rows and columns."""
 
 STATE_OPTIONS = ("momentum", "centered", "amsgrad")
 """Options of SGD and RMSprop, of RMSprop, and of Adam's kind that add a state tensor of the parameter's size."""
 
 TORCH_MUON = "torch.optim.Muon"
-"""Its name in a plan. Classes of other packages are called Muon, too."""
+"""The name of torch's Muon in a plan. Other packages have classes that are called Muon, too."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Optimizer:
 
     @property
     def is_muon(self) -> bool:
-        """Whether it orthogonalises the hidden matrices, and trains the rest with AdamW."""
+        """Whether the optimizer orthogonalises hidden matrices, and trains the rest with AdamW."""
         return self.name in ("MuonAdamW", TORCH_MUON)
 
     def newton_schulz_bytes(self, *, cuda: bool) -> int:
@@ -61,9 +61,9 @@ class Optimizer:
 def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) -> float:
     """Bytes of optimizer state for these weights: 8 per fp32 parameter for AdamW. Unknown optimizers count as AdamW.
 
-    Without `row_state_bytes`. State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte states, each with
-    an fp32 scale per block of 256 values; Adafactor keeps one number per row and one per column of the last two dimensions.
-    Frozen weights have none.
+    `row_state_bytes` are extra. State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte states, each
+    with an fp32 scale per block of 256 values; Adafactor keeps one number per row and one per column of the last two
+    dimensions. Frozen weights have no state.
     """
     trainable = [weight for weight in weights if weight.group is not None]
     if optimizer.name == "AdamW8bit":
@@ -72,9 +72,9 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
 
 
 def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, layout: Layout | None = None) -> int:
-    """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split.
+    """Bytes of NorMuon's state on a rank: one number for each row of a hidden matrix.
 
-    Of experts it has those that it orthogonalises.
+    A rank has the numbers of all rows, so `whole` is not split. For experts, it has only those that it orthogonalises.
     """
     if not optimizer.normuon:
         return 0
@@ -86,12 +86,12 @@ def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, 
 
 
 def _takes_muon(weight: Weight) -> bool:
-    """As MuonAdamW decides. A convolution's weight, for example, has three dimensions, and is not of experts."""
+    """Whether MuonAdamW orthogonalises the weight. It does not for a convolution, whose three dimensions are not experts'."""
     return len(weight.shape) == {"matrix": 2, "experts": 3}.get(weight.group or "")
 
 
 def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
-    """Elements of state of a weight."""
+    """Number of elements of a weight's optimizer state."""
     elements = math.prod(weight.shape)
     if optimizer.name == "Adafactor" and elements and len(weight.shape) > 1:
         return elements // weight.shape[-1] + elements // weight.shape[-2]
@@ -101,7 +101,7 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
 
 
 def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, cuda: bool) -> int:
-    """Peak temporary memory of an optimizer step, without parameters, gradients and state. Muon's: `MuonWork`.
+    """Peak temporary memory of an optimizer step, without parameters, gradients and state. For Muon, see `MuonWork.work_bytes`.
 
     Args:
         cuda: on a GPU, torch's unfused optimizers process all tensors at once, and Lion keeps copies until `found_inf` is
@@ -117,7 +117,7 @@ def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, 
         largest = max((math.prod(weight.shape) for weight in trainable), default=0)
         if not cuda:
             return largest * (parameter_bytes + wide) if wide else largest_group * parameter_bytes
-        part = min(max(MUON_BATCH_NUMEL, largest), largest_group)  # it belongs to one group
+        part = min(max(MUON_BATCH_NUMEL, largest), largest_group)  # a part is within one group
         return part * (3 * parameter_bytes + wide)
     if optimizer.fused or optimizer.name == "SGD":
         return 0
@@ -140,12 +140,12 @@ class MuonWork:
     """The hidden matrices that Muon orthogonalises in a stage of a pipeline, and the ranks that share this work.
 
     Attributes:
-        matrices: shapes of the trainable ones, whole, block by block.
+        matrices: whole shapes of the trainable matrices, block by block.
         stacks: (experts, rows, columns) of each trainable parameter of experts, block by block.
         dimensions: sizes of the mesh dimensions that split a matrix, the innermost first. (): no mesh.
-        rows: replicas of the ranks that share a matrix.
-        expert: of the ranks that share a matrix, groups that have other experts.
-        normuon: on a mesh, all ranks have a number (fp32) for each row of the matrices of a turn, before they get their parts.
+        rows: number of replicas of the ranks that share a matrix.
+        expert: number of groups of these ranks that have different experts.
+        normuon: on a mesh, all ranks get one fp32 number for each row of a turn's matrices, before their parts of the updates.
     """
 
     matrices: Shapes
@@ -157,7 +157,7 @@ class MuonWork:
 
     @classmethod
     def of(cls, whole: Weights, layout: Layout | None = None, *, normuon: bool = False) -> MuonWork:
-        """That of weights which are not split. `layout` None: one device."""
+        """The work for `whole`, weights that are not split. `layout` None: one device."""
         layout = layout or Layout()
         taken = [weight for weight in whole if _takes_muon(weight)]
         matrices, stacks = (tuple(weight.shape for weight in taken if len(weight.shape) == n) for n in (2, 3))
@@ -165,7 +165,7 @@ class MuonWork:
 
     @property
     def shards(self) -> int:
-        """Ranks that share a matrix."""
+        """Number of ranks that share a matrix."""
         return math.prod(self.dimensions)
 
     def divides(self, stack: tuple[int, ...]) -> bool:
@@ -173,11 +173,11 @@ class MuonWork:
         return sharded_dimension((stack[0] // self.expert, *stack[1:]), self.shards // self.expert) > 0
 
     def experts_of_rank(self, stack: tuple[int, ...]) -> int:
-        """The experts of a layer that a rank orthogonalises: its own, or all of which it has a part (`MuonAdamW`)."""
+        """Number of experts of a layer that a rank orthogonalises: its own, or all of which it has a part (`MuonAdamW`)."""
         return stack[0] // self.expert if self.divides(stack) else -(-stack[0] // self.shards)
 
     def flops(self, iterate_bytes: int) -> float:
-        """FLOPs of the iterations of one update, of the mean rank. An element takes `iterate_bytes` in the iteration."""
+        """Mean FLOPs of a rank in the iterations of one update. An element takes `iterate_bytes` in the iteration."""
         from lit_llm.optim.owners import newton_schulz_flops  # the package imports torch
 
         of = partial(newton_schulz_flops, element_bytes=iterate_bytes)
@@ -189,8 +189,8 @@ class MuonWork:
         """Peak temporary memory of a step on the rank that needs most.
 
         Args:
-            iterate_bytes: of an element in the iteration, and in transit.
-            cuda: copies are kept until `found_inf` is applied.
+            iterate_bytes: bytes of an element in the iteration, and in transit.
+            cuda: on a GPU, copies are kept until `found_inf` is applied.
         """
         return max(
             self._bytes_of_matrices(parameter_bytes, iterate_bytes, cuda=cuda),
@@ -206,11 +206,11 @@ class MuonWork:
             moments = [part * p * (2 if cuda else 1)]  # the momentum, and its copy
             if shards * rows == 1:
                 sizes = [math.prod(shape) for shape in own]
-                moments += [  # updates before a matrix, directions from it on
+                moments += [  # updates of earlier matrices, directions of the others
                     sum(sizes[:i]) * w + sum(sizes[i:]) * p + _iterating(shape, w, cuda=cuda) for i, shape in enumerate(own)
                 ]
             else:
-                moments.append(part * (p + w if p != w else p))  # the directions, and as they are sent
+                moments.append(part * (p + w if p != w else p))  # directions, and copies to send
                 moments += [2 * part * w, (part + whole) * w, 2 * whole * w + squares]  # sending, receiving, there and back
                 moments.append(whole * w + _iterating(largest, w, cuda=cuda))
                 moments.append(part * w * (2 if rows > 1 else 1) + (part * p if cuda else 0) + squares)
@@ -233,8 +233,8 @@ class MuonWork:
 
 
 def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
-    """Two iterates and a polynomial, or one and what makes the polynomial; or, on a CPU, a narrow iterate and its copy in fp32
-    for the norm."""
+    """Peak bytes of iterating on a matrix: two iterates and a polynomial; or one iterate and the squares that make the
+    polynomial; or, on a CPU, a narrow iterate and its fp32 copy for the norm."""
     from lit_llm.optim.owners import steps_together  # the package imports torch
 
     r, c = sorted(shape)
@@ -244,7 +244,7 @@ def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
 
 @lru_cache(maxsize=256)
 def _turns(shapes: Shapes, shards: int, rows: int) -> list[tuple[Shapes, tuple[int, ...], int]]:
-    """For each turn and rank that owns something in it: shapes that it owns, elements of its row's matrices, rows of all."""
+    """For each turn and rank that owns a matrix in it: (its shapes, elements of its replica's matrices, rows of all)."""
     from lit_llm.optim.owners import owners, turns
 
     sizes = [math.prod(shape) for shape in shapes]

@@ -22,15 +22,15 @@ from lit_llm.plan.measured_run import settings_values
 from lit_llm.plan.memory import Memory, fits_host, host_bytes, most_memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
 from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings
-from lit_llm.plan.speed import Options, Times, band, dense_peak, fitted_seconds, step_times
+from lit_llm.plan.speed import Options, Times, band, fitted_seconds, step_times
 from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, stored_bytes, weights_of
 
 DEVICE_MTBF_HOURS = 50_000.0
-"""Device-hours between failures: 419 unexpected ones in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783, section 3.3.4)."""
+"""Device-hours between failures: 419 unexpected failures in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783, 3.3.4)."""
 
 
 class NextStep(NamedTuple):
-    """A flag that saves memory. Offload takes bytes of a machine's memory instead, and changes the time of a step."""
+    """A flag that saves memory. Offload takes `host_bytes` of a machine's memory instead, and a step takes `step_seconds`."""
 
     flag: str
     saves_bytes: int
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def active_parameters(self) -> int:
-        """Those that compute a token: without the other experts."""
+        """Number of parameters that compute a token, without the experts that the token does not use."""
         model = self.settings.model
         return self.parameters - (0 if isinstance(model, OwnModel) else model.idle_parameters)
 
@@ -77,12 +77,12 @@ class Plan:
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """The least and the most time over that planned. None: as `speed.band`."""
+        """(least, most) time of a step over the planned time. None: see `speed.band`."""
         return band(self.settings, self.hardware, self.times, self.options)
 
     @property
     def most_memory(self) -> int | None:
-        """The most bytes that a rank may need. None: as `memory.most_memory`."""
+        """The most bytes that a rank may need. None: see `memory.most_memory`."""
         return most_memory(self.settings, self.memory)
 
     @property
@@ -145,7 +145,7 @@ class Plan:
 
     @property
     def epochs(self) -> float | None:
-        """Passes over the data; of a mixture see its phases."""
+        """Number of passes over the data. None: unknown, or a mixture, whose phases tell its passes."""
         data = self.settings.data
         if not data.train_tokens or data.phases:
             return None
@@ -153,11 +153,12 @@ class Plan:
 
     @property
     def chinchilla_multiple(self) -> float:
-        return compute.chinchilla_multiple(self.active_parameters, self.settings.tokens)
+        """Tokens of the run over the compute-optimal number of tokens."""
+        return self.settings.tokens / (compute.TOKENS_PER_PARAMETER * self.active_parameters)
 
     @property
     def chinchilla_loss(self) -> float | None:
-        """Nats per token."""
+        """The Chinchilla estimate of the final loss in nats per token."""
         return compute.chinchilla_loss(self.active_parameters, self.settings.tokens) if self.settings.tokens else None
 
     @property
@@ -180,24 +181,24 @@ class Plan:
 
     @property
     def trained_parameters(self) -> int:
-        """Those that get gradients."""
+        """Number of parameters that get gradients."""
         return sum(weight.total for weight in self._weights if weight.group is not None)
 
     @property
     def state_bytes(self) -> float:
-        """Optimizer state of all ranks, as a checkpoint has it."""
+        """Bytes of the optimizer state of all ranks, as a checkpoint stores it."""
         arguments = self.settings.optimizer, self._weights, self.settings.weight_bytes
         return state_bytes(*arguments) + row_state_bytes(*arguments)
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Trained weights, their average and optimizer state: of a model with adapters, only these are saved."""
+        """Bytes of the trained weights, their average and optimizer state. With adapters, only the adapters are saved."""
         average = average_bytes(self._weights) if self.settings.ema else 0
         return int(stored_bytes(self._weights, self.settings.weight_bytes, trainable=True) + average + self.state_bytes)
 
     @property
     def writers(self) -> tuple[int, int, int]:
-        """(ranks that write parts of a checkpoint, the most of them on a machine, machines): the first replica, or rank 0."""
+        """(ranks that write a checkpoint, the most of them on a machine, machines). The first replica or rank 0 writes."""
         layout, sharded = self.settings.layout, self.settings.sharded_saves
         if not (layout.splits_model if sharded == "auto" else sharded and layout.is_mesh):
             return 1, 1, 1
@@ -208,7 +209,7 @@ class Plan:
 
     @property
     def faster_micro_batch(self) -> tuple[int, float] | None:
-        """The largest micro-batch that fits, and the seconds of its step, if it saves a hundredth or more of a step."""
+        """(largest micro-batch that fits, seconds of its step), if that saves a hundredth or more of the step."""
         largest, step = self.largest_micro_batch, self.times.step
         if not largest or step is None or largest <= (self.settings.micro_batch or 0):
             return None
@@ -217,7 +218,7 @@ class Plan:
 
     @property
     def copy_bytes(self) -> int:
-        """Host memory on one machine for the copies of a checkpoint that is saved in the background; 0 if it is not."""
+        """Bytes of one machine's memory for copies of a checkpoint that is saved in the background; 0 for other saves."""
         (ranks, on_machine, _), saves, has = self.writers, self.settings.background_saves, self.hardware.host["memory_gb"]
         needed = self.checkpoint_bytes * on_machine // ranks
         if saves == "auto":  # as `AsyncFolderCheckpointIO` decides
@@ -234,9 +235,9 @@ class Plan:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds for which training waits for a save: in the background, for the copies of each writer at the same time.
+        """Seconds for which training waits for a save: in the background, until all writers have copied their parts at once.
 
-        If their speed is unknown, at most the time to write.
+        If the speed of copies is unknown, the time to write is the upper bound.
         """
         if not self.copy_bytes:
             return self.save_seconds
@@ -245,7 +246,7 @@ class Plan:
 
     @property
     def host_bytes(self) -> int:
-        """Memory of a machine that `cpu_offload` takes."""
+        """Bytes of a machine's memory that `cpu_offload` takes."""
         return host_bytes(self.settings, self.hardware)
 
     @property
@@ -255,14 +256,19 @@ class Plan:
 
     @property
     def best_interval_seconds(self) -> float:
-        """Between two checkpoints: by Young's rule, but no shorter than a save in the background takes."""
-        best = compute.young_interval_seconds(self.wait_seconds, self.mtbf_seconds)
+        """Best seconds between checkpoints: √(2 · wait · MTBF) (Young 1974), but no less than a background save takes."""
+        best = math.sqrt(2 * self.wait_seconds * self.mtbf_seconds)
         return max(best, self.save_seconds) if self.copy_bytes else best
 
     def lost(self, interval_seconds: float) -> float:
-        """Fraction of time lost to saving and failures, with so many seconds between two checkpoints."""
+        """Fraction of time lost to waiting for saves, wait/interval, and to redoing work after failures, interval/(2 · MTBF).
+
+        After a failure during a background save, the run resumes from the checkpoint before: write/MTBF more. If a save is not
+        finished after an interval, the next one waits for it.
+        """
         writing = self.save_seconds if self.copy_bytes else 0.0
-        return compute.overhead_fraction(self.wait_seconds, interval_seconds, self.mtbf_seconds, writing)
+        waiting = self.wait_seconds + max(0.0, writing - interval_seconds)
+        return waiting / interval_seconds + (max(interval_seconds, writing) / 2 + writing) / self.mtbf_seconds
 
     @property
     def lost_fraction(self) -> float:
@@ -270,7 +276,7 @@ class Plan:
 
     @property
     def validation_seconds(self) -> float | None:
-        """One pass over the validation tokens. It is forward only, so a third of the FLOPs of training."""
+        """Seconds of one pass over the validation tokens. It is forward only, so a third of the FLOPs of training."""
         tokens, per_step = self.settings.data.val_tokens, self.times.compute
         if tokens is None or per_step is None:
             return None
@@ -290,7 +296,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     """
     options = options or Options()
     problems = settings.problems()
-    if not isinstance(settings.model, OwnModel):  # as far as it does not depend on what is installed there
+    if not isinstance(settings.model, OwnModel):  # rules that do not depend on packages there
         kernel, device, of = settings.compute.attention, "cuda" if hardware.is_gpu else "cpu", hardware.compute_capability
         problems += filter(None, [unsupported_attention(settings.model, kernel, device, capability=of, name=hardware.name)])
     if options.at is not None and options.at > settings.steps:
@@ -313,7 +319,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         next_steps(asked, hardware, memory, capacity, options) if memory.is_known else [],
         step_times(settings, hardware, options),
         compute.flops_per_token(settings.model, settings.lora, settings.length),
-        dense_peak(settings, hardware),
+        settings.dense_peak(hardware),
         parameters(settings.model, settings.lora),
         [] if schedule.rate is None else phases(schedule.rate, settings.steps, settings.tokens_before),
     )
@@ -323,7 +329,7 @@ def largest_micro_batch(settings: RunSettings, hardware: Hardware, capacity_byte
     """The largest micro-batch, in sequences, that fits and divides each rank's share of every batch; 0 if none fits."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
     divisors = (size for size in range(1, share + 1) if share % size == 0)
-    sizes = [n for n in divisors if replace(settings, micro_batch=n).micro_batches.keys() == {n}]  # a pipeline's, too
+    sizes = [n for n in divisors if replace(settings, micro_batch=n).micro_batches.keys() == {n}]  # also in a pipeline
 
     def is_too_large(size: int) -> bool:
         return peak_memory(replace(settings, micro_batch=size), cuda=hardware.is_gpu).needed > capacity_bytes
@@ -337,7 +343,7 @@ def next_steps(
 ) -> list[NextStep]:
     """Flags that save memory, cheapest in time first.
 
-    If the run does not fit, the list ends with the first flag that makes it fit. Other meshes are listed only if they do.
+    If the run does not fit, the list ends with the first flag that makes it fit. Other meshes are listed only if they do so.
     """
     layout, tried = settings.layout, dict[str, RunSettings]()
 

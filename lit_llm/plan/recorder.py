@@ -7,7 +7,6 @@ neither a variable of the program nor autograd holds it.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -17,13 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from lit_llm.core._torch import (
     CAST,
     COLLECTIVES,
-    CPU_ATTENTION,
-    CPU_ATTENTION_BACKWARD,
     CPU_LSTM,
     CPU_LSTM_BACKWARD,
     LOCAL_SCALAR,
@@ -36,20 +33,17 @@ from lit_llm.core._torch import (
     written_arguments,
 )
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
+from lit_llm.models.own_flops import FLOPS
 from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, KERNELS, MATMUL, TRAFFIC, WEIGHT_COPIES, Change, Event
 
 aten = torch.ops.aten
 
 
-def _lstm_flop(x: Any, input_weight: Any, hidden_weight: Any, *_: Any, **__: Any) -> int:
-    return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(hidden_weight))
-
-
 def _lstm_workspace(args: list[Any]) -> Tensor:
-    """What oneDNN's LSTM layer keeps for its backward pass, whose size torch's own rule leaves out.
+    """A tensor as large as what oneDNN's LSTM layer keeps for its backward pass, which torch's own rule leaves out.
 
-    Gates twice, states of layer and iteration, cells, and biases, in padded rows and whole pages: as torch 2.13 allocates on
-    x86.
+    It has the gates twice, the states of layer and iteration, the cells and the biases, in padded rows and whole pages, as
+    torch 2.13 allocates them on x86.
     """
     x, width, train = args[0], args[10], args[15]
     size, steps, batch = x.element_size(), x.size(0), x.size(1)
@@ -61,38 +55,29 @@ def _lstm_workspace(args: list[Any]) -> Tensor:
 
 
 def _lstm_work(x: Tensor, weights: list[Tensor]) -> int:
-    """Temporary bytes of the same: packed weights, and the gates once."""
+    """Temporary bytes of oneDNN's LSTM layer: packed weights, and the gates once."""
     gates, size = weights[0].size(0), x.element_size()
     return size * (sum(w.size(1) for w in weights) * _padded(gates, size) + x.size(0) * x.size(1) * gates + gates)
 
 
 def _padded(n: int, size: int) -> int:
-    """Elements of a row of oneDNN: whole cache lines, and one more where rows would fall on the same ones."""
+    """Elements of a padded row of oneDNN: whole cache lines, and one line more where rows would share the same cache sets."""
     n = -(-n * size // 64) * 64 // size
     return n + 64 // size if n % 256 == 0 else n
 
 
-FLOPS: dict[Any, Any] = {  # of operators that torch's counter does not know; functions of shapes, like its own
-    CPU_ATTENTION: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
-    CPU_ATTENTION_BACKWARD: lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(grad, q, k, v),
-    aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
-    CPU_LSTM: _lstm_flop,
-    CPU_LSTM_BACKWARD: lambda *args, **__: 2 * _lstm_flop(*args),
-}
 _COLLECTIVES = {  # a reduce-scatter sends as much as an all-gather
     COLLECTIVES.all_gather_into_tensor: "all_gather",
     COLLECTIVES.reduce_scatter_tensor: "all_gather",
     COLLECTIVES.all_reduce: "all_reduce",
     COLLECTIVES.all_to_all_single: "all_to_all",
 }
-_OF_VALUES = (LOCAL_SCALAR, aten.item)
-"""What depends on values."""
 _ELEMENTWISE = {aten.add, aten.add_, aten.sub, aten.mul, aten.mul_, aten.div}
 """Operators whose kernel on a CPU first copies inputs of a narrower dtype."""
 
 
 class Sized(Tensor):
-    """A tensor without data: `meta` has its sizes. `value` has its data, where these are known (`Constants`)."""
+    """A tensor without data: `meta` has its sizes. `value` has its values, if they are known."""
 
     meta: Tensor
     value: Tensor | None = None
@@ -119,7 +104,7 @@ class Sized(Tensor):
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A value with each tensor in it changed, also in lists and tuples."""
+    """The value with `change` applied to each tensor in it, also within lists and tuples."""
     if isinstance(value, Tensor):
         return change(value)
     return type(value)(mapped(each, change) for each in value) if isinstance(value, (list, tuple)) else value
@@ -131,58 +116,11 @@ def sized(*shape: int, dtype: torch.dtype, requires_grad: bool = False) -> Sized
 
 
 class Undetermined(Exception):
-    """What a module does depends on more than sizes. The message is the end of a sentence."""
-
-
-class TooManyOperations(Exception):
-    """A trace would take long."""
+    """A module cannot be traced, because it depends on more than sizes. The message is the end of a sentence."""
 
 
 MOST_ELEMENTS = 2**18
-"""Of a tensor whose values are kept."""
-
-
-class Constants:
-    """Values of tensors that depend on no data, such as positions and masks: operators run again on known values."""
-
-    def __init__(self) -> None:
-        self._overwritten: set[int] = set()  # addresses of storages that something unknown was written to
-
-    def of(self, tensor: Any) -> Tensor | None:
-        """The values of a tensor, or None."""
-        value = _value_of(tensor) if isinstance(tensor, Tensor) else None
-        return None if value is None or value.untyped_storage().data_ptr() in self._overwritten else value
-
-    def run(self, operator: Any, args: Sequence[Any], options: dict[str, Any], results: Sequence[Any] = ()) -> Any:
-        """What the operator returns for known values; None if some are unknown, or a tensor is large."""
-        inputs = [*tensors_in((args, options))]
-        is_known = not draws_random_numbers(operator) and all(self.of(tensor) is not None for tensor in inputs)
-        made = None
-        if is_known and all(tensor.numel() <= MOST_ELEMENTS for tensor in (*inputs, *tensors_in(results))):
-            known, named = mapped(list(args), self.of), {key: mapped(value, self.of) for key, value in options.items()}
-            with suppress(RuntimeError, IndexError, ValueError):  # the trace itself reports what is wrong
-                made = operator(*known, **named | ({"device": "cpu"} if "device" in options else {}))
-        if made is None:
-            for tensor in tensors_in(written_arguments(operator, args, options)):
-                if (value := _value_of(tensor)) is not None:
-                    self._overwritten.add(value.untyped_storage().data_ptr())
-        return made
-
-    def without_masks(self, args: Sequence[Any]) -> list[Any] | None:
-        """The arguments of `aten.index` with positions instead of known masks; None if a mask is unknown."""
-        indices: list[Any] = []
-        for index in args[1]:
-            if not isinstance(index, Tensor) or index.dtype not in (torch.bool, torch.uint8):
-                indices.append(index)
-            elif (mask := self.of(index)) is not None:
-                indices += mask.nonzero(as_tuple=True)
-            else:
-                return None
-        return [args[0], indices, *args[2:]]
-
-
-def _value_of(tensor: Tensor) -> Tensor | None:
-    return tensor.value if isinstance(tensor, Sized) else tensor
+"""The most elements of a tensor whose values are kept."""
 
 
 class Recorder(DispatchMode):
@@ -190,16 +128,15 @@ class Recorder(DispatchMode):
 
     Attributes:
         segments: a list of events for each part of the program; `begin` starts the next one, and may set `kind`.
-        kind: of storages that are allocated from now on.
-        weights: casts of these storages are copies of weights.
-        operators: names of those that have run. Only with `most`.
+        kind: kind of the events of storages that are allocated from now on.
+        weights: ids of the storages of weights; a cast of one is a copy of weights.
+        operators: names of the operators that have run. Filled only with `most`.
 
     Args:
-        most: operations of a module that may do anything. Beyond them, `TooManyOperations`. None: of lit_llm's own code, where
-            values never matter.
+        most: number of operations that a user's module may take. None: lit_llm's own code, where values never matter.
 
     Raises:
-        Undetermined: with `most`, an operation depends on values, or has no rule for sizes.
+        Undetermined: with `most`, an operation depends on values, has no rule for sizes, or is one too many.
     """
 
     def __init__(self, *, cuda: bool, most: int | None = None) -> None:
@@ -207,7 +144,7 @@ class Recorder(DispatchMode):
         self.cuda = cuda
         self.most = most
         self.operators: set[str] = set()
-        self.constants = Constants()
+        self._overwritten: set[int] = set()  # addresses of storages with unknown values
         self.operations = 0
         self.segments: list[list[Event]] = [[]]
         self.kind = ACTIVATIONS
@@ -227,13 +164,13 @@ class Recorder(DispatchMode):
         self.segments[-1].append((kind, amount))
 
     def exclude(self, tensors: Iterable[Tensor]) -> None:
-        """Neither the allocation nor the release of these tensors is an event."""
+        """Record neither the allocation nor the release of these tensors."""
         for tensor in tensors:
             storage = tensor.meta.untyped_storage()  # type: ignore[attr-defined]
             self._watched[id(storage)] = storage
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, kind: int | None) -> Tensor:
-        """A tensor that another trace has allocated; count its release as `kind`. None: do not."""
+        """A tensor whose allocation another trace counts. Its release becomes an event of `kind`, or none if `kind` is None."""
         before, self._counts = self._counts, False
         tensor: Sized = torch.empty(shape, dtype=dtype, device="cpu")  # type: ignore[assignment]
         self._counts = before
@@ -260,21 +197,23 @@ class Recorder(DispatchMode):
             self.operators.add(packet.__name__)
             self.operations += 1
             if self.operations > self.most:
-                raise TooManyOperations
-        if packet in _OF_VALUES:
-            return self._value(*args)
+                raise Undetermined(f"it takes more than {self.most:,} operations")
+        if packet in (LOCAL_SCALAR, aten.item):
+            if self.most is None:
+                return 0  # a seed, which may be any number
+            if (value := self._known(*args)) is None:
+                raise Undetermined("it reads a value of a tensor (Tensor.item; bool, int or float of a tensor)")
+            return value.item()
         if packet is aten.index and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1]):
             if self.most is None:
-                return Sized(args[0].meta.new_empty(0))  # ids out of range, of which there are none
-            args = self.constants.without_masks(args)
-            if args is None:
-                raise Undetermined("it selects elements by a mask, so sizes depend on the data")
+                return Sized(args[0].meta.new_empty(0))  # lit_llm selects only ids out of range: none here
+            raise Undetermined("it selects elements by a mask, so sizes depend on the data")
         inputs: dict[int, Sized] = {}
 
         def unwrap(tensor: Tensor) -> Tensor:
             if isinstance(tensor, Sized):
                 inputs[id(tensor.meta)] = tensor
-            return _on_meta(tensor)
+            return tensor.meta if isinstance(tensor, Sized) else tensor.to("meta")
 
         on_meta = [mapped(a, unwrap) for a in args]
         options = {key: mapped(value, unwrap) for key, value in (kwargs or {}).items()}
@@ -288,14 +227,12 @@ class Recorder(DispatchMode):
         if known is None:
             try:
                 result = operator(*on_meta, **options)
-                depends_on_values = False
             except NotImplementedError:
-                result, depends_on_values = self._from_values(operator, args, kwargs or {}), True
+                raise Undetermined(f"the sizes of what {packet} returns are not known without data") from None
             if packet is CPU_LSTM:
                 result = (*result[:3], _lstm_workspace(on_meta))
             known = _Result.of(result, packet, on_meta, options, inputs, cuda=self.cuda)
-            if not depends_on_values:
-                _RESULTS[key] = known
+            _RESULTS[key] = known
         else:
             result = known.again() if known.tensors else operator(*on_meta, **options)
         if known.flops:
@@ -313,25 +250,29 @@ class Recorder(DispatchMode):
         if known.work:
             self.add(kind, -known.work)
         if self.most is not None:
-            values = self.constants.run(operator, args, kwargs or {}, [wrapped])
+            values = self._run_again(operator, args, kwargs or {}, wrapped)
             for one, value in zip(tensors_in(wrapped), tensors_in(values), strict=values is not None):
                 one.value = value  # type: ignore[attr-defined]
         return wrapped
 
-    def _value(self, tensor: Tensor) -> Any:
-        if self.most is None:
-            return 0  # of a seed, which may be any number
-        value = self.constants.of(tensor)
-        if value is None:
-            raise Undetermined("it reads a value of a tensor (Tensor.item; bool, int or float of a tensor)")
-        return value.item()
+    def _known(self, tensor: Tensor) -> Tensor | None:
+        """The values of a tensor that depend on no data, such as positions and masks, or None."""
+        value = tensor.value if isinstance(tensor, Sized) else tensor
+        return None if value is None or value.untyped_storage().data_ptr() in self._overwritten else value
 
-    def _from_values(self, operator: Any, args: Any, options: dict[str, Any]) -> Any:
-        """The results on the meta device, where sizes depend on values."""
-        known = None if self.most is None else self.constants.run(operator, args, options)
-        if known is None:
-            raise Undetermined(f"the sizes of what {operator.overloadpacket} returns are not known without data")
-        return mapped(known, _on_meta)
+    def _run_again(self, operator: Any, args: Sequence[Any], options: dict[str, Any], results: Any) -> Any:
+        """The operator's results for known values; None if some values are unknown, or a tensor is large."""
+        inputs = [*tensors_in((args, options))]
+        is_known = not draws_random_numbers(operator) and all(self._known(tensor) is not None for tensor in inputs)
+        made = None
+        if is_known and all(tensor.numel() <= MOST_ELEMENTS for tensor in (*inputs, *tensors_in(results))):
+            known, named = mapped(list(args), self._known), {key: mapped(x, self._known) for key, x in options.items()}
+            with suppress(RuntimeError, IndexError, ValueError):  # the trace itself reports the error
+                made = operator(*known, **named | ({"device": "cpu"} if "device" in options else {}))
+        if made is None:
+            values = map(self._known, tensors_in(written_arguments(operator, args, options)))
+            self._overwritten |= {value.untyped_storage().data_ptr() for value in values if value is not None}
+        return made
 
     def _wrapped(self, tensor: Tensor, inputs: dict[int, Sized], kind: int) -> Sized:
         if id(tensor) in inputs:
@@ -345,12 +286,12 @@ class Recorder(DispatchMode):
 
 @dataclass(frozen=True)
 class _Result:
-    """What an operator does to inputs of given sizes, so that it need not run on the meta device again.
+    """The effect of an operator on inputs of given sizes, kept so that it need not run on the meta device again.
 
     Attributes:
         tensors: size, strides and type of each result, if all results are new tensors.
         is_list: the operator returns a tuple or list.
-        flops: by torch's formulas and FLOPS.
+        flops: FLOPs by torch's formulas and those in FLOPS.
         work: temporary bytes inside of the kernel, which the trace cannot see.
     """
 
@@ -388,7 +329,7 @@ def _work_bytes(packet: Any, args: list[Any], inputs: list[Tensor], result: Any,
     """Temporary memory inside of a kernel: as in torch 2.13's source and the allocator's log."""
     if packet is LOG_SOFTMAX and not inputs[0].is_contiguous():
         return inputs[0].numel() * inputs[0].element_size()
-    # A GPU computes attention in blocks only if weights are dropped. Otherwise the operator stands for FlexAttention.
+    # A GPU computes attention in blocks only if weights are dropped. Without dropout, the operator stands for FlexAttention.
     if packet is torch.ops.lit_llm.attention and not (cuda and args[5] is None):
         return _work_inside(forward_in_blocks, args)
     if packet is torch.ops.lit_llm.attention_backward and not (cuda and args[8] is None):
@@ -416,20 +357,16 @@ def _work_inside(body: Callable[..., Any], args: list[Any]) -> int:
 
 
 def _like(meta: Tensor) -> Tensor:
-    """A tensor of these sizes. Zeros as document numbers: one document, which takes the most memory."""
+    """A tensor of the sizes of `meta`. Document numbers become zeros, because one document takes the most memory."""
     if meta.ndim == 2 and not meta.is_floating_point():
         return torch.zeros(meta.shape, dtype=meta.dtype)
     return Sized(torch.empty_like(meta))
 
 
 def _spec(value: Any) -> Any:
-    """A value as a part of a key: of a tensor its sizes and type."""
+    """A value as a part of a cache key: a tensor is replaced by its shape, strides and dtype."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
         return tuple(_spec(each) for each in value)
     return type(value), value
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    return tensor.meta if isinstance(tensor, Sized) else tensor.to("meta")

@@ -1,4 +1,4 @@
-"""The settings of a run as plain numbers. `lit_llm.training.planned_settings` takes them from what was built."""
+"""The settings of a run as plain numbers. `lit_llm.plan.planned_settings` takes them from the built objects."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lit_llm.core.batch_sizes import Stages, batch_problem, micro_batch, sequences_before
 from lit_llm.core.errors import UserError
+from lit_llm.core.hardware import Hardware
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import sharded_dimension
 from lit_llm.distributed.layout_problems import model_problems
@@ -36,8 +37,8 @@ CHECKPOINTING = ("none", "cheap", "attention", "full")
 class DataFacts:
     """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
 
-    `phases`: what a mixture draws from its sources. `sequences`: of one epoch of packed documents; None: unknown, or not
-    packed. `packing`: what packing does to the documents.
+    `phases`: the draws of a mixture from its sources. `sequences`: number of sequences in one epoch of packed documents; None:
+    unknown, or not packed. `packing`: a sentence about the effect of packing on documents.
     """
 
     train_tokens: int | None = None
@@ -66,11 +67,11 @@ class RunSettings:
 
     `length`: tokens of a sequence (`data.block_size`). None: the model's block size.
 
-    `reference_pass`: each micro-batch has a forward pass more, without gradients (`lit_llm.training.reference`).
+    `reference_pass`: whether each micro-batch has one more forward pass, without gradients (`lit_llm.training.reference`).
 
-    `background_saves`, `sharded_saves`: `async_checkpoints` and `sharded_checkpoints`. auto: where ranks hold different parts.
+    `background_saves`, `sharded_saves`: the recipe's `async_checkpoints` and `sharded_checkpoints`. auto: if ranks split it.
 
-    `ema`: an average of the weights is kept (`lit_llm.callbacks.EMA`).
+    `ema`: whether an average of the weights is kept (`lit_llm.callbacks.EMA`).
 
     `ramp`: the stages of a BatchRamp, pairs of (first step, sequences per step); the last stage has `global_batch`. Total
     tokens follow the ramp. `accumulation` and `tokens_per_step` describe the final batch.
@@ -102,18 +103,13 @@ class RunSettings:
 
     @property
     def gpt(self) -> GPTConfig:
-        """The model, where only a GPT can be.
-
-        Raises:
-            UserError: it is a user's.
-        """
-        if isinstance(self.model, OwnModel):
-            raise UserError(f"only lit_llm's GPT can be split, not {self.model.architecture.class_path} (--trainer.strategy)")
+        """The model, in code that only a GPT reaches: `problems` refuses such settings for other models."""
+        assert isinstance(self.model, GPTConfig)
         return self.model
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Bytes of an element of the weights (4: fp32 masters), and in matrix products: fewer under autocast."""
+        """(bytes of a stored weight, 4 for fp32 masters; bytes of an operand of a matrix product, fewer under autocast)."""
         return BYTES[self.precision]
 
     @property
@@ -122,9 +118,9 @@ class RunSettings:
 
     @property
     def weights(self) -> Weights:
-        """A rank's part of the weights, by tensor and expert parallelism; of all stages of a pipeline.
+        """The weights of all stages of a pipeline, as tensor and expert parallelism split them for a rank.
 
-        Experts that ranks cannot share equally are counted on the rank that has most.
+        If ranks cannot share experts equally, the share of the rank that has most is counted.
         """
         weights = weights_of(self.model, self.lora, self.layout.tensor_parallel, self.layout.expert)
         ranks = self.layout.divisor("parameters")
@@ -137,21 +133,21 @@ class RunSettings:
         return tuple(replace(w, held=held(w)) if w.experts and self.layout.strategy != "single" else w for w in weights)
 
     def pipeline_stages(self, rank: int) -> tuple[StageShare, ...]:
-        """What a rank of the pipeline has; without a pipeline all."""
+        """The stages of a pipeline rank; without a pipeline, one stage that has all layers."""
         return shares(self.layout.pipeline, self.gpt.n_layer, rank, self.gpt.predict_ahead)
 
     def weights_of_rank(self, rank: int, *, whole: bool = False) -> Weights:
-        """A rank's part of the weights of its stages of the pipeline; with `whole` all of them."""
+        """The weights of a pipeline rank's stages, as tensor and expert parallelism split them, or with `whole`, not split."""
         weights = weights_of(self.model, self.lora) if whole else self.weights
         return weights if self.layout.pipeline.ranks == 1 else weights_of_stages(weights, self.pipeline_stages(rank))
 
     def holders(self, ranks: int) -> int:
-        """Ranks that share the same experts, where `ranks` share other weights."""
+        """Number of ranks that share the same experts, if `ranks` ranks share the other weights."""
         return ranks * self.layout.tensor_parallel // self.layout.expert
 
     @property
     def experts_apart(self) -> bool:
-        """Experts have a mesh of their own."""
+        """Whether experts have a mesh of their own."""
         has_experts = isinstance(self.model, GPTConfig) and self.model.moe is not None
         return has_experts and (self.layout.expert > 1 or self.layout.tensor_parallel > 1)
 
@@ -178,12 +174,12 @@ class RunSettings:
         return self.global_batch // (self.sequences * self.layout.data_parallel)
 
     def sequences_of(self, batch: int) -> int:
-        """The same in a step of `batch` sequences; 0 if the ranks cannot share it."""
+        """Sequences of a micro-batch on one rank in a step of `batch` sequences; 0 if the ranks cannot share the step."""
         return micro_batch(batch, self.micro_batch, self.layout.data_parallel, self.layout.pipeline)
 
     @property
     def micro_batches(self) -> dict[int, int]:
-        """Sequences of a micro-batch (0: impossible) → the most micro-batches of them in a step. Several sizes under a ramp."""
+        """{sequences of a micro-batch (0: impossible): the most of these in a step}. A ramp may have several sizes."""
         found: dict[int, int] = {}
         for _, batch in self.stages:
             size = self.sequences_of(batch)
@@ -204,12 +200,16 @@ class RunSettings:
         """The stages of the ramp; a constant batch has one stage."""
         return self.ramp or ((0, self.global_batch),)
 
+    def dense_peak(self, hardware: Hardware) -> float | None:
+        """The dense peak of the run's matrix products in TFLOP/s, or None if it is unknown."""
+        return hardware.peak_for(self.precision, self.compute.matmul_precision)
+
     def offloads(self, *, cuda: bool) -> bool:
-        """Whether weights, gradients and optimizer state are in host memory, and the device is a GPU with its own."""
+        """Whether weights, gradients and optimizer state are in host memory, and the device is a GPU with memory of its own."""
         return cuda and self.layout.cpu_offload
 
     def with_checkpointing(self, mode: Any) -> RunSettings:
-        """The same run with another `compute.activation_checkpointing`."""
+        """These settings with another `compute.activation_checkpointing`."""
         return replace(self, compute=replace(self.compute, activation_checkpointing=mode))
 
     def tokens_before(self, step: int) -> int:

@@ -1,4 +1,4 @@
-"""A micro-batch as segments: the events that a trace records in each, what these add up to, and their replay in order."""
+"""A micro-batch as segments: the events that a trace records in each, the sums of these events, and their replay in order."""
 
 from __future__ import annotations
 
@@ -8,27 +8,18 @@ from typing import NamedTuple
 
 from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.distributed.pipeline_order import StageShare
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.run_settings import RunSettings
-from lit_llm.plan.weights import (
-    Weights,
-    computed_gradient_bytes,
-    gathered_bytes,
-    gathered_groups,
-    is_tied,
-    reduced_bytes,
-    stored_bytes,
-)
+from lit_llm.plan.weights import Weights, gathered_bytes, gathered_groups, is_tied, reduced_bytes, stored_bytes
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
 ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION, WRITTEN, KERNELS = range(9)
-"""Kinds of events: bytes of `KINDS`, and FLOPs. GRADIENTS are those that a parameter receives. BUFFERS are not traced. WRITTEN
-and KERNELS follow from allocations: their bytes and their number."""
+"""Kinds of events: bytes of each of `KINDS`, then FLOPs. GRADIENTS are the gradients that a parameter receives. BUFFERS are not
+traced. WRITTEN and KERNELS are the bytes and the number of allocations."""
 TRAFFIC = tuple(
     (group, kind) for group in ("tensor", "context", "expert") for kind in ("all_gather", "all_reduce", "all_to_all")
 )
-"""Further kinds of events, two for each group of ranks and kind of collective: bytes of the whole tensor, and calls."""
+"""For each group of ranks and kind of collective there are two more kinds of events: bytes of the whole tensor, and calls."""
 N_COUNTS = 4 + 2 * len(TRAFFIC)
 
 Event = tuple[int, int]
@@ -48,7 +39,7 @@ def extended(first: Sequence[Segment], second: Sequence[Segment], times: float) 
 
 @dataclass(frozen=True)
 class Change:
-    """What a segment does: live bytes by kind at its end and at its peak, relative to its begin; sums of the further kinds."""
+    """The sums of a segment: live bytes by kind at its end and peak, relative to its start, and `counts` of other kinds."""
 
     end: tuple[int, ...]
     peak: tuple[int, ...]
@@ -56,11 +47,10 @@ class Change:
 
     @classmethod
     def of(cls, segment: Segment, split_gradient: Callable[[int], tuple[int, int]], *, narrow_weights: bool = False) -> Change:
-        """What the events add up to.
+        """Add up the events of a segment.
 
         Args:
-            split_gradient: of a gradient's bytes, those that are left at the end, and those that are freed when it has been
-                reduced.
+            split_gradient: splits a gradient's bytes into those that stay and those that are freed after its reduction.
             narrow_weights: no copies of weights are made.
         """
         live, total, most, counts = [0] * len(KINDS), 0, 0, [0] * N_COUNTS
@@ -93,14 +83,14 @@ def combined(*terms: tuple[float, Change]) -> Change:
 
 
 class Bytes(NamedTuple):
-    """What FSDP2 holds beside the traced bytes: on a GPU's stream that computes, and on those that gather and reduce."""
+    """Bytes that FSDP2 holds beside the traced ones: `own` on the computing stream, `sent` on those that gather and reduce."""
 
     own: int
     sent: int = 0
 
 
 class Operation(NamedTuple):
-    """Forward or backward of a block, the embedding, the last norm or the loss: its phase, bytes by kind at its peak, FLOPs."""
+    """Forward or backward of a block, the embedding, the last norm or the loss, with the live bytes by kind at its peak."""
 
     phase: str
     live: dict[str, int]
@@ -111,19 +101,19 @@ class Operation(NamedTuple):
 class MicroBatch:
     """Forward and backward of one micro-batch, without weights and optimizer state. `play` adds changes one after the other.
 
-    Earlier gradients are included: those being accumulated, or those of the previous step, which Lightning frees only after
-    the forward pass.
+    Earlier gradients are included: gradients of earlier micro-batches, or gradients of the previous step, which Lightning frees
+    only after the forward pass.
 
     Attributes:
         peaks: live bytes by kind at the peak of each phase: "forward"; "loss head", forward and backward, with the
             backward of the last norm; "backward".
-        on_other_streams: part of each peak that a GPU allocates on streams that gather and reduce.
+        on_other_streams: bytes of each peak that a GPU allocates on streams that gather and reduce.
         live: bytes by kind, now.
         counts: FLOPs of matrix products and of attention that kernels execute, as torch's FlopCounterMode counts them; bytes
-            that operations allocate, which is the write traffic to memory; kernels that do so; TRAFFIC.
-        timeline: of each change.
-        notes: what is unknown or assumed, one sentence each.
-        is_known: False: a user's module cannot be traced, so there are only gradients.
+            that operations allocate, which is the write traffic to memory; the number of kernels that allocate; TRAFFIC.
+        timeline: an entry for each change that was played.
+        notes: facts that are unknown or assumed, one sentence each.
+        is_known: False if a user's module cannot be traced, so that only gradients are counted.
     """
 
     peaks: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -138,18 +128,14 @@ class MicroBatch:
     def flops(self) -> int:
         return sum(self.counts[:2])
 
-    @property
-    def written(self) -> int:
-        return self.counts[WRITTEN - len(KINDS)]
-
     def play(self, phase: str, change: Change, held: Bytes) -> None:
-        """Beside what FSDP2 has `held`."""
+        """Add a change to this micro-batch while FSDP2 holds the bytes `held`."""
         self.compare(phase, added(self.live, change.peak), held, sum(change.counts[:2]))
         self.live = added(self.live, change.end)
         self.counts = added(self.counts, change.counts)
 
     def compare(self, phase: str, live: Sequence[int], held: Bytes, flops: int = 0) -> None:
-        """Note a moment, and keep it if it is the phase's peak."""
+        """Add a moment to the timeline, and keep it as the phase's peak if none before it was higher."""
         found = dict(zip(KINDS, live, strict=True))
         found[KINDS[BUFFERS]] += sum(held)
         self.timeline.append(Operation(phase, found, flops))
@@ -158,7 +144,7 @@ class MicroBatch:
 
 
 def added(one: Sequence[int], other: Sequence[int], sign: int = 1) -> list[int]:
-    """Numbers by kind and others, or without them."""
+    """The elementwise sum of two lists of numbers by kind; with `sign` -1 their difference."""
     return [a + sign * b for a, b in zip(one, other, strict=True)]
 
 
@@ -167,14 +153,14 @@ def added(one: Sequence[int], other: Sequence[int], sign: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class Step:
-    """A micro-batch of one rank: what determines its memory and its work.
+    """A micro-batch of one rank, with all that determines its memory and its work.
 
     Attributes:
-        sequences: of the micro-batch.
-        micro_batches: of an optimizer step.
-        rank: of the pipeline.
-        cuda: use the kernels of a GPU, not of a CPU.
-        gradients_exist: gradients of an earlier micro-batch exist, and this one is accumulated into them.
+        sequences: number of sequences in the micro-batch.
+        micro_batches: number of micro-batches in an optimizer step.
+        rank: the rank in the pipeline.
+        cuda: whether the kernels are those of a GPU, not of a CPU.
+        gradients_exist: whether an earlier micro-batch left gradients, into which this one is accumulated.
     """
 
     settings: RunSettings
@@ -185,7 +171,7 @@ class Step:
     gradients_exist: bool = False
 
     def traced(self, sequences: int) -> Step:
-        """So many sequences, with only those settings that a trace depends on: runs that differ in others share traces."""
+        """A step of `sequences` with only the settings that a trace depends on. Runs that differ in others share traces."""
         run, layout = self.settings, self.settings.layout
         local = Layout(
             tensor_parallel=layout.tensor_parallel,
@@ -197,23 +183,18 @@ class Step:
         return Step(RunSettings(run.model, Optimizer("SGD"), 1, 1, layout=local, **kept), sequences, cuda=self.cuda)
 
     @property
-    def stages(self) -> tuple[StageShare, ...]:
-        """Of the pipeline, that the rank has; the whole model without a pipeline."""
-        return self.settings.pipeline_stages(self.rank)
-
-    @property
     def pipeline(self) -> PipelineLayout | None:
-        """None: the whole model is on this rank."""
+        """The layout of the pipeline. None: the whole model is on this rank."""
         layout = self.settings.layout.pipeline
         return layout if layout.ranks > 1 else None
 
     @property
     def offloads(self) -> bool:
-        """Whether weights, gradients and optimizer state are in another memory than activations."""
+        """Whether weights, gradients and optimizer state are in host memory, and activations on a GPU."""
         return self.settings.offloads(cuda=self.cuda)
 
     def own_part(self, gradients: int) -> int:
-        """Bytes of reduced gradients that stay on this device, of so many bytes before their reduction."""
+        """Bytes of reduced gradients that stay on this device. `gradients`: their bytes before the reduction."""
         return 0 if self.offloads else gradients // self.settings.layout.divisor("gradients")
 
     @property
@@ -223,24 +204,14 @@ class Step:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whole gradients of earlier micro-batches wait to be reduced."""
+        """Whether whole gradients of earlier micro-batches wait to be reduced."""
         return self.gradients_exist and self.fsdp and self.settings.layout.kept.gradients
 
     def gradients(self, weights: Weights) -> tuple[int, int]:
-        """Of these weights, from an earlier micro-batch or step: their kind, and their bytes."""
+        """(kind, bytes) of the gradients of these weights that an earlier micro-batch or step has left."""
         if self.keeps_gradients:
             return BUFFERS, reduced_bytes(weights)
         return GRADIENTS, self.own_part(stored_bytes(weights, self.settings.weight_bytes, trainable=True))
-
-    @property
-    def traced_length(self) -> int:
-        """Tokens of a sequence for which the loss is computed here. The model pads them for tensor parallelism itself."""
-        return self.settings.sequence_length if self.settings.layout.context == 1 else self.settings.local_length
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch on this rank."""
-        return self.sequences * self.settings.local_length
 
     @property
     def ids_bytes(self) -> int:
@@ -249,45 +220,46 @@ class Step:
 
     @property
     def narrow_weights(self) -> bool:
-        """FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them."""
+        """Whether FSDP2 gathers linear layers in the compute dtype, so that autocast makes no copies of them."""
         wide, narrow = self.settings.sizes
         return self.fsdp and narrow < wide
 
 
 class GatheredWeights:
-    """Bytes that FSDP2 holds of a stage in each part of a micro-batch; without FSDP2 none.
+    """Bytes that FSDP2 holds for a stage in each part of a micro-batch; 0 without FSDP2.
 
-    As `lit_llm.distributed.fsdp` sets it up, after torch 2.13's `_fsdp_param_group.py`:
+    FSDP2, as `lit_llm.distributed.fsdp` sets it up, follows torch 2.13's `_fsdp_param_group.py`:
 
     - A gather fills a buffer, from which the whole weights are copied. In the forward pass the buffer lives until the next
-      copy, behind the last block through the loss. In the backward pass it is freed after the copy.
+      copy; after the last block, it lives through the loss. In the backward pass it is freed after the copy.
     - The root (norm and head, or a tied embedding) stays whole from its first use to the end of the backward pass, and so do
       its gradients. The embedding is not gathered again for the backward pass.
-    - Behind the backward pass of a block, its gradients are copied into a buffer, which lives until the next block's.
+    - After the backward pass of a block, its gradients are copied into a buffer, which lives until the next block's copy.
 
     Parts of the stage are -1 for the embedding, 0 to L - 1 for its blocks, and L for norm, head and loss.
 
     Attributes:
         blocks: number of blocks of the stage.
         gradients: bytes of the largest block's gradients.
-        shared_gradients: the same, of which a rank keeps its share. They differ for experts that fewer ranks share.
+        shared_gradients: bytes of these gradients of which a rank keeps its share: more if fewer ranks share experts.
         root_gradients: bytes of the gradients of norm and head.
-        sent: bytes of the buffer from which a block's gradients are reduced, in fp32. 0: not behind this micro-batch.
-        already: the weights were gathered by an earlier micro-batch, and kept.
+        sent: bytes of the fp32 buffer from which a block's gradients are reduced. 0: this micro-batch reduces none.
+        already: whether an earlier micro-batch gathered the weights and kept them.
+        frees: whether whole weights are freed after use. The last micro-batch frees kept ones, and reduces kept gradients.
 
     Args:
         weights: parameters of the stage.
-        last: this micro-batch frees kept weights, and reduces kept gradients.
     """
 
-    def __init__(self, step: Step, weights: Weights, *, already_gathered: bool, last: bool) -> None:
-        layout, sizes = step.settings.layout, step.settings.sizes
+    def __init__(self, step: Step, weights: Weights) -> None:
+        layout, sizes, exist, in_pipeline = step.settings.layout, step.settings.sizes, step.gradients_exist, step.pipeline
         self.keeps, keeps_gradients = layout.kept
-        self.already, self.prefetch = already_gathered and self.keeps, layout.prefetch
+        self.already, self.prefetch = (exist or in_pipeline is not None) and self.keeps, layout.prefetch
+        last = in_pipeline is None and (exist or step.micro_batches == 1)
         self.frees, reduces = last or not self.keeps, last or not keeps_gradients
         weights = weights if step.fsdp else ()
         block, root, embedding, self.blocks = gathered_groups(weights, tied=is_tied(weights))
-        self.gradients = computed_gradient_bytes(block, sizes[0])
+        self.gradients = sum(w.total * w.itemsize(sizes[0]) for w in block if w.group is not None)
         self.shared_gradients = stored_bytes(block, sizes[0], trainable=True)
         self.root_gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
         self.sent = reduced_bytes(block) if reduces else 0
@@ -320,11 +292,11 @@ class GatheredWeights:
         return Bytes(self._root + self._block, min(self.prefetch, part) * self._block_buffer + sent)
 
     def reduction(self, block: int) -> Bytes:
-        """Behind the backward pass of a block, when its gradients are sent and those of the block behind it have arrived."""
+        """Bytes after the backward pass of a block, while its gradients are sent and those of the next block have arrived."""
         own, sent = self.backward(block)
         return Bytes(own - (self._block if self.frees else 0), sent + (0 if block < self.blocks - 1 else self.sent))
 
     def _kept(self, blocks: int) -> int:
-        """The whole weights of the stage with this many blocks. -1: the root's only."""
+        """Bytes of the whole weights of the root, the embedding and this many blocks. -1: of the root only."""
         held = min(max(blocks, 0), self.blocks) * self._inside // self.blocks
         return self._root + (self._embedding if blocks >= 0 else 0) + held

@@ -1,58 +1,51 @@
-"""Seconds of an optimizer step: of computation, from the work of a rank and the speeds of its device, and of all else.
+"""Seconds of an optimizer step: of computation, communication, the optimizer in host memory, and the pipeline's bubble.
 
-On a GPU, with speeds fitted to the runs of `benchmarks/published.yaml` (`python benchmarks/published_speed.py --fit`):
+Computation on a GPU takes t, with speeds fitted to `benchmarks/published.yaml` (`python benchmarks/published_speed.py --fit`):
 
     t = matrix FLOPs · (1 + narrow / width) / (peak · matmul) + causal attention FLOPs / (peak · attention)
         + bytes written · passes / memory bandwidth + the optimizer's bytes / memory bandwidth
 
-On a CPU, with speeds of one device, precision and number of threads, fitted to a few measured steps:
-
-    t = matmul FLOPs / r1 + attention FLOPs / r2 + bytes written / r3 + logits / r4 + optimizer bytes / r5 + operations · r6
-
-The logits term covers the exponentials and logarithms of the loss, which cost far more than writing them.
+On other devices, the time follows from useful FLOPs and an MFU.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+from lit_llm.core.errors import UserError
 from lit_llm.core.hardware import Hardware
+from lit_llm.core.number_text import duration
 from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.collectives import exchange_of, fullest_stage
 from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.measured_run import MeasuredRun
 from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.optimizer import MuonWork, state_bytes
 from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.weights import OwnModel, Weights, is_tied, stored_bytes, weights_of
 
-if TYPE_CHECKING:
-    from lit_llm.plan.measured_run import MeasuredRun
-
 UNFITTED_MFU = 0.4
-"""MFU of what no run of the file covers: processors, and GPUs of unknown memory bandwidth."""
+"""Assumed MFU of devices that no run of the file covers: CPUs, and GPUs of unknown memory bandwidth."""
 LAUNCH_SECONDS = 5e-6
-"""Time in which a processor starts a kernel. An assumption."""
+"""Time in which a CPU starts a kernel. An assumption."""
 SAVE_GBPS = 0.65
 """Speed at which a machine writes a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/evidence/measurements.md)."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank does in an optimizer step; with a pipeline, the mean rank.
+    """The work of one rank in an optimizer step; with a pipeline, of the mean rank.
 
     Attributes:
         body, head: FLOPs of matrix products of the blocks and of the head.
-        narrowness, head_narrowness: the mean of 1 / width of these matrices.
-        attention: FLOPs of attention without a mask. `causal`: the share of them that a causal mask leaves.
+        narrowness, head_narrowness: the means of 1 / width of these matrices.
+        attention: FLOPs of attention that a causal mask leaves.
         written: bytes that operations of eager PyTorch write.
-        logits: numbers that the loss reads.
         optimizer: bytes of weights, gradients and state that clipping and the update read and write.
         muon: FLOPs of Muon's products.
-        kernels: that are started: by compiled blocks a third of those of eager ones, which is an assumption.
+        kernels: number of kernels that are started. Compiled blocks are assumed to start a third as many as eager ones.
     """
 
     body: float
@@ -60,16 +53,14 @@ class Work:
     head: float
     head_narrowness: float
     attention: float
-    causal: float
     written: float
-    logits: float
     optimizer: float
     muon: float
     kernels: float
 
 
 def work_of(settings: RunSettings, *, cuda: bool) -> Work:
-    """The work of a rank."""
+    """The work of a rank, from the trace of a micro-batch and the sizes of its weights."""
     layout, model = settings.layout, settings.model
     made = one_micro_batch(settings, cuda=cuda)
     micro_batches = settings.accumulation / layout.pipeline.ranks
@@ -80,7 +71,8 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     heads = 1 if isinstance(model, OwnModel) else 1 + model.predict_ahead  # logits of a token
     matmul, attention, written, kernels, *_ = made.counts
     head_flops = min(6.0 * tokens * in_head * heads, matmul)
-    by_chunks = layout.context > 1 and layout.context_attention == "gather"  # then a mask hides little of what is computed
+    by_chunks = layout.context > 1 and layout.context_attention == "gather"  # then kernels compute most masked scores, too
+    causal = flops.attention_causal / flops.attention if flops.attention and not by_chunks else 1.0
     iterations = 0.0
     if settings.optimizer.is_muon:
         work = MuonWork.of(weights_of(model, settings.lora), layout)
@@ -90,10 +82,8 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
         narrowness,
         head_flops * micro_batches,
         head_narrowness,
-        attention * micro_batches,
-        flops.attention_causal / flops.attention if flops.attention and not by_chunks else 1.0,
+        attention * micro_batches * causal,
         written * micro_batches,
-        tokens * heads * model.padded_vocab_size * micro_batches,
         update_bytes(settings),
         iterations,
         kernels * micro_batches / (3 if _is_compiled(settings) else 1),
@@ -101,7 +91,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
 
 
 def update_bytes(settings: RunSettings) -> float:
-    """Memory traffic of clipping and the update on a rank.
+    """Bytes that clipping and the update move on a rank.
 
     Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
     """
@@ -111,10 +101,10 @@ def update_bytes(settings: RunSettings) -> float:
 
 
 def host_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
-    """Seconds in a step in which processors clip and update what `cpu_offload` keeps in host memory, and add gradients there.
+    """Seconds of a step in which CPUs accumulate and clip gradients and update weights that `cpu_offload` keeps in host memory.
 
-    The ranks of a machine share its bandwidth. Muon's products are not counted. 0.0 without offload. None:
-    the speed of the copies or of the memory is unknown, so that a step has no price.
+    The ranks of a machine share its bandwidth. Muon's products are not counted. 0.0 without offload. None: the speed of the
+    copies or of the memory is unknown, so the time of a step is unknown, too.
     """
     if not settings.offloads(cuda=hardware.is_gpu):
         return 0.0
@@ -132,7 +122,7 @@ def _is_compiled(settings: RunSettings) -> bool:
 
 
 def _matrices(weights: Weights, *, head: bool) -> tuple[float, float]:
-    """Elements of the matrices of the head, or of all others, and the mean of 1 / width, the shorter side, over them.
+    """(elements, mean of 1 / width) of the matrices of the head, or of all other matrices. The width is the shorter side.
 
     A tied embedding is the head.
     """
@@ -151,14 +141,14 @@ def _matrices(weights: Weights, *, head: bool) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Constants:
-    """Fitted. Fractions are of the dense peak.
+    """Fitted speeds of GPUs.
 
     Attributes:
-        matmul, matmul_ampere: of matrix products of infinite width, and the same before Hopper.
+        matmul, matmul_ampere: fraction of the dense peak that matrix products of infinite width reach, on Hopper and before.
         narrow: width at which they are half as fast.
-        attention, attention_ampere: of FlashAttention 2, and the same before Hopper, which FlashAttention 3 reaches on Hopper.
+        attention, attention_ampere: the fraction for FlashAttention 2, on Hopper and before. FlashAttention 3 has the second.
         eager, compiled: passes over memory for each byte that an operation of eager PyTorch writes.
-        float8: the factor of these passes that casts to float8 add.
+        float8: factor by which casts to float8 multiply these passes.
         exposed: the least share of FSDP's and DDP's communication that does not overlap with computation.
         waiting: the share of other communication that computation waits for.
     """
@@ -184,14 +174,9 @@ published runs (docs/evidence/plan-speed.md): kernels of another program or vers
 rows, and how few rows each has; devices that no run of the fit covers."""
 
 
-def dense_peak(settings: RunSettings, hardware: Hardware) -> float | None:
-    """The dense peak of the run's matrix products in TFLOP/s, or None if it is unknown."""
-    return hardware.peak_for(settings.precision, settings.compute.matmul_precision)
-
-
 def gpu_seconds(work: Work, settings: RunSettings, hardware: Hardware, constants: Constants = FITTED) -> float | None:
-    """The time that the work takes. None: the peak or the memory bandwidth is unknown, or the hardware is no GPU."""
-    tflops, compute = dense_peak(settings, hardware), settings.compute
+    """Seconds that a GPU takes for the work. None: the peak or the memory bandwidth is unknown, or the hardware is no GPU."""
+    tflops, compute = settings.dense_peak(hardware), settings.compute
     if tflops is None or hardware.memory_gbps is None or not hardware.is_gpu:
         return None
     float8 = hardware.peak_tflops["fp8"] if compute.float8 else None  # the blocks' products only
@@ -205,27 +190,10 @@ def gpu_seconds(work: Work, settings: RunSettings, hardware: Hardware, constants
         passes *= constants.float8
     products = work.body / body_peak * (1 + constants.narrow * work.narrowness)
     products += work.head / peak * (1 + constants.narrow * work.head_narrowness)
-    attending = work.attention * work.causal / peak / attention
+    attending = work.attention / peak / attention
     kernels = products / matmul + attending + work.written / bandwidth * passes
     updating = 0.0 if settings.layout.cpu_offload else work.optimizer / bandwidth + work.muon / peak
     return max(kernels, work.kernels * LAUNCH_SECONDS) + updating
-
-
-# -- CPUs -------------------------------------------------------------------------------------------------------------
-
-CPU = (1.06e-11, 7.4e-12, 2.27e-10, 6.8e-9, 5.2e-11, 0.0)
-"""Seconds of one core per unit of `amounts`, fitted to the ten configurations that are timed in docs/evidence/plan-speed.md
-(benchmarks/plan_accuracy.py). On another CPU, only ratios mean something."""
-
-
-def amounts(work: Work) -> tuple[float, ...]:
-    """FLOPs of products and of attention, bytes written, logits, bytes of the optimizer, and operations."""
-    return work.body + work.head + work.muon, work.attention, work.written, work.logits, work.optimizer, work.kernels
-
-
-def cpu_seconds(work: Work, seconds_per_unit: Sequence[float] = CPU) -> float:
-    """The time that the work takes."""
-    return sum(rate * amount for rate, amount in zip(seconds_per_unit, amounts(work), strict=True))
 
 
 # -- a step -----------------------------------------------------------------------------------------------------------
@@ -240,7 +208,7 @@ class Options:
         price_usd_hour: price per device-hour. None: the range in the hardware table.
         mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
         save_gbps: GB/s at which a machine writes a checkpoint.
-        storage_gbps: GB/s at which all machines together write one. None: as many times as much as one.
+        storage_gbps: GB/s at which all machines together write one. None: each machine writes at `save_gbps`.
         slowest_rank: step time of the slowest rank over the mean.
         served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
         measured: the measured speed of a run (`plan --from_run`).
@@ -268,12 +236,12 @@ class Times:
     """Seconds of one optimizer step on one rank. None where the figures of the hardware are unknown.
 
     Attributes:
-        compute: of the device, with recomputation, memory traffic and the optimizer.
-        communication: all communication, overlapped or not.
-        exposed: communication that computation waits for.
+        compute: seconds of computation on the device, with recomputation, memory traffic and the optimizer.
+        communication: seconds of all communication, overlapped or not.
+        exposed: seconds of communication that computation waits for.
         step: compute plus exposed communication, lengthened by the pipeline bubble, plus host, lengthened by the slowest rank.
         recomputation: executed FLOPs over those without activation checkpointing.
-        host: the optimizer in host memory, with `cpu_offload` (`host_seconds`).
+        host: seconds of the optimizer in host memory, with `cpu_offload` (`host_seconds`).
     """
 
     compute: float | None
@@ -285,7 +253,7 @@ class Times:
 
     @property
     def limit(self) -> str | None:
-        """The longest of compute, communication and the optimizer in host memory."""
+        """The name of the longest of compute, communication and host."""
         if self.compute is None:
             return None
         causes = {"compute": self.compute, "communication": self.communication or 0.0, "host": self.host}
@@ -295,15 +263,16 @@ class Times:
 def computing_seconds(settings: RunSettings, hardware: Hardware, options: Options) -> float | None:
     """Seconds of computation in a step, with recomputation and the optimizer. None: unknown.
 
-    By the given MFU, the speeds fitted to published runs on GPUs, or UNFITTED_MFU. Without a dense peak, only from a measured
-    run on the same hardware, by the speeds of a CPU core. A measured run corrects all of these.
+    They follow from the given MFU, from the speeds fitted to published runs on GPUs, or from UNFITTED_MFU. A measured run
+    corrects them, and replaces an unknown dense peak.
     """
-    measured, peak = options.measured, dense_peak(settings, hardware)
+    measured, peak = options.measured, settings.dense_peak(hardware)
     if measured is not None and not measured.holds_for(hardware):
         measured = None
     if measured is not None and not measured.has_peak:
-        seconds: float | None = cpu_seconds(work_of(settings, cuda=hardware.is_gpu))
-    elif options.mfu is not None or (seconds := fitted_seconds(settings, hardware)) is None:
+        peak = 1.0  # any number: the run corrects it
+    seconds = None if options.mfu is not None else fitted_seconds(settings, hardware)
+    if seconds is None:
         if peak is None:
             return None
         layout, tokens = settings.layout, settings.sequences * settings.sequence_length * settings.accumulation
@@ -321,7 +290,7 @@ def fitted_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
 
 
 def band(settings: RunSettings, hardware: Hardware, times: Times, options: Options) -> tuple[float, float] | None:
-    """The least and the most time over that planned: the factors of UNKNOWN, and communication hidden or all waited for.
+    """(least, most) time of a step over the planned time, by the factors of UNKNOWN, with all or no communication hidden.
 
     None: the speed is given, measured, or not fitted.
     """
@@ -347,14 +316,14 @@ def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
     executed, plain = (
         one_micro_batch(run, cuda=hardware.is_gpu).flops for run in (settings, settings.with_checkpointing("none"))
     )
-    return executed / plain if plain else 1.0  # unknown of some users' modules
+    return executed / plain if plain else 1.0  # 0: a user's module that cannot be traced
 
 
 def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> Times:
     """Seconds per step by cause.
 
-    Overlap: DDP communicates during the last backward pass, FSDP during all computation. A share of that, and of other
-    communication, computation waits for (`speed.Constants`).
+    DDP's communication overlaps with the last backward pass, FSDP's with all computation. Computation still waits for a share
+    of it, and for a share of other communication (`Constants`).
     """
     computing, micro_batches = computing_seconds(settings, hardware, options), settings.accumulation
     exchange = exchange_of(settings, hardware)
@@ -369,3 +338,30 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> T
         step = ((computing + exposed) / (1 - idle) + host) * options.slowest_rank
     sending, again = None if exchange is None else exchange.total, _recomputation(settings, hardware)
     return Times(computing, sending, exposed, step, again, host or 0.0)
+
+
+def with_slowness(source: MeasuredRun) -> MeasuredRun:
+    """The run with the correction of the plan for its own settings and hardware.
+
+    Raises:
+        UserError: The planned communication alone takes longer than the measured step.
+    """
+
+    def step(slowness: float) -> float:
+        options = Options(measured=replace(source, slowness=slowness))
+        seconds = step_times(source.settings, source.hardware, options).step
+        assert seconds is not None
+        return seconds
+
+    fast, slow = 1e-12, 1e12
+    if step(fast) > source.step_seconds:
+        raise UserError(
+            f"{source.run} took {duration(source.step_seconds)} per step, less than the {duration(step(fast))} planned for its "
+            "communication alone, so its speed cannot be carried; measure a run on one device (--from_run)"
+        )
+    if step(slow) < source.step_seconds:
+        raise UserError(f"the work of a step of {source.run} is unknown, so its speed cannot be carried (--from_run)")
+    for _ in range(64):  # slower computing makes no step shorter
+        middle = math.sqrt(slow * fast)
+        fast, slow = (fast, middle) if step(middle) > source.step_seconds else (middle, slow)
+    return replace(source, slowness=slow)

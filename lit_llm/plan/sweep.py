@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +18,9 @@ from lit_llm.plan.plan import Options, Plan, make_plan
 from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings, canonical_precision
 
 LayoutOf = Callable[[int, int], Layout]
-"""The layout of a number of devices, so many of them in a node."""
+"""A function of (devices, devices per node) that returns their layout."""
 MOST = 10_000_000
-"""Of devices, sequences and tokens."""
+"""The largest number of devices, sequences or tokens in a sweep."""
 _OVERLAYS = Path(__file__).parents[1] / "recipes" / "precision"
 _ZERO = "ZeRO-2 is fsdp2 with --trainer.strategy.reshard_after_forward false, ZeRO-1 also with .reduce_each_micro_batch false"
 
@@ -54,7 +55,7 @@ def _checkpointing(key: str, word: str) -> str | int:
     return _number(key, word) if word.isdecimal() else word
 
 
-KEYS: dict[str, Callable[[str, str], Any]] = {  # what can be swept: the value that a word stands for
+KEYS: dict[str, Callable[[str, str], Any]] = {  # key of a sweep -> function that parses a word of it
     "devices": _number,
     "strategy": _strategy,
     "precision": _precision,
@@ -91,7 +92,8 @@ def parse(words: list[str]) -> dict[str, list[str]]:
     for word in words:
         key, equals, values = word.partition("=")
         if key not in KEYS or not equals or not values:
-            problems.append(f"Cannot sweep {word!r}: use key=value,value with one of the keys {', '.join(KEYS)} (--sweep).")
+            use = f"strategy={key}" if key in STRATEGIES else f"key=value,value with one of the keys {', '.join(KEYS)}"
+            problems.append(f"Cannot sweep {word!r}: use {use} (--sweep).")
         elif key in found:
             problems.append(f"{key} is swept twice: give all its values to one --sweep {key}=A,B.")
         else:
@@ -103,10 +105,10 @@ def parse(words: list[str]) -> dict[str, list[str]]:
 def variants(
     axes: dict[str, list[str]], base: RunSettings, layout: LayoutOf, hardware: Hardware, options: Options
 ) -> Iterator[Variant]:
-    """Plan every combination. A combination that cannot be, or that is another one, has a problem instead of a plan.
+    """Plan every combination. A combination that is impossible or equals another one has a problem instead of a plan.
 
     Args:
-        layout: of the recipe's strategy on so many devices, where the sweep does not vary it.
+        layout: the layout of the recipe's strategy, used if the sweep does not vary the strategy.
 
     Raises:
         UserError: a value is invalid in every combination (unknown hardware, precision or strategy, or not a number).
@@ -125,24 +127,35 @@ def variants(
             yield Variant(words, None, str(error).splitlines()[0])
 
 
+def fitting(found: list[Variant], max_memory_gb: float | None) -> list[Variant]:
+    """The variants that fit the device, or may fit it, and need at most `max_memory_gb`."""
+    most = math.inf if max_memory_gb is None else max_memory_gb * 1e9
+    return [v for v in found if v.plan is not None and v.plan.fits is not False and v.plan.memory.needed <= most]
+
+
 def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hours: float | None) -> Variant | None:
     """The variant with the lowest cost that fits the device and the limits; None if none does.
 
     Without known prices: the fewest device-hours. Without known times: the fewest devices, then the least memory.
     """
-    fitting = []
-    for variant in found:
+    candidates = []
+    for variant in fitting(found, max_memory_gb):
         plan = variant.plan
-        if plan is None or plan.fits is False:
-            continue
-        if max_memory_gb is not None and plan.memory.needed > max_memory_gb * 1e9:
-            continue
+        assert plan is not None
         if deadline_hours is not None and (plan.run_seconds is None or plan.run_seconds > deadline_hours * 3600):
             continue
-        devices = plan.settings.layout.devices
         cost = plan.usd[0] if plan.usd else plan.device_hours or 0.0
-        fitting.append(((cost, devices, plan.memory.needed), variant))
-    return min(fitting, key=lambda item: item[0])[1] if fitting else None
+        candidates.append(((cost, plan.settings.layout.devices, plan.memory.needed), variant))
+    return min(candidates, key=lambda item: item[0])[1] if candidates else None
+
+
+def nearest(found: list[Variant], max_memory_gb: float | None) -> Variant | None:
+    """The best variant if none meets the limits: the fastest that fits, else the one with the least memory. None: no plan."""
+    fits = fitting(found, max_memory_gb)
+    planned = [(v.plan, v) for v in fits or found if v.plan is not None]
+    if not planned:
+        return None
+    return min(planned, key=lambda each: ((each[0].run_seconds or math.inf) if fits else 0.0, each[0].memory.needed))[1]
 
 
 def _changed(base: RunSettings, values: dict[str, Any], layout: LayoutOf, hardware: Hardware) -> RunSettings:

@@ -1,11 +1,11 @@
-"""What a micro-batch allocates, frees and computes: the real model and loss, run forward and backward on tensors without data.
+"""Traces allocations, releases and FLOPs of a micro-batch: the real model and loss run forward and backward without data.
 
 The body (all but the loss) and the loss head are traced apart, so that a body serves every chunk size and a head every mode of
 activation checkpointing. Between them, the last hidden states and two gradients are handed over: one trace counts their
 allocation, the other their release.
 
 Weights, buffers and the batch are not counted. A gradient that a parameter receives is freed and becomes an event GRADIENTS,
-because its shard may stay, or it may be added to an earlier one.
+because only its shard may stay, or it may be added to an earlier gradient.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment, St
 from lit_llm.plan.weights import cached_by_text
 
 TEACHER_IDS = 64
-"""Ids that a teacher gives for each position: the default of `prepare --top_k`."""
+"""Number of ids that a teacher gives for each position: the default of `prepare --top_k`."""
 
 
 def dtypes(step: Step) -> tuple[torch.dtype, torch.dtype]:
-    """Of weights, and of matrix products."""
+    """(dtype of weights, dtype of matrix products)."""
     wide, narrow = ({4: torch.float32, 2: torch.bfloat16}[size] for size in step.settings.sizes)
     return wide, narrow
 
 
 @contextmanager
 def recorded(step: Step, recorder: Recorder) -> Iterator[None]:
-    """Record what runs within, in the step's precision and with the kernels of its device."""
+    """Record the operations of the `with` block, in the step's precision and with the kernels of its device."""
     wide, narrow = dtypes(step)
     precision = torch.autocast("cpu", narrow, enabled=wide != narrow, cache_enabled=False)
     kernels = CudaKernels() if step.cuda else nullcontext()
-    # Selective recomputation leaves cycles, which keep tensors until Python collects them. In a step it rarely does.
+    # Selective recomputation leaves reference cycles, which keep tensors until Python collects them: rarely within a step.
     with without_garbage_collection(), recorder, precision, kernels, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -61,11 +61,11 @@ class Body:
     """The forward and the backward pass without the loss.
 
     Attributes:
-        segments: of what precedes the blocks, of each block, and of what follows them; then the same of the backward pass in
-            the order of execution: last norm, last block, …, first block, embedding. Of a split pass: only the gradients of
-            inputs. Each token that is predicted ahead has a block and a norm more, behind the last norm.
-        hidden_dtype: of what the loss gets.
-        head_is_trainable: the loss returns a gradient of the output matrix.
+        segments: for the forward pass, the part before the blocks, each block, and the part after them; then for the backward
+            pass, in the order of execution, last norm, last block, …, first block, embedding. A split backward pass computes
+            only the gradients of inputs. Each token that is predicted ahead adds a block and a norm after the last norm.
+        hidden_dtype: dtype of the hidden states that the loss gets.
+        head_is_trainable: whether the loss returns a gradient of the output matrix.
     """
 
     segments: list[Segment]
@@ -74,18 +74,18 @@ class Body:
 
     @property
     def passes(self) -> tuple[list[Segment], list[Segment]]:
-        """Those of the forward and of the backward pass."""
+        """(segments of the forward pass, segments of the backward pass)."""
         half = len(self.segments) // 2
         return self.segments[:half], self.segments[half:]
 
 
 @cached_by_text
 def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Body:
-    """Trace a model of only the given `layers` of the step's, in this order.
+    """Trace a model that has only the given `layers` of the step's model, in this order.
 
     Args:
-        step: what a trace depends on (`Step.traced`).
-        split: compute the gradients of inputs, and keep what those of weights need.
+        step: a step with only the settings that a trace depends on (`Step.traced`).
+        split: compute only the gradients of inputs, and keep the tensors that the gradients of weights need.
     """
     settings, config = step.settings, step.settings.gpt
     checkpointing, compiled = settings.compute.activation_checkpointing, settings.compute.compile
@@ -152,7 +152,8 @@ def trace_head(
 ) -> list[Segment]:
     """Trace the loss of `rows` tokens: the events of its forward and of its backward pass.
 
-    If that is `split`: those of the gradient of its input, and of the release of what the gradient of its matrix does not need.
+    With `split`, the backward pass has two segments: the gradient of the hidden states, and the release of all tensors that the
+    gradient of the output matrix does not need.
     """
     recorder, config = Recorder(cuda=step.cuda), local_config(step.settings.gpt, step.settings.layout.tensor_parallel)
     recorder.kind, d = LOSS_HEAD, config.n_embd
@@ -195,7 +196,7 @@ def trace_head(
 
 
 def batch_without_data(step: Step, recorder: Recorder) -> tuple[Tensor, Tensor]:
-    """Ids and targets of a micro-batch, which are not counted."""
+    """(ids, targets) of a micro-batch, whose memory is not counted."""
     ids, targets = (sized(step.sequences, step.settings.sequence_length, dtype=torch.int64) for _ in range(2))
     recorder.exclude((ids, targets))
     return ids, targets
@@ -238,8 +239,8 @@ def _mark(recorder: Recorder, stream: Tensor) -> None:
 class _Head(Function):
     """Stands for the loss in the trace of the body: keeps nothing, and returns gradients that `trace_head` allocates.
 
-    Of several losses the last one runs backward first. The others add their gradients of the matrix to its in place, as
-    autograd does, and then release them.
+    If there are several losses, the last one runs backward first. The losses before it add their gradients of the matrix to its
+    gradient in place, as autograd does, and then release them.
     """
 
     @staticmethod
@@ -259,7 +260,7 @@ class _Head(Function):
 
 
 class _Received(Function):
-    """Stands for the body in the trace of the head: the release of `hidden` is counted, that of its gradient is not."""
+    """Stands for the body in the trace of the head: it counts the release of `hidden`, but not of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder) -> tuple[Tensor, Tensor]:

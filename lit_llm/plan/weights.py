@@ -1,4 +1,4 @@
-"""The weights of a model, built without memory: by part, by group of the optimizer, and the bytes that many of them take."""
+"""The weights of a model that is built without memory: their parts, their optimizer groups, and the bytes of many of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_RESULTS = 1024
 
 
 def cached_by_text(function: Callable[P, R]) -> Callable[P, R]:
-    """Keep results of a function of configurations, which are not hashable: arguments are equal if they are written equally."""
+    """Cache the results of a function of configurations, which are not hashable: arguments with the same `repr` are equal."""
     known: dict[str, R] = {}
 
     @functools.wraps(function)
@@ -50,7 +50,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A user's class, planned in the place of a `GPTConfig`: it has these settings only."""
+    """A user's class, which takes the place of a `GPTConfig` in a plan. It has only these settings."""
 
     architecture: Architecture
     block_size: int = GPTConfig.block_size
@@ -59,7 +59,7 @@ class OwnModel:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Of the logits, which are not padded."""
+        """Width of the logits, which are not padded."""
         assert self.vocab_size is not None
         return self.vocab_size
 
@@ -68,7 +68,7 @@ PlannedModel: TypeAlias = GPTConfig | OwnModel
 
 
 def planned_model(model: GPTConfig, architecture: Architecture | None) -> PlannedModel:
-    """`model`, or an architecture with what it takes from `model`."""
+    """`model`, or if there is an architecture, that with the settings that it takes from `model`."""
     return model if architecture is None else OwnModel(architecture, model.block_size, model.vocab_size, model.eos_id)
 
 
@@ -77,12 +77,12 @@ class Weight:
     """A parameter. Hashed by identity, so that sums over many are kept.
 
     Attributes:
-        part: one of PARTS; of a user's model, a child of the module.
-        group: the optimizer's (`lit_llm.optim.parameter_groups`). None: frozen.
-        block: the number of the block that has it; those that predict ahead follow the layers. None: outside of the blocks.
-        own_bytes: of an element in fp32 precision, where the model itself chooses the type.
-        experts: of a stack of matrices: their number in the whole model. 0: another weight.
-        held: where a rank has 1 / n of the elements of other weights, it has held / n of these (`RunSettings.weights`).
+        part: one of PARTS, or for a user's model, a child of the module.
+        group: the group of the optimizer (`lit_llm.optim.parameter_groups`). None: frozen.
+        block: the number of the block that has it; blocks that predict ahead follow the layers. None: outside of the blocks.
+        own_bytes: bytes of an element in fp32 precision, where the model itself chooses the dtype.
+        experts: for a stack of experts' matrices, the number of experts of the layer on all ranks. 0: another weight.
+        held: if a rank has 1 / n of the elements of other weights, it has held / n of this one's (`RunSettings.weights`).
     """
 
     name: str
@@ -96,12 +96,12 @@ class Weight:
 
     @functools.cached_property
     def total(self) -> int:
-        """The number of its elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @functools.cached_property
     def split(self) -> float:
-        """Elements, before they are divided by the ranks that share other weights."""
+        """Number of elements, before division by the number of ranks that share other weights."""
         return self.total * self.held
 
     def itemsize(self, parameter_bytes: int) -> int:
@@ -120,7 +120,7 @@ def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int =
     output projections are not.
 
     Args:
-        expert: ranks that share the experts of a layer.
+        expert: number of ranks that share the experts of a layer.
     """
     from lit_llm.distributed.tensor_parallel_sizes import local_config
     from lit_llm.optim import parameter_groups
@@ -215,11 +215,6 @@ def reduced_bytes(weights: Weights) -> int:
     return sum(4 * w.total for w in weights if w.group is not None)
 
 
-def computed_gradient_bytes(weights: Weights, parameter_bytes: int) -> int:
-    """Bytes of the gradients that a rank computes, before they are reduced."""
-    return sum(w.total * w.itemsize(parameter_bytes) for w in weights if w.group is not None)
-
-
 def is_tied(weights: Weights) -> bool:
     """Whether the token embedding is the output head."""
     return not any(weight.part == "output head" for weight in weights)
@@ -240,7 +235,7 @@ def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -
 
 @kept_sum
 def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, Weights, int]:
-    """What FSDP2 gathers at a time: the largest block, the root (last norm and head), the embedding; and the number of blocks.
+    """The groups that FSDP2 gathers: (the largest block, the root (last norm and head), the embedding, the number of blocks).
 
     `tied`: the embedding belongs to the root.
     """
@@ -255,7 +250,7 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
 
 
 def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights:
-    """The weights of a rank's stages. An embedding that is tied, or serves to predict ahead, is also on that of the last."""
+    """The weights of a rank's stages. An embedding that is tied, or serves to predict ahead, is also in the last stage."""
     blocks = {block for stage in stages for block in stage.layers}
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     twice = is_tied(weights) or any(stage.ahead for stage in stages)

@@ -16,15 +16,15 @@ _HEIGHT = 260
 _SCATTERED = ("points", "hollow")
 _DOTTED = ("dots", *_SCATTERED)
 COLORS = (0, 6, 2, 4, 7, 5, 1, 3)
-"""Of the page's style, so that neighbours differ most."""
+"""Numbers of the page's colours, in an order in which neighbouring lines differ most."""
 _MOST = 600
-"""Points of a line. More are drawn as the lowest and highest of each stretch, so that no spike is lost."""
+"""Most points of a line. If it has more, each stretch is drawn as its lowest and highest point, so that no spike is lost."""
 _STRIPS = 60
-"""Upright strips of a picture, at most. Each shows the values in it when the pointer is there."""
+"""Most vertical strips of a picture. A strip shows its values when the pointer is on it."""
 
 
 class Line(NamedTuple):
-    """A curve. `color`: of the page's style. `kind`: "" for a line, "dashed", "thin", "dots" for joined points, "points", or
+    """A curve. `color`: of the page's colours. `kind`: "" for a line, "dashed", "thin", "dots" for joined points, "points", or
     "hollow" for points that are rings.
     """
 
@@ -55,12 +55,12 @@ def chart(
     """A picture of curves over one axis, with their legend. Values that are not finite are left out and counted.
 
     Args:
-        unit: of the values.
+        unit: the unit of the values.
         high: the highest value that is shown. None: the highest of all.
-        columns: places that have a text on the axis below. None given: round numbers, or of a logarithm that is round.
+        columns: x values that have a label on the axis. If empty: round numbers, or numbers whose logarithm is round.
         from_zero: the axis begins at 0, so that small changes look small.
-        logarithmic: of the values; those that are not above 0 are left out.
-        logarithmic_x: of the places, which are all above 0.
+        logarithmic: the axis of values is logarithmic; values that are not above 0 are left out.
+        logarithmic_x: the x axis is logarithmic; all x must be above 0.
         keyed: a legend names the lines, if there are several.
     """
     place_text = text_of_x if columns else _place_text
@@ -183,7 +183,7 @@ def _short(value: float) -> str:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Decimal logarithms of few round numbers, whose logarithms are in [low, high] unless that is narrow."""
+    """Decimal logarithms of a few round numbers. They are in [low, high], unless that range is narrow."""
     for digits in ((1, 2, 5), (1,)):
         found = [math.log10(digit) + power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
         found = [each for each in found if low <= each <= high]
@@ -195,12 +195,12 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _first_too(first: float, rounded: list[float]) -> list[float]:
-    """Round numbers, and before them the first value, in place of one that is too near to it for a text of its own."""
+    """The first value, then the round numbers that are far enough from it for a label of their own."""
     room = 0.4 * (rounded[1] - rounded[0]) if len(rounded) > 1 else 0.0
     return [first, *(each for each in rounded if each - first > room)]
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
-    """The lowest and the highest. Equal ones are moved apart."""
+    """The lowest and the highest value. If they are equal, they are moved apart."""
     low, high = min(values), max(values)
     return (low, high) if low < high else (low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from lit_llm.reporting.ranking import BITS, VALIDATION
 from lit_llm.reporting.run_curves import RunCurves
 from lit_llm.reporting.setting_texts import ABSENT, exact, settings_of, text
 from lit_llm.runs.saved_run import tokenizer_sha256
+
+T = TypeVar("T")
 
 _NO_TEXT = re.compile(
     r"data\.(tokenizer\b.*|seed|num_workers|cache_dir|(micro|global)_batch_size|block_size|packing|vocab_size|[be]os_id|phases"
@@ -18,27 +20,26 @@ _NO_TEXT = re.compile(
 )
 """Settings of data that change no byte of the held-out text."""
 _TRAINED_ON = ("data.train", "data.paths", "data.path", "data.val_fraction")
-"""Those that change none if there are files for validation."""
+"""Settings that do not change the held-out text if there are files for validation."""
 _FILES = (".val", ".paths", ".path", ".val_fraction")
 _GZIP = "val/gzip_bits_per_byte"
 
 
-def parts(runs: Sequence[RunCurves]) -> list[list[RunCurves]]:
-    """The runs in parts within which losses can be compared, by the loss or by bits per byte."""
-    found: list[list[RunCurves]] = []
-    for run in runs:
-        part = next((part for part in found if comparable(part[0], run)), None)
+def grouped(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:
+    """The items in parts: each item is in the first part whose first item is like it."""
+    found: list[list[T]] = []
+    for item in items:
+        part = next((part for part in found if alike(part[0], item)), None)
         if part is None:
-            found.append([run])
-        else:
-            part.append(run)
+            found.append(part := [])
+        part.append(item)
     return found
 
 
 def comparable(one: RunCurves, other: RunCurves) -> bool:
-    """Whether they have the same task and held-out text, and the same tokenizer unless both logged bits per byte.
+    """Whether two runs have the same task and held-out text, and the same tokenizer unless both logged bits per byte.
 
-    gzip reaches the same on the same bytes, wherever they are; if it reaches something else, the bytes differ.
+    On the same bytes gzip reaches the same bits per byte, wherever the files are. If the values differ, the bytes differ.
     """
     marks = [run.last(_GZIP) for run in (one, other)]
     known = [mark for mark in marks if mark is not None]
@@ -50,7 +51,7 @@ def comparable(one: RunCurves, other: RunCurves) -> bool:
 
 
 def conditions(parts: Sequence[Sequence[RunCurves]]) -> list[str]:
-    """For each part, in what it differs from others: task, files, tokenizer, what gzip reaches; else every such setting."""
+    """How each part differs from the others: in task, files, tokenizer, gzip's bits per byte, or else any setting of data."""
     facts = []
     for part in parts:
         gzip, tokenizers = part[0].last(_GZIP), {_tokenizer(run) for run in part}
@@ -67,7 +68,7 @@ def conditions(parts: Sequence[Sequence[RunCurves]]) -> list[str]:
 
 
 def _task(run: RunCurves) -> str:
-    """What the loss is: cross-entropy, also beside a teacher, or an objective with its arguments."""
+    """The kind of the loss: cross-entropy, also beside a teacher, or an objective with its arguments."""
     settings = settings_of(run)
     if settings.get("objective.loss") is None:
         name = text(settings.get("objective", "CrossEntropy"))
@@ -77,7 +78,7 @@ def _task(run: RunCurves) -> str:
 
 
 def _text(run: RunCurves) -> dict[str, str]:
-    """The settings that decide the held-out text; of a run without validation, the text that it is trained on."""
+    """The settings that decide the held-out text, or the training text if the run has no validation."""
     settings: dict[str, Any] = settings_of(run)
     found = {key: value for key, value in settings.items() if key.startswith("data.") and not _NO_TEXT.fullmatch(key)}
     if settings.get("data.val") is not None and run.last(VALIDATION) is not None:

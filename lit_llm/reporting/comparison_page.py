@@ -6,34 +6,35 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from lit_llm.core import html_page as html
 from lit_llm.core.number_text import counted
 from lit_llm.reporting.charts import COLORS, Line, chart
-from lit_llm.reporting.comparable import conditions, parts
+from lit_llm.reporting.comparable import comparable, conditions, grouped
 from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.reporting.doctor.finding import Finding
+from lit_llm.reporting.doctor.observed import is_number
 from lit_llm.reporting.ranking import BITS, SEEDS, Setting, diverged, figures, ranked, same_curves, stopped
 from lit_llm.reporting.report_page import charts, samples
-from lit_llm.reporting.run_curves import RunCurves, is_number
+from lit_llm.reporting.run_curves import RunCurves
 from lit_llm.reporting.setting_texts import ABSENT, exact, settings_of, text, texts, varying_settings
 from lit_llm.reporting.summary import cost
 
 MOST_COLUMNS, WIDEST = 12, 40
-"""Settings that the ranking shows, and the most characters of their values."""
+"""The most settings that the ranking shows, and the most characters of their values."""
 MOST_NOTES = 3
 _LENGTHS = ("trainer.max_steps", "trainer.max_epochs")
-"""Of runs: a longer one is better anyway."""
+"""Settings of a run's length. A longer run is better anyway."""
 
 
 class Ranking(NamedTuple):
     """Settings whose losses can be compared.
 
     Args:
-        condition: what their runs have in common and the other rankings do not; "" of the only ranking.
-        tag: by which they are ordered; None if no run has logged a loss.
-        places: the lowest first.
+        condition: what its runs have in common, and other rankings' runs do not; "" if there is one ranking.
+        tag: the curve by which the settings are ordered; None if no run has logged a loss.
+        places: the settings, the lowest loss first.
     """
 
     condition: str
@@ -47,8 +48,8 @@ class Ranking(NamedTuple):
 
 
 def rankings(runs: Sequence[RunCurves]) -> list[Ranking]:
-    """The runs, in one ranking for each task and held-out text; the one with most runs first."""
-    found = sorted(parts(runs), key=len, reverse=True)
+    """One ranking for each task and held-out text; the ranking with most runs is first."""
+    found = sorted(grouped(runs, comparable), key=len, reverse=True)
     return [Ranking(said, *ranked(part)) for said, part in zip(conditions(found), found, strict=True)]
 
 
@@ -72,7 +73,7 @@ def comparison_page(found: Sequence[Ranking], command: str, notes: Sequence[str]
     for ranking in found:
         body += _part(ranking, findings)
     body += _findings(findings)
-    environments = Counter(run.launches[-1].environment for run in runs if run.launches)
+    environments = Counter(run.environment for run in runs if run.launches)
     body += [html.heading("Environment"), html.pairs([(counted(many, "run"), said) for said, many in environments.items()])]
     return html.document(f"Comparison of {counted(many, 'run')}", body, command)
 
@@ -91,13 +92,8 @@ def _part(ranking: Ranking, findings: Mapping[str, Sequence[Finding]]) -> Iterat
     if tag is not None:
         yield from _effects(places, tag, varying, settings)
     logged = [place for place in places if place.runs[0].run.scalars]
-    once: list[Setting] = []
-    for place in logged:
-        at = next((i for i, other in enumerate(once) if same_curves(other.runs[0], place.runs[0])), None)
-        if at is None:
-            once.append(place)
-        else:
-            once[at] = once[at]._replace(names=once[at].names + place.names)
+    equal = grouped(logged, lambda one, two: same_curves(one.runs[0], two.runs[0]))
+    once = [places[0]._replace(names=sum((place.names for place in places), ())) for places in equal]
     shown = once[: len(COLORS)]
     if shown:
         part = f"the best {len(shown)}" if len(shown) < len(once) else counted(len(logged), "setting")
@@ -131,7 +127,7 @@ def notes(found: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[str]:
 
 
 def _cautions(places: Sequence[Setting]) -> Iterator[str]:
-    """How far ahead the first place is, beside what seeds do; settings without effect; values that end what was tried."""
+    """Sentences: is the first place's lead more than chance, which settings have no effect, where to try values beyond."""
     finite = [place for place in places if place.value is not None and not stopped(place.runs[0])]
     settings = [settings_of(place.runs[0]) for place in finite]
     chosen = [key for key in varying_settings(settings) if key not in SEEDS]
@@ -146,26 +142,34 @@ def _cautions(places: Sequence[Setting]) -> Iterator[str]:
     if not repeated:
         yield f"{ahead}. Each setting has one seed, so chance is not known: repeat the best ones with --seed_everything 1, 2, …"
     else:
-        variance = sum(many * square for many, square in repeated) / sum(many for many, _ in repeated)
-        chance = 2 * math.sqrt(variance * sum(1 / len(place.runs) for place in (best, second)))
+        freedom = sum(many for many, _ in repeated)
+        variance = sum(many * square for many, square in repeated) / freedom
+        chance = t_quantile(freedom) * math.sqrt(variance * sum(1 / len(place.runs) for place in (best, second)))
         less = "less" if gap < chance else "more"
-        yield f"{ahead}: {less} than the {chance:.2g} that seeds explain (twice the standard error)."
+        yield f"{ahead}: {less} than the {chance:.2g} that seeds explain (t-test, 95 %)."
     same = (next((one for one in finite[:i] if same_curves(one.runs[0], two.runs[0])), two) for i, two in enumerate(finite))
     equal = [f"{one.name} and {two.name}" for one, two in zip(same, finite, strict=True) if one is not two]
     if equal:
         yield f"{'; '.join(equal)} have equal curves: the settings that differ change nothing."
     ends = []
     for key in chosen:
-        tried = sorted({x for each in settings if _is_quantity(x := each.get(key))})
-        if len(tried) > 1 and settings[0].get(key) in (tried[0], tried[-1]) and key not in _LENGTHS:
+        tried = sorted({x for each in settings if is_number(x := each.get(key))})
+        same_class = len({each.get(key.rpartition(".")[0]) for each in settings}) == 1  # another one has other defaults
+        if len(tried) > 1 and settings[0].get(key) in (tried[0], tried[-1]) and same_class and key not in _LENGTHS:
             ends.append(f"{key} {text(settings[0][key])}")
     if ends:
         more = f" and {counted(len(ends) - 3, 'more setting')}" if len(ends) > 3 else ""
-        yield f"Of the best, {', '.join(ends[:3])}{more} ended what was tried: a better value may lie beyond."
+        yield f"The best run has the lowest or highest value tried of {', '.join(ends[:3])}{more}: try values beyond."
+
+
+def t_quantile(freedom: int) -> float:
+    """The two-sided 5 % quantile of Student's t distribution, within 0.3 %."""
+    table = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
+    return table[freedom - 1] if freedom <= len(table) else 1.96 + 2.6 / freedom
 
 
 def _problems(run: RunCurves, tag: str | None) -> Iterator[str]:
-    """What keeps the run from a place among the first, and what could not be read."""
+    """Sentences about why the run is not ranked among the first, and about its files that could not be read."""
     if said := stopped(run):
         yield f"{run.name} {said}."
     elif tag is not None and run.last(tag) is None:
@@ -217,7 +221,7 @@ def _effects(
         values = [(settings[place.runs[0].name].get(key), place) for place in compared]
         if key == "trainer.max_steps":  # a run that ended earlier says nothing about that length
             values = [(x, place) for x, place in values if x == place.runs[0].step]
-        points = tuple((float(x), place) for x, place in values if _is_quantity(x))
+        points = tuple((float(x), place) for x, place in values if is_number(x))
         if key not in SEEDS and len({x for x, _ in points}) > 1:
             drawn.setdefault(points, []).append(key)
     if drawn:
@@ -253,17 +257,13 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, Setting]]) -> str:
 
 
 def _apart(values: Sequence[float], place: Callable[[float], float]) -> list[float]:
-    """Values whose texts have room beside each other on a phone, the lowest and the highest among them."""
+    """Values whose labels have room beside each other on a phone, the lowest and the highest among them."""
     last = place(values[-1])
     least, found = 0.18 * (last - place(values[0])), [values[0]]
     for value in values[1:-1]:
         if place(value) - place(found[-1]) >= least and last - place(value) >= least:
             found.append(value)
     return [*found, values[-1]]
-
-
-def _is_quantity(value: Any) -> TypeGuard[float]:
-    return is_number(value) and not isinstance(value, bool)
 
 
 def _findings(found: Mapping[str, Sequence[Finding]]) -> list[str]:

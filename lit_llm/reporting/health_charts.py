@@ -21,7 +21,7 @@ def health_charts(run: RunCurves) -> Iterator[tuple[str, str]]:
     """(title, chart) of each signal that was logged at two steps or more."""
     for prefix, title, parts in SIGNALS:
         logged = [run.over_steps(tag) for tag in run.run.scalars if tag.startswith(prefix)]
-        layers = [points for points in logged if any(value for _, value in points)]  # without those that are not trained
+        layers = [points for points in logged if any(value for _, value in points)]  # without layers that are not trained
         spread = _spread(layers)
         if len(spread) > 1:
             names = ("highest", "median", "lowest")

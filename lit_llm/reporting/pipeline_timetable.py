@@ -1,4 +1,4 @@
-"""When each rank of a pipeline does what: the picture of its schedule on a page."""
+"""The timetable of a pipeline's schedule: when each rank does which task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.pipeline_order import Task, orders
 
 DURATION = {"forward": 1, "backward": 2, "gradients of inputs": 1, "gradients of weights": 1}
-"""A forward pass takes 1, the gradient of an input 1, and that of weights 1."""
+"""Units of time: 1 for a forward pass, 1 for the gradients of inputs, and 1 for those of weights."""
 
 
 class Box(NamedTuple):
@@ -25,7 +25,7 @@ class Box(NamedTuple):
 
 @lru_cache(maxsize=8)
 def timetable(layout: PipelineLayout, micro_batches: int) -> tuple[Box, ...]:
-    """When each rank does what, with equal stages and no time between them: all tasks, in an order in which they can run."""
+    """All tasks with their times, in an order in which they can run. Stages take equal times, and sending takes none."""
     waiting = [deque(order) for order in orders(layout, micro_batches)]
     done: dict[Task, int] = {}
     clock, found = [0] * layout.ranks, list[Box]()
@@ -38,19 +38,14 @@ def timetable(layout: PipelineLayout, micro_batches: int) -> tuple[Box, ...]:
                 for task in together:  # their results are sent when all are done
                     found.append(Box(rank, task, start, start + DURATION[task.kind]))
                     start += DURATION[task.kind]
-                    done[_result(task)] = clock[rank]
+                    # Other stages need a gradient of inputs, whichever of the kinds of backward passes makes it.
+                    done[task._replace(kind="backward") if task.kind == "gradients of inputs" else task] = clock[rank]
         assert len(found) > before, "the order of actions waits for itself"
     return tuple(found)
 
 
-def idle_share(boxes: tuple[Box, ...]) -> float:
-    """The share of all ranks' time without a task."""
-    ranks, end = 1 + max(box.rank for box in boxes), max(box.stop for box in boxes)
-    return 1 - sum(box.stop - box.start for box in boxes) / (ranks * end)
-
-
 def _needed(together: Sequence[Task], last: int) -> list[Task]:
-    """The tasks of other stages, or of the loss, that must be done before."""
+    """The tasks of other stages, or the forward pass with the loss, that must be done before `together`."""
     found = []
     for kind, stage, micro_batch in together:
         if kind == "forward":
@@ -58,8 +53,3 @@ def _needed(together: Sequence[Task], last: int) -> list[Task]:
         elif kind != "gradients of weights":  # these follow the gradient of the input, which is earlier in the rank's order
             found.append(Task("backward", stage + 1, micro_batch) if stage < last else Task("forward", stage, micro_batch))
     return found
-
-
-def _result(task: Task) -> Task:
-    """A task whose result others need, whichever of the kinds of backward passes it is."""
-    return task._replace(kind="backward") if task.kind == "gradients of inputs" else task

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lit_llm.core import html_page as html
 from lit_llm.core.html_page import Bar
-from lit_llm.core.number_text import count, duration, percent, size, two_digits
+from lit_llm.core.number_text import count, duration, percent, size
 from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.plan.memory import Memory, usable_bytes
 from lit_llm.plan.micro_batch import micro_batch
@@ -17,15 +17,15 @@ from lit_llm.plan.segments import Operation
 from lit_llm.plan.speed import update_bytes
 from lit_llm.reporting.charts import COLORS as LINE_COLORS
 from lit_llm.reporting.charts import Line, chart
-from lit_llm.reporting.pipeline_timetable import DURATION, idle_share, timetable
-from lit_llm.reporting.plan_text import about_usd, devices, sections, verdict
+from lit_llm.reporting.pipeline_timetable import DURATION, timetable
+from lit_llm.reporting.plan_text import devices, sections
 
 
 def plan_page(plan: Plan, command: str) -> str:
-    """The page of one plan. `command`: that made it."""
+    """The page of one plan, which `command` made."""
     title = f"Plan: {count(plan.parameters)} parameters on {devices(plan)}"
     short, *others = sections(plan)
-    body = [html.keys(_keys(plan)), html.pairs(short.rows)]
+    body = [html.pairs(short.rows)]
     body += [html.heading("Memory of a step"), memory_figure(plan)]
     body += [html.heading("Time of a step"), step_figures(plan)]
     if (rates := plan.settings.schedule.rates) is not None:
@@ -47,32 +47,19 @@ def rate_figure(plan: Plan, rates: Callable[[int], dict[str, float]]) -> str:
     return chart(lines, label="Learning rate", x_name="optimizer steps", text_of_x=count, from_zero=True)
 
 
-def _keys(plan: Plan) -> list[tuple[str, str, str]]:
-    said = verdict(plan)
-    kind = {"fits": "good", "DOES NOT FIT": "bad"}.get(said, "")
-    found = [(f"memory per rank: {said}", size(plan.memory.needed).partition(" (")[0], kind)]
-    if plan.times.step is not None and plan.run_seconds is not None:
-        speed = two_digits(plan.tokens_per_second or 0)
-        found += [("a step", duration(plan.times.step), ""), ("tokens per second", speed, "")]
-        found.append(("the run", f"about {duration(plan.run_seconds)}", ""))
-    if plan.usd:
-        found.append(("cost", about_usd(plan, *plan.usd), ""))
-    return found
-
-
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 PARTS = (
     "weights", "optimizer state", "gradients", "weight copies", "communication buffers", "optimizer work", "activations",
     "loss head",
 )  # fmt: skip
-"""From the bottom up, in the order of the colours; further ones are on top."""
+"""Parts of the memory from the bottom up, in the order of the colours. Further parts are on top."""
 _OPTIMIZER_WIDTH = 0.06
 _LEAST_WIDTH = 0.004
 
 
 def timeline(memory: Memory) -> list[Operation]:
-    """The peak of each operation of the step, with all that is in memory beside it."""
+    """The memory at the peak of each operation of the step, with everything else that is in memory then."""
     found, moments = [], iter(memory.moments)
     for step in memory.steps:
         made = micro_batch(step)
@@ -108,7 +95,7 @@ def memory_figure(plan: Plan) -> str:
     shapes += _phases(operations, widths, memory)
     place = max(range(len(operations)), key=lambda i: sum(operations[i].live.values()))
     at, high = 100 * (sum(widths[:place]) + widths[place] / 2), 100 * (1 - peak / top)
-    one_side, other = (0.5, 99.5) if at < 50 else (99.5, 0.5)  # of the picture, where the peak is and where not
+    one_side, other = (0.5, 99.5) if at < 50 else (99.5, 0.5)  # x of labels on the side of the peak, and on the other
     where = "the rank that needs most" if plan.settings.layout.devices > 1 else "the device"
     caption = f"A step on {where}, operation by operation. "
     caption += "Widths are shares of the FLOPs; the update has a fixed one. Sizes are those at the peak."
@@ -128,19 +115,17 @@ def memory_figure(plan: Plan) -> str:
         (color, f"{name} {round(memory.parts.get(name, 0) / factor, 3):.3g} {unit}")
         for color, name in zip(colors, names, strict=True)
     )
-    header = ["bytes at the peak of", *names, "total"]
-    every = [[f"{i + 1}. {o.phase}", *_cells(o.live, names)] for i, o in enumerate(operations)]
-    return html.figure(caption, picture, shown + html.table(header, every, summary="Operations in bytes"))
+    return html.figure(caption, picture, shown)
 
 
 def _level(size: float, top: float, said: str, kind: str, x: float) -> list[str]:
-    """A line across the picture, and what it is."""
+    """A line across the picture, and its label."""
     y = 100 * (1 - size / top)
     return [html.line(0, y, 100, y, kind), html.text(x, y, said, anchor=html.anchor(x), kind="strong", dy=-5)]
 
 
 def _widths(operations: list[Operation]) -> list[float]:
-    """Shares of the picture's width."""
+    """The share of the picture's width that each operation takes."""
     flops = sum(o.flops for o in operations) or 1
     widths = [o.flops / flops + _LEAST_WIDTH for o in operations]
     widths[-1] = _OPTIMIZER_WIDTH * sum(widths)
@@ -160,16 +145,12 @@ def _phases(operations: list[Operation], widths: list[float], memory: Memory) ->
             shapes.append(html.text(50 * (begin + x), 100.0, operation.phase, anchor="middle", dy=15))
         begin = x
     if len(memory.steps) == 2:
-        flops = [*itertools.accumulate(o.flops for o in operations)]  # the two have equally many
+        flops = [*itertools.accumulate(o.flops for o in operations)]  # both micro-batches have equally many
         half = 100 * sum(width for width, done in zip(widths, flops, strict=True) if 2 * done <= flops[-1])
         for middle, said in ((half / 2, "first micro-batch"), ((half + 100 * (1 - widths[-1])) / 2, "later ones")):
             shapes.append(html.text(middle, 100.0, said, anchor="middle", dy=32))
         shapes.append(html.line(half, 0, half, 100, "grid"))
     return shapes
-
-
-def _cells(live: dict[str, int], names: list[str]) -> list[str]:
-    return [*(f"{live.get(name, 0):,}" for name in names), f"{sum(live.values()):,}"]
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
@@ -179,14 +160,14 @@ COLORS = {
     "exposed communication": 7, "hidden communication": 4, "pipeline bubble": 8, "slowest rank": 6,
 }  # fmt: skip
 MOST_BOXES = 6000
-"""Of a picture."""
+"""The most boxes in the picture of a pipeline."""
 
 
 def parts_of_step(plan: Plan) -> dict[str, float]:
-    """Seconds by cause, in their order. They add up to the step.
+    """Seconds of a step by cause, in order of time. They add up to the step.
 
     The MFU is that of the whole step, so the optimizer is a part of the computing time: its memory traffic at full bandwidth.
-    Of the rest, a backward pass takes twice the time of a forward pass.
+    In the rest of the computing time, a backward pass takes twice the time of a forward pass.
     """
     times, options = plan.times, plan.options
     assert times.compute is not None and times.step is not None
@@ -210,21 +191,16 @@ def parts_of_step(plan: Plan) -> dict[str, float]:
 
 
 def step_figures(plan: Plan) -> str:
-    """The step's parts, and with a pipeline its ranks."""
-    if plan.times.step is None:
+    """The picture of the step's parts and, with a pipeline, that of its ranks."""
+    times, micro_batches = plan.times, plan.settings.accumulation
+    if times.step is None:
         return html.figure("The time is unknown: the hardware table has no dense peak for this precision.", "")
-    ranks = plan.settings.layout.pipeline.ranks
-    return _whole(plan) + (_pipeline(plan) if ranks > 1 else "")
-
-
-def _whole(plan: Plan) -> str:
-    times, parts, micro_batches = plan.times, parts_of_step(plan), plan.settings.accumulation
-    assert times.step is not None
-    bars: list[Bar] = []
-    at = 0.0
-    for name, seconds in parts.items():
-        bars.append(Bar(at, at + seconds, COLORS[name], f"{name}: {duration(seconds)}"))
-        at += seconds
+    parts = parts_of_step(plan)
+    ends = itertools.accumulate(parts.values())
+    bars = [
+        Bar(end - seconds, end, COLORS[name], f"{name}: {duration(seconds)}")
+        for (name, seconds), end in zip(parts.items(), ends, strict=True)
+    ]
     computed = sum(parts.get(name, 0.0) for name in ("forward", "recomputation", "backward"))
     rows = [("compute", bars)]
     hidden = (times.communication or 0.0) - times.exposed
@@ -244,7 +220,7 @@ def _whole(plan: Plan) -> str:
     entries = html.legend(
         (COLORS[name], f"{name} {duration(seconds)}, {percent(seconds / times.step)}") for name, seconds in shown.items()
     )
-    return html.figure(caption, picture, entries)
+    return html.figure(caption, picture, entries) + (_pipeline(plan) if plan.settings.layout.pipeline.ranks > 1 else "")
 
 
 def _pipeline(plan: Plan) -> str:
@@ -261,19 +237,12 @@ def _pipeline(plan: Plan) -> str:
     for rank, (kind, stage, number), start, stop in boxes:
         said = f"{kind}, micro-batch {number + 1}, stage {stage + 1}"
         rows[rank][1].append(Bar(start, stop, COLORS[kind], said, str(number + 1) if end <= 40 else ""))
-    share, formula = idle_share(boxes), bubble(layout, drawn)
+    idle = percent(bubble(layout, micro_batches))
     caption = f"Schedule {layout.schedule}: {layout.ranks} ranks, {layout.stages} stages, {micro_batches} micro-batches"
     caption += f", of which {drawn} are drawn" if drawn != micro_batches else ""
-    caption += f". Idle: {percent(share)} of the picture; the formula says {percent(formula)}"
-    caption += f", and {percent(bubble(layout, micro_batches))} for the whole step. " if drawn != micro_batches else ". "
-    caption += "Stages take equal times; the order is torch's."
+    caption += f". Idle: {idle} of the step. Stages take equal times; the order is torch's."
     seconds = plan.times.step
     marks = [(0.0, "0"), (end / 2, duration(seconds / 2)), (end, duration(seconds))] if drawn == micro_batches else []
-    picture = html.lanes(f"Pipeline with schedule {layout.schedule}, {percent(share)} idle", rows, end, marks)
+    picture = html.lanes(f"Pipeline with schedule {layout.schedule}, {idle} idle", rows, end, marks)
     kinds = [kind for kind in DURATION if any(box.task.kind == kind for box in boxes)]
-    cells = []
-    for rank, (name, bars) in enumerate(rows):
-        busy = sum(bar.stop - bar.start for bar in bars) / end
-        cells.append([name, ", ".join(str(stage + 1) for stage in layout.stages_of(rank)), percent(busy), percent(1 - busy)])
-    below = html.legend((COLORS[kind], kind) for kind in kinds)
-    return html.figure(caption, picture, below + html.table(["rank", "stages", "busy", "idle"], cells, summary="Ranks"))
+    return html.figure(caption, picture, html.legend((COLORS[kind], kind) for kind in kinds))

@@ -22,7 +22,7 @@ _TIMES = {
     )
     for number in numbers
 }
-"""Hours of the marks of the time axis."""
+"""Marks of the time axis: label → hours."""
 
 
 def sweep_page(found: Sequence[Variant], best: Variant | None, command: str) -> str:
@@ -32,7 +32,7 @@ def sweep_page(found: Sequence[Variant], best: Variant | None, command: str) -> 
 
 
 class Point(NamedTuple):
-    """A variant's run: hours, and USD at the lower price, or device-hours without prices."""
+    """A variant's run: its hours, and its cost in USD at the lower price, or in device-hours if a price is missing."""
 
     variant: Variant
     hours: float
@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
 
 def points_of(found: Sequence[Variant]) -> list[Point]:
-    """The variants with a time."""
+    """The points of the variants whose time is known."""
     timed = [(variant, plan) for variant in found if (plan := variant.plan) is not None and plan.run_seconds is not None]
     priced = all(plan.usd for _, plan in timed)
     points = []
@@ -54,7 +54,7 @@ def points_of(found: Sequence[Variant]) -> list[Point]:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Of the points that fit, those for which no other is better in one of time and cost, and as good in the other."""
+    """The points that fit and for which no other is better in time or cost, and as good in the other."""
     front: list[Point] = []
     for point in sorted((p for p in points if p.fits), key=lambda p: (p.hours, p.cost)):
         if not front or point.cost < front[-1].cost or (point.hours, point.cost) == front[-1][1:3]:
@@ -63,7 +63,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def sweep_figure(found: Sequence[Variant], best: Variant | None) -> str:
-    """The scatter of all variants, the table of its front, and that of all."""
+    """The scatter plot of all variants, the table of its Pareto front, and the table of all variants."""
     points = points_of(found)
     axes = list(found[0].values) if found else []
     every = html.table([*axes, *SWEEP], [sweep_row(variant) for variant in found], summary=f"All {len(found)} combinations")

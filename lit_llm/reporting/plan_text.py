@@ -1,12 +1,11 @@
 """A plan as one page: text for a terminal, or Markdown. For JSON, see `lit_llm.plan.as_dict`.
 
-Estimates have two significant digits, counts all of them.
+Estimates have two significant digits; counts have all digits.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.number_text import count, counted, duration, money_range, percent, size, two_digits
-from lit_llm.plan import compute
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.memory import CONTEXT_GB, usable_bytes
 from lit_llm.plan.plan import NextStep, Plan
@@ -35,7 +33,7 @@ _REPEATED = f": beyond about {_MANY_EPOCHS}, repeated data help less (Muennighof
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and rows: of (label, text), or of the columns that `header` names."""
+    """A heading, and rows, which are (label, text) or have the columns that `header` names."""
 
     title: str
     rows: Sequence[tuple[str, ...]]
@@ -43,18 +41,11 @@ class Section:
 
 
 def sections(plan: Plan | dict[str, Any]) -> list[Section]:
-    """The sections of a plan's page, or a budget's. Text has a no-break space where a line must not end."""
-    found = _budget(plan) if isinstance(plan, dict) else _of_plan(plan)
-    return [
-        Section(each.title, [(row[0], *(_UNIT.sub(_NO_BREAK, text) for text in row[1:])) for row in each.rows], each.header)
-        for each in found
-        if each.rows
-    ]
-
-
-def _of_plan(plan: Plan) -> list[Section]:
-    return [
-        Section("", _short(plan)),
+    """The sections of a plan's page, or a budget's."""
+    if isinstance(plan, dict):
+        return _budget(plan)
+    found = [
+        Section("", summary(plan)),
         Section("Model", _model(plan)),
         Section("Run", _run(plan)),
         Section("Mixture", _mixture(plan), _MIXTURE),
@@ -64,6 +55,7 @@ def _of_plan(plan: Plan) -> list[Section]:
         Section("Checkpoints and validation", _upkeep(plan)),
         *([] if plan.budget is None else _budget(plan.budget)),
     ]
+    return [section for section in found if section.rows]
 
 
 def render(plan: Plan | dict[str, Any], *, width: int = 80) -> Text:
@@ -75,12 +67,13 @@ def render(plan: Plan | dict[str, Any], *, width: int = 80) -> Text:
         if section.title:
             text.append(f"{section.title}\n", style="bold")
         if section.header:
-            table = table_rows(section.header, section.rows, as_markdown=False, width=width - 1)
-            text.append(textwrap.indent(table.replace(_NO_BREAK, " "), " "))
+            text.append(textwrap.indent(table_rows(section.header, section.rows, as_markdown=False), " "))
             continue
         beside = min(_LABEL, max(len(label) for label, _ in section.rows))
+        room = max(width - beside - 3, 16)
         for label, value in section.rows:
-            pairs = itertools.zip_longest(_lines(label, beside), _lines(value, width - beside - 3), fillvalue="")
+            columns = (textwrap.wrap(each, most, break_on_hyphens=False) for each, most in ((label, beside), (value, room)))
+            pairs = itertools.zip_longest(*columns, fillvalue="")
             for left, right in pairs:
                 text.append(f" {left:<{beside}}  " if right else f" {left}", style="cyan")
                 text.append(f"{right}\n")
@@ -88,15 +81,8 @@ def render(plan: Plan | dict[str, Any], *, width: int = 80) -> Text:
     return text
 
 
-_NO_BREAK = "\u00a0"
 _LABEL = 24
 """Width of the longest label that is not wrapped."""
-_UNIT = re.compile(r"(?<=[\d,]) (?=(?:[TBMk]|[GM]i?B|bytes|TFLOP/s|days|h|min|m?s|µs)\b)")
-
-
-def _lines(text: str, width: int) -> list[str]:
-    lines = textwrap.wrap(text, max(width, 16), break_on_hyphens=False)
-    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def markdown(plan: Plan | dict[str, Any]) -> str:
@@ -105,13 +91,13 @@ def markdown(plan: Plan | dict[str, Any]) -> str:
     for section in sections(plan):
         table = table_rows(section.header or ("", ""), section.rows, as_markdown=True)
         parts.append(f"**{section.title}**\n\n{table}" if section.title else table)
-    return "\n".join(parts).replace(_NO_BREAK, " ")
+    return "\n".join(parts)
 
 
 # -- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _short(plan: Plan) -> list[tuple[str, str]]:
+def summary(plan: Plan) -> list[tuple[str, str]]:
     """Does it fit, how long does it take, what does it cost."""
     needed, settings, most = _gb(plan.memory.needed), plan.settings, plan.most_memory
     has = "" if plan.capacity_bytes is None else f" of {_gb(usable_bytes(plan.hardware))}"
@@ -133,7 +119,9 @@ def _short(plan: Plan) -> list[tuple[str, str]]:
     if plan.usd is None:
         return [*rows, ("cost", f"unknown: no price for {plan.hardware.name} (--price)")]
     source = "at the assumed price range of the hardware table" if plan.options.price_usd_hour is None else "at the given price"
-    return [*rows, ("cost", f"{about_usd(plan, *plan.usd)} {source}")]
+    least, most_time = plan.band or (1.0, 1.0)
+    cost = money_range(plan.usd[0] * least, plan.usd[1] * most_time)
+    return [*rows, ("cost", f"{'' if cost.startswith('less') else 'about '}{cost} {source}")]
 
 
 def verdict(plan: Plan) -> str:
@@ -141,13 +129,6 @@ def verdict(plan: Plan) -> str:
     if plan.fits and plan.most_memory is not None and plan.most_memory > usable_bytes(plan.hardware):
         return "probably fits"
     return {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
-
-
-def about_usd(plan: Plan, lowest: float, highest: float) -> str:
-    """A range of prices, widened by the band of the time."""
-    low, high = plan.band or (1.0, 1.0)
-    cost = money_range(lowest * low, highest * high)
-    return cost if cost.startswith("less") else f"about {cost}"
 
 
 def _model(plan: Plan) -> list[tuple[str, str]]:
@@ -209,13 +190,14 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     mesh += [f"schedule {layout.pipeline.schedule}"] if layout.pipeline.ranks > 1 else []
     of_length = f" of {settings.sequence_length:,}" if settings.sequence_length != settings.model.block_size else ""
     accumulated = f" x {settings.accumulation} accumulated" if settings.accumulation > 1 else ""
+    stages = ", ".join(f"{size:,} sequences from step {first + 1:,} on" for first, size in settings.ramp)
     rows = [
         (
             "batch",
             f"{settings.global_batch:,} sequences{of_length} = {settings.tokens_per_step:,} tokens: "
             f"{settings.sequences} per micro-batch{accumulated} x {layout.data_parallel} data-parallel",
         ),
-        *([("batch ramp", _ramp(plan))] if settings.ramp else []),
+        *([("batch ramp", f"{stages}. Per-step figures describe the final batch")] if stages else []),
         ("tokens", f"{settings.steps:,} steps = {count(settings.tokens)} ({settings.tokens:,})"),
         ("data", _data(plan)),
         *([("mixture", uneven)] if (uneven := _uneven(settings.data.phases, settings.global_batch)) else []),
@@ -248,26 +230,22 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _ramp(plan: Plan) -> str:
-    stages = ", ".join(f"{size:,} sequences from step {first + 1:,} on" for first, size in plan.settings.ramp)
-    return f"{stages}. Per-step figures describe the final batch"
-
-
 def _data(plan: Plan) -> str:
     data = plan.settings.data
     if not data.train_tokens:
         return f"dataset size: {data.origin}"
-    tokens, often = f"{count(data.train_tokens)} tokens ({data.origin})", ""
-    if data.phases:
-        if many := _repeated(data.phases):
-            often = f": {', '.join(many)}{_REPEATED}"
+    tokens = f"{count(data.train_tokens)} tokens ({data.origin})"
+    if data.phases:  # sources that the run reads more often than repetition helps
+        last = data.phases[-1].sources.items()
+        many = [f"{name} {source.epochs:.3g} epochs" for name, source in last if source.epochs > _MANY_EPOCHS]
+        often = f": {', '.join(many)}{_REPEATED}" if many else ""
         return f"{tokens}, a mixture{often}"
     assert plan.epochs is not None
     return f"{tokens}: {plan.epochs:.3g} epochs{_REPEATED if plan.epochs > _MANY_EPOCHS else ''}"
 
 
 def _mixture(plan: Plan) -> list[tuple[str, ...]]:
-    """The table under `_MIXTURE`."""
+    """The rows of the table with the columns `_MIXTURE`."""
     settings = plan.settings
     total = settings.tokens // settings.sequence_length
     found: list[tuple[str, ...]] = []
@@ -281,12 +259,6 @@ def _mixture(plan: Plan) -> list[tuple[str, ...]]:
                 found.append((end, name, share, f"{source.tokens:,}", f"{source.epochs:.3g}", cap))
                 end = ""
     return found
-
-
-def _repeated(phases: Sequence[PhaseDraws]) -> list[str]:
-    """Such as "code 7.2 epochs", for each source that the run reads more often than repetition helps."""
-    last = phases[-1].sources.items()
-    return [f"{name} {source.epochs:.3g} epochs" for name, source in last if source.epochs > _MANY_EPOCHS]
 
 
 def _uneven(phases: Sequence[PhaseDraws], global_batch: int) -> str:
@@ -329,18 +301,18 @@ def _saving(step: NextStep) -> str:
     """For example "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB of each machine's memory and 4.5 s a step)"."""
     price = f", for {_gb(step.host_bytes)} of each machine's memory" if step.host_bytes else ""
     price += f" and {duration(step.step_seconds)} a step" if step.step_seconds else ""
-    return f"{re.sub(' (?!--)', _NO_BREAK, step.flag)} (-{_gb(step.saves_bytes)}{price})"
+    return f"{step.flag} (-{_gb(step.saves_bytes)}{price})"
 
 
 def _gb(number: float) -> str:
-    """Bytes without GiB, on one line."""
-    return size(number).partition(" (")[0].replace(" ", _NO_BREAK)
+    """Bytes in GB as text, without GiB."""
+    return size(number).partition(" (")[0]
 
 
 def _time(plan: Plan) -> list[tuple[str, str]]:
     settings, times, flops = plan.settings, plan.times, plan.flops
     if isinstance(settings.model, OwnModel):
-        how = "counted in a trace" if plan.memory.is_known else "assumed: six per parameter"
+        how = "assumed: six per parameter" if flops.total == 6 * plan.parameters else "counted in a trace"
         per_token = f"{flops.total:.4g} ({how})"
     else:
         per_token = (
@@ -376,9 +348,9 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
         copies, host = (plan.hardware.host[key] or "unknown" for key in ("copy_gbps", "memory_gbps"))
         speeds = f"assumed, not measured: copies at {copies} GB/s a device, the optimizer at {host} GB/s of memory a machine"
         rows.append(("cpu_offload", speeds))
-    if plan.options.served_tokens:
-        total = compute.lifetime_flops(plan.active_parameters, settings.tokens, plan.options.served_tokens)
+    if plan.options.served_tokens:  # 2·N a served token, 6·N in training (Sardana & Frankle 2023)
         served = 2 * plan.active_parameters * plan.options.served_tokens
+        total = 6 * plan.active_parameters * settings.tokens + served
         said = f"{total:.4g} FLOPs with {count(plan.options.served_tokens)} tokens served ({served / total:.0%})"
         if plan.usd is not None:
             usd = (each * served / plan.flops_per_run for each in plan.usd)
@@ -505,34 +477,11 @@ def sweep_row(variant: Variant) -> list[str]:
     return [*cells, *times, two_digits(plan.device_hours or 0), money, plan.times.limit or "?"]
 
 
-def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markdown: bool, width: int | None = None) -> str:
-    """A table as text: Markdown, or columns aligned with spaces.
-
-    Args:
-        width: of a line of text. Longer headers are wrapped, and a row that is still too long goes on below, indented.
-    """
+def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markdown: bool) -> str:
+    """A table as text: Markdown, or columns aligned with spaces."""
     if as_markdown:
         marked = [header, ["---"] * len(header), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in marked) + "\n"
-
-    def widths(cells: Sequence[Sequence[str]]) -> list[int]:
-        return [max(map(len, column)) for column in zip(*cells, strict=True)]
-
-    head: list[Sequence[str]] = [header]
-    if width is not None and sum(widths([header, *rows])) + 2 * len(header) - 2 > width:
-        head = [*itertools.zip_longest(*(re.split(r"(?<=[_-])| ", name) for name in header), fillvalue="")]
-    bands: list[list[tuple[int, int]]] = [[]]
-    used = 0
-    for column, each in enumerate(widths([*head, *rows])):
-        if width is not None and bands[-1] and used + each > width:
-            bands.append([])
-            used = 4
-        bands[-1].append((column, each))
-        used += each + 2
-    text = []
-    for block in (head, *([row] for row in rows)):
-        for band in bands:
-            indent = "" if band is bands[0] else "    "
-            lines = [indent + "  ".join(row[column].ljust(each) for column, each in band) for row in block]
-            text += [line.rstrip() for line in lines if line.strip() or len(head) == 1]
-    return "\n".join(text) + "\n"
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"

@@ -14,7 +14,7 @@ from lit_llm.reporting.setting_texts import ABSENT, exact, settings_of, varying_
 from lit_llm.reporting.summary import short_cost
 
 SEEDS = ("seed_everything", "data.seed")
-"""Numbers whose size means nothing."""
+"""Settings of seeds, whose size means nothing."""
 BITS, VALIDATION, TRAINING = "val/bits_per_byte", "val/loss", "train/loss"
 
 
@@ -22,10 +22,10 @@ class Setting(NamedTuple):
     """Runs that differ by their seeds alone.
 
     Args:
-        runs: those with equal curves once.
-        value: the mean of their last values of the tag. None: a run that has none, or none that is finite, and no place.
-        spread: the sample standard deviation of these values. None: of one run.
-        names: of all runs.
+        runs: the runs, of which those with equal curves appear once.
+        value: the mean of their last values of the tag. None: the run has no finite value, and no place in the ranking.
+        spread: the sample standard deviation of these values. None: there is one value.
+        names: the names of all runs, also of those with equal curves.
     """
 
     runs: tuple[RunCurves, ...]
@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The names of at most three runs."""
+        """The names of at most three runs, and how many more there are."""
         more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
         return ", ".join(self.names[:3]) + more
 
@@ -46,11 +46,11 @@ class Setting(NamedTuple):
 
 
 def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Setting]]:
-    """(the tag by which runs are ordered, settings by their means of it, the lowest first).
+    """Return the tag by which runs are ordered, and the settings by their means of it, the lowest first.
 
     The tag is bits per byte, if each run with a validation loss has them: runs with different tokenizers can be compared by
-    nothing else. Else it is the validation loss; if no run has one, the training loss. Runs that did not come to the end that
-    their settings ask for follow those that did, each for itself, and runs without a place are last.
+    nothing else. If not, it is the validation loss or, if no run has one, the training loss. Runs that stopped before the end
+    that their settings ask for come after the complete ones, each as a setting of its own. Runs without a value are last.
     """
     having = {tag: {run.name for run in runs if run.last(tag) is not None} for tag in (BITS, VALIDATION, TRAINING)}
     if having[BITS] and having[BITS] >= having[VALIDATION]:
@@ -63,7 +63,7 @@ def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Setting]]:
     joined: dict[tuple[str, ...], list[RunCurves]] = {}
     for i, run in enumerate(runs):
         alone = run.name if stopped(run) or _value(run, tag) is None or not settings[i] else ""
-        # Another curve with the same seed is no other seed: something differs that is no setting, such as the code.
+        # Another curve with the same seed does not count as a seed: what differs is no setting, for example the code.
         twins = [other for other, each in zip(runs[:i], values, strict=False) if each == values[i]]
         again = 0 if any(same_curves(run, other) for other in twins) else len(twins)
         but_seeds = (value for key, value in zip(varying, values[i], strict=True) if key not in SEEDS)
@@ -91,7 +91,7 @@ def same_curves(one: RunCurves, other: RunCurves) -> bool:
 
 
 def stopped(run: RunCurves) -> str:
-    """What kept a run from its end, as a sentence without its name; "" if nothing did."""
+    """Why a run did not come to its end, as a sentence without the run's name; "" if it did."""
     if not run.run.scalars:
         return "has logged nothing"
     if diverged(run):
@@ -100,9 +100,9 @@ def stopped(run: RunCurves) -> str:
         first = losses[finite[-1] + 1 if finite else 0][0]
         return f"diverged: its training loss is {losses[-1][1]}, and not finite from step {first:,.0f} on"
     ended, steps = run.end, last_step(run)
-    if (ended is not None and ended.complete) or (steps is not None and run.step >= steps):
+    if (ended is not None and ended["complete"]) or (steps is not None and run.step >= steps):
         return ""
-    why = "it runs, was stopped, or died" if ended is None else ended.ended
+    why = "it runs, was stopped, or died" if ended is None else ended["ended"]
     if steps is not None:
         return f"has {run.step:,} of {steps:,} steps: {why}"
     if ended is not None:
@@ -117,7 +117,7 @@ def diverged(run: RunCurves) -> bool:
 
 
 def last_step(run: RunCurves) -> int | None:
-    """The step after which its settings end it; None if they do not say."""
+    """The step after which the run's settings end it; None if they do not say."""
     steps = run.run.setting("trainer.max_steps")
     return steps if isinstance(steps, int) and steps > 0 else None
 

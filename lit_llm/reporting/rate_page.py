@@ -10,7 +10,7 @@ from lit_llm.training.rate_search import FoundRates
 
 
 def rate_page(found: FoundRates, title: str, command: str) -> str:
-    """A whole file."""
+    """The whole HTML page."""
     body = [html.keys([(key, number(rate), "") for key, rate in found.rates.items()])]
     rows = [
         (key, number(found.recipe[key]), number(rate), f"{number(min(each))} – {number(max(each))}")

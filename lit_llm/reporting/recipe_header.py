@@ -1,4 +1,4 @@
-"""The header of a recipe: figures of its plan as the first lines of its file. The smallest hardware on which it fits."""
+"""The header of a recipe, the first lines of its file: figures of its plan, and the smallest hardware on which it fits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from lit_llm.core import hardware as hardware_table
 from lit_llm.core.hardware import Hardware
@@ -16,9 +17,9 @@ from lit_llm.plan.plan import Plan
 from lit_llm.plan.run_settings import RunSettings
 
 CPU_GB = 2.0
-"""Memory that any computer has free. A recipe whose tensors need no more, unchanged, runs on a CPU."""
+"""Memory that any computer has free. An unchanged recipe whose tensors need no more runs on a CPU."""
 PROCESS_GB = 0.72
-"""Beside the tensors: the process of quickstart took 1.03 GB at its peak, of which 0.31 GB are planned."""
+"""Memory of the process beside the tensors: quickstart's took 1.03 GB at its peak, of which 0.31 GB are planned."""
 MOST_DEVICES = 4096
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
@@ -77,8 +78,8 @@ class Smallest:
 def smallest(settings: RunSettings) -> Smallest | None:
     """The devices with the least total memory, then the lowest price, on which the run fits.
 
-    A CPU if the run needs at most CPU_GB. Otherwise 1, 2, 4, … devices of one kind with FSDP2. The recipe is tried unchanged,
-    then with micro-batches of one sequence, full activation checkpointing, or both.
+    It is a CPU if the run needs at most CPU_GB, else 1, 2, 4, … devices of one kind with FSDP2. The recipe is tried
+    unchanged, then with micro-batches of one sequence, full activation checkpointing, or both.
 
     Args:
         settings: the run. Its layout is ignored. The devices must divide the batch of every stage of a ramp.
@@ -105,8 +106,7 @@ def _cost(found: Smallest) -> tuple[float, float, float, str]:
 
 
 def _fewest(alone: RunSettings, hardware: Hardware) -> Smallest | None:
-    n = 1
-    while n <= MOST_DEVICES:
+    for n in (2**i for i in range(MOST_DEVICES.bit_length())):
         layout = layout_of_name("fsdp2", n, hardware.devices_per_node)
         for flags, tried in _variants(replace(alone, layout=layout)):
             if tried.problems():
@@ -115,18 +115,13 @@ def _fewest(alone: RunSettings, hardware: Hardware) -> Smallest | None:
             if needed <= usable_bytes(hardware):
                 sharding = ("--config strategy/fsdp2",) if n > 1 else ()
                 return Smallest(hardware, n, sharding + flags, needed)
-        n *= 2
     return None
 
 
 def _variants(settings: RunSettings) -> Iterator[tuple[tuple[str, ...], RunSettings]]:
     """(flags, settings): unchanged, then with each flag that changes something, then with both."""
-    one = ("--data.micro_batch_size 1",) if settings.sequences > 1 else ()
-    full = ("--compute.activation_checkpointing full",) if settings.compute.activation_checkpointing != "full" else ()
-    yield (), settings
-    if one:
-        yield one, replace(settings, micro_batch=1)
-    if full:
-        yield full, settings.with_checkpointing("full")
-    if one and full:
-        yield one + full, replace(settings, micro_batch=1).with_checkpointing("full")
+    ones = ((), ("--data.micro_batch_size 1",))[: 1 + (settings.sequences > 1)]
+    fulls = ((), ("--compute.activation_checkpointing full",))[: 1 + (settings.compute.activation_checkpointing != "full")]
+    for full, one in product(fulls, ones):
+        tried = replace(settings, micro_batch=1) if one else settings
+        yield one + full, tried.with_checkpointing("full") if full else tried

@@ -7,6 +7,7 @@ import re
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from html import escape
 from typing import NamedTuple
 
@@ -14,18 +15,18 @@ from lit_llm.core import html_page as html
 from lit_llm.core.number_text import count, duration, size
 from lit_llm.reporting.charts import COLORS, Line, Points, chart
 from lit_llm.reporting.doctor.diagnose import diagnose, observed
-from lit_llm.reporting.evidence import Evidence
 from lit_llm.reporting.health_charts import health_charts
 from lit_llm.reporting.ranking import BITS, TRAINING, VALIDATION, Setting, figures
 from lit_llm.reporting.run_curves import RunCurves
 from lit_llm.reporting.setting_texts import settings_of, text
 from lit_llm.reporting.summary import described
 from lit_llm.reporting.time_spent import time_figure, time_spent
+from lit_llm.runs.curve import versions_text
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.run_folder import CONFIG
 
 SAMPLES = 6
-"""Steps of which samples are shown, the newest."""
+"""The number of steps whose samples are shown, the newest ones."""
 PLANNED = (
     "Planned → measured, for each launch. – is not known. On a CPU, the measured memory is that of the whole process, with "
     "Python and its libraries."
@@ -62,39 +63,38 @@ _QUANTITIES = (
     Quantity("Peak memory, GB", {"memory/peak_gb": "", "plan/peak_gb": "planned"}),
 )
 _MOST_CHARTS = 12
-"""Of sources, or of curves that no chart knows."""
+"""The most sources in the charts, and the most charts of curves that no other chart shows."""
 
 
-def report_page(run: RunCurves, command: str, recorded: Evidence | None = None) -> str:
+def report_page(run: RunCurves, command: str, recorded: CurveFollower | None = None) -> str:
     """The page of one run.
 
     Args:
-        command: that made it.
-        recorded: the earlier curve with which it is compared.
+        command: the command that made the page.
+        recorded: has the earlier curve with which the run is compared.
     """
-    follower = None if recorded is None else recorded.follower
     body = [html.keys(_keys(run)), html.pairs(described(run)), *(f"<p>{escape(said)}</p>" for said in missing(run))]
     body += _findings(run)
-    loss, *others = charts([Setting((run,), None, None, (run.name,))], follower)
+    loss, *others = charts([Setting((run,), None, None, (run.name,))], recorded)
     body.append(html.columns([loss, *samples(run, "Samples"), *others, *health_charts(run)]))
     if recorded is not None:
         body += [html.heading("Against the recorded curve"), html.pairs([(run.name, _compared(run, recorded))])]
     body += _planned(run)
     settings = [(key, text(value)) for key, value in sorted(settings_of(run).items())]
     body += [html.heading("Settings"), html.table(["setting", "value"], settings, summary="all settings")]
-    environment = [(run.name, run.launches[-1].environment)] if run.launches else []
-    body += [html.heading("Environment"), html.pairs(environment) if environment else "<p>Not recorded.</p>"]
+    environment = html.pairs([(run.name, run.environment)]) if run.launches else "<p>Not recorded.</p>"
+    body += [html.heading("Environment"), environment]
     return html.document(f"Report: {run.name}", body, command)
 
 
 def charts(settings: Sequence[Setting], recorded: CurveFollower | None = None) -> list[tuple[str, str]]:
-    """(title, chart) of every quantity that a run has logged, over steps; the loss, which is first, also over tokens and time;
-    and where the time went.
+    """(title, chart) of every quantity that a run has logged, over steps. The first is the loss, also over tokens and time; the
+    last shows where the time went.
     """
     runs = [run for setting in settings for run in setting.runs]
     found = [("Loss", _loss(settings, recorded))]
     # On a CPU, measured memory is that of the whole process, which is not planned.
-    on_cpu = any("resident_bytes" in launch.measured for run in runs for launch in run.launches)
+    on_cpu = any("resident_bytes" in launch["measured"] for run in runs for launch in run.launches)
     for quantity in _quantities(runs):
         tags = {tag: said for tag, said in quantity.tags.items() if tag != "plan/peak_gb" or not on_cpu}
         lines = list(_lines(settings, tags, RunCurves.over_steps))
@@ -117,7 +117,7 @@ def charts(settings: Sequence[Setting], recorded: CurveFollower | None = None) -
 
 
 def _quantities(runs: Sequence[RunCurves]) -> Iterator[Quantity]:
-    """The charts of these runs: by their task, by source, what every run has, and else what a run of another project logged."""
+    """The charts of these runs: those of their task, of sources and of any run, or what runs of another project logged."""
     tags = list(dict.fromkeys(tag for run in runs for tag in run.run.scalars))
     yield from _PREFERENCES
     if len(runs) > 1:
@@ -160,7 +160,7 @@ def missing(run: RunCurves) -> Iterator[str]:
 
 
 def _findings(run: RunCurves) -> list[str]:
-    """What `doctor` says of the run; nothing if it finds nothing."""
+    """The table of `doctor`'s findings about the run; empty if there are none."""
     found = diagnose(observed(run.run))
     if not found:
         return []
@@ -174,7 +174,7 @@ def _findings(run: RunCurves) -> list[str]:
 
 def _keys(run: RunCurves) -> list[tuple[str, str, str]]:
     found = [(name, text, "") for name, text in figures(run).items() if text != "–"]
-    parameters = run.launches[-1].parameters if run.launches else None
+    parameters = run.launches[-1]["parameters"] if run.launches else None
     return [*([("parameters", count(parameters), "")] if parameters else []), *found]
 
 
@@ -207,7 +207,7 @@ def _loss(settings: Sequence[Setting], recorded: CurveFollower | None) -> str:
 
 
 def _unit(runs: Sequence[RunCurves]) -> str:
-    """The unit of a loss: preferences log margins, and a loss of tokens has a perplexity. "": it is not known."""
+    """The unit of a loss: preferences log margins, and a loss of tokens has a perplexity. "" if it is not known."""
     logged = {tag for run in runs for tag in run.run.scalars}
     if logged & {"train/margin", "val/margin"}:
         return "mean per pair"
@@ -252,10 +252,7 @@ def _wide(lines: Sequence[Line]) -> bool:
 
 
 def _without_outliers(lines: Sequence[Line]) -> float | None:
-    """Twice the highest of each line's first value and of the value that a twentieth of its values exceed.
-
-    None: this is not above 0.
-    """
+    """Twice the largest first value or 95 % quantile of a line; None if that is not above 0."""
     found = []
     for line in lines:
         values = [y for _, y in line.points if math.isfinite(y)]
@@ -264,31 +261,23 @@ def _without_outliers(lines: Sequence[Line]) -> float | None:
     return 2 * max(found) if found and max(found) > 0 else None
 
 
-def _compared(run: RunCurves, recorded: Evidence) -> str:
-    if recorded.follower is None:
-        return recorded.said
-    versions = run.launches[-1].versions if run.launches else ""
-    given = recorded.follower
-    follower = CurveFollower(given.reference, given.curve_name, given.tolerance, versions)
+def _compared(run: RunCurves, recorded: CurveFollower) -> str:
+    versions = versions_text(run.launches[-1]["versions"]) if run.launches else ""
+    follower = CurveFollower(recorded.reference, recorded.curve_name, recorded.tolerance, versions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the sentence is in the page
         follower.catch_up(run.run.curve, run.step)
-    return follower.summary() + recorded.said
+    return follower.summary()
 
 
 def _planned(run: RunCurves) -> list[str]:
     rows = []
     for launch in run.launches:
-        memory = launch.measured.get("peak_bytes", launch.measured.get("resident_bytes"))
-        rows.append(
-            [
-                f"{launch.started:%Y-%m-%d %H:%M %Z}",
-                f"{launch.first_step:,}",
-                _pair(launch.planned.get("peak_bytes"), memory, size),
-                _pair(launch.planned.get("step_seconds"), launch.measured.get("step_seconds"), duration),
-                _pair(launch.planned.get("tokens_per_second"), launch.measured.get("tokens_per_second"), count),
-            ]
-        )
+        measured = {"peak_bytes": launch["measured"].get("resident_bytes"), **launch["measured"]}
+        figures = {"peak_bytes": size, "step_seconds": duration, "tokens_per_second": count}
+        pairs = [_pair(launch["predicted"].get(key), measured.get(key), shown) for key, shown in figures.items()]
+        started = datetime.fromisoformat(launch["started"])
+        rows.append([f"{started:%Y-%m-%d %H:%M %Z}", f"{launch['first_step']:,}", *pairs])
     if not rows:
         return []
     head = ["started", "from step", "peak memory", "a step", "tokens per second"]
@@ -300,7 +289,7 @@ def _pair(planned: float | None, measured: float | None, shown: Callable[[float]
 
 
 def samples(run: RunCurves, title: str) -> list[tuple[str, str]]:
-    """(title, the newest text of each prompt, with those of earlier steps behind a summary); none if there are none."""
+    """(title, the newest text of each prompt, with those of earlier steps behind a summary); empty without samples."""
     found = []
     for tag, texts in run.run.texts.items():
         if tag.startswith("samples/"):

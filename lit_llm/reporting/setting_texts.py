@@ -9,11 +9,12 @@ from typing import Any
 
 from lit_llm.config.arguments import leaves
 from lit_llm.reporting.charts import number
-from lit_llm.reporting.evidence import OTHER_CURVES
 from lit_llm.reporting.run_curves import RunCurves
 from lit_llm.runs.setting_changes import Change, rule
 
 ABSENT = "–"
+_OTHER_CURVES = ("init_from", "resume", "use_ema", "trainer.limit_val_batches", "trainer.fast_dev_run")
+"""Settings that may change when a run is continued, but that change its curves if they differ from the start."""
 
 
 def settings_of(run: RunCurves) -> dict[str, Any]:
@@ -33,13 +34,13 @@ def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         values = {exact(each.get(key, ABSENT)) for each in settings}
         if key.rpartition(".")[0] in classes:
             values.discard(ABSENT)
-        if len(values) > 1 and (rule(key) is not Change.FREE or key in OTHER_CURVES):
+        if len(values) > 1 and (rule(key) is not Change.FREE or key in _OTHER_CURVES):
             found.append(key)
     return found
 
 
 def text(value: Any) -> str:
-    """A setting as the page shows it. A class has no module. A number has four digits if it has no more, else all."""
+    """A setting as the page shows it: a class without its module, a float with four digits if it has no more, else all."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")
     if _is_class(value):
@@ -53,7 +54,7 @@ def text(value: Any) -> str:
 
 
 def texts(values: Sequence[Any]) -> list[str]:
-    """The values of one setting as the page shows them. Classes of one name have their module."""
+    """The values of one setting as the page shows them. Classes with the same name are shown with their modules."""
     short, whole = [text(value) for value in values], [exact(value) for value in values]
     return short if len(set(short)) == len(set(whole)) else whole
 

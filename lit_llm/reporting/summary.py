@@ -15,7 +15,7 @@ _SOURCES = ("paths", "path", "train", "val")
 
 
 def described(run: RunCurves) -> list[tuple[str, str]]:
-    """Sentences by name, of what the run has recorded."""
+    """Sentences about what the run has recorded, by name."""
     found = {
         "model": _model(run),
         "data": _data(run),
@@ -23,15 +23,15 @@ def described(run: RunCurves) -> list[tuple[str, str]]:
         "compression": _compression(run),
         "planned cost": planned_cost(run.launches),
         "cost": cost(run.launches),
-        "end": run.end.ended if run.end else "",
+        "end": run.end["ended"] if run.end else "",
     }
     return [(name, said) for name, said in found.items() if said]
 
 
 def planned_cost(launches: Sequence[Launch]) -> str:
-    """What the first launch planned for the whole run, like "$1.2 for 37 min on h100-sxm"; "" if unknown."""
+    """The cost that the first launch planned for the whole run, like "$1.2 for 37 min on h100-sxm"; "" if unknown."""
     usd, spent, _ = _price(launches[:1], "run_seconds")
-    return f"{usd} {spent}" if usd and not launches[0].first_step else ""
+    return f"{usd} {spent}" if usd and not launches[0]["first_step"] else ""
 
 
 def cost(launches: Sequence[Launch]) -> str:
@@ -42,32 +42,35 @@ def cost(launches: Sequence[Launch]) -> str:
 
 
 def short_cost(launches: Sequence[Launch]) -> str:
-    """The same without time and hardware, like "$0.17 (1 of 2 launches)"; "" if no launch knew a price."""
+    """The price without time and hardware, like "$0.17 (1 of 2 launches)"; "" if no launch knew a price."""
     usd, _, priced = _price(launches, "trained_seconds")
     return usd + f" ({priced} of {len(launches)} launches)" if usd and priced < len(launches) else usd
 
 
 def _price(launches: Sequence[Launch], name: str) -> tuple[str, str, int]:
-    """(what launches cost, for how long on what, how many of them recorded a price) of the seconds by this name.
+    """(price, time and hardware, number of launches with a price), for the seconds that launches recorded as `name`.
 
-    The first is "" if no launch has both.
+    The texts are "" if no launch has both seconds and a price.
     """
-    low = high = seconds = 0.0
-    priced = 0
-    for launch in launches:
-        spent = {**launch.planned, **launch.measured}.get(name)
-        if launch.price is None or not spent:
-            continue
-        priced += 1
-        seconds += spent
-        cost = cost_usd(spent, launch.devices, launch.price)
-        low, high = low + cost[0], high + cost[1]
-    return (money_range(low, high), f"for {duration(seconds)} on {launches[-1].hardware}", priced) if seconds else ("", "", 0)
+    spent = [({**launch["predicted"], **launch["measured"]}.get(name), launch) for launch in launches]
+    priced = [(seconds, launch) for seconds, launch in spent if seconds and launch["price_usd_hour"] is not None]
+    if not priced:
+        return "", "", 0
+    costs = [cost_usd(seconds, launch["devices"], launch["price_usd_hour"]) for seconds, launch in priced]
+    low, high = map(sum, zip(*costs, strict=True))
+    return money_range(low, high), f"for {duration(sum(s for s, _ in priced))} on {_hardware(launches[-1:])}", len(priced)
+
+
+def _hardware(launches: Sequence[Launch]) -> str:
+    """The devices of the last launch, like "8 x h100-sxm"; "" without one."""
+    for last in launches[-1:]:
+        return ("" if last["devices"] == 1 else f"{last['devices']} x ") + str(last["hardware"]["name"])
+    return ""
 
 
 def _model(run: RunCurves) -> str:
     setting = run.run.setting
-    model = run.launches[-1].model if run.launches else setting("model")
+    model = run.launches[-1]["settings"].get("model") if run.launches else setting("model")
     model = model if isinstance(model, Mapping) else {}
     parts = [str(setting("architecture.class_path") or "")]
     sizes = []
@@ -116,12 +119,12 @@ def _training(run: RunCurves) -> str:
     parts.append(_class(setting("schedule.class_path")))
     if isinstance(batch := setting("data.init_args.global_batch_size"), int):
         parts.append(f"{batch:,} sequences a step")
-    parts += [str(setting("trainer.precision") or ""), run.launches[-1].hardware if run.launches else ""]
+    parts += [str(setting("trainer.precision") or ""), _hardware(run.launches)]
     return "; ".join(part for part in parts if part)
 
 
 def _compression(run: RunCurves) -> str:
-    """The last validation loss in bits, beside what compressors reach on the same text."""
+    """The last validation loss in bits, beside the bits per byte of compressors on the same text."""
     loss, bits = run.last("val/loss"), run.last("val/bits_per_byte")
     if loss is None or bits is None:
         return "" if loss is None else "bits per byte are not known: no tokenizer, or a loss that is not nats per token"

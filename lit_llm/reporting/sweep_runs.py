@@ -15,13 +15,13 @@ _NOTHING = f"neither {CONFIG} nor {METRICS}, {CSV_METRICS} or TensorBoard's even
 
 
 def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
-    """(runs, each once, and sentences about what is left out).
+    """Return the runs, each once, and sentences about folders that are left out.
 
     Args:
         named: run folders, or folders of run folders.
 
     Raises:
-        UserError: One of them is neither, or no run can be read.
+        UserError: A folder is neither, or no run can be read.
     """
     paths: list[Path] = []
     notes: list[str] = []
@@ -67,7 +67,7 @@ def named_run(named: str) -> LoadedRun:
     """The run of a folder.
 
     Raises:
-        UserError: It is no run folder. The message says whether there are runs in it.
+        UserError: The folder is no run folder. The message says whether there are runs in it.
     """
     folder = expanded(named, key="run", flag="--run")
     if _is_run(folder):
@@ -83,7 +83,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _below(folder: Path) -> int:
-    """How many runs are in a folder that is none."""
+    """The number of runs in a folder that is no run folder itself; 0 for a run folder."""
     if _is_run(folder) or not folder.is_dir():
         return 0
     try:
@@ -93,7 +93,7 @@ def _below(folder: Path) -> int:
 
 
 def _was_set_aside(path: Path) -> bool:
-    """Whether `fit --replace true` has renamed it: NAME.1 beside a run NAME, with settings that call it NAME."""
+    """Whether `fit --replace true` has renamed the run: NAME.1 beside a run NAME, with settings that call it NAME."""
     name, _, number = path.name.rpartition(".")
     if not number.isdecimal() or not name or not _is_run(path.with_name(name)):
         return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import NamedTuple
 
 from lit_llm.core import html_page as html
 from lit_llm.core.number_text import duration, percent
@@ -20,25 +19,17 @@ _SHARES = {
     "time/checkpoint_fraction": "saving",
     "time/other_fraction": "everything else",
 }
-"""What `TimeBreakdown` logs."""
+"""The tags that `TimeBreakdown` logs, with the names of the parts."""
 _REST = "validation, saving and samples"
 _COLORS = dict(zip((*_SHARES.values(), "training steps", _REST), (0, 1, 2, 7, 6, 4, 5, 8, 0, 4), strict=True))
 
 
-class TimeSpent(NamedTuple):
-    """Seconds by part, and which callback measured them."""
-
-    seconds: dict[str, float]
-    measured_by: str
-
-    @property
-    def total(self) -> float:
-        """Of all parts."""
-        return sum(self.seconds.values())
+TimeSpent = tuple[dict[str, float], str]
+"""Seconds by part, and the callback that measured them."""
 
 
 def time_spent(run: RunCurves) -> TimeSpent | None:
-    """The time between rows, by part. None: neither `TimeBreakdown` nor `Throughput` has logged.
+    """The time between rows, by part. None if neither `TimeBreakdown` nor `Throughput` has logged.
 
     `Throughput` leaves out validation, saving and text generation, so they are the rest of the time between two rows.
     """
@@ -50,7 +41,7 @@ def time_spent(run: RunCurves) -> TimeSpent | None:
             for name, values in shares.items():
                 if math.isfinite(values.get(step, math.nan)):
                     seconds[name] += length * values[step]
-        return TimeSpent(seconds, "TimeBreakdown") if any(seconds.values()) else None
+        return (seconds, "TimeBreakdown") if any(seconds.values()) else None
     speeds, waits = dict(run.over_steps("throughput/tokens_per_second")), dict(run.over_steps("time/data_fraction"))
     for step, (length, tokens) in stretches.items():
         if speeds.get(step, 0.0) > 0:
@@ -59,7 +50,7 @@ def time_spent(run: RunCurves) -> TimeSpent | None:
             seconds["training steps"] += training - waiting
             seconds["waiting for data"] += waiting
             seconds[_REST] += length - training
-    return TimeSpent(seconds, "Throughput") if any(seconds.values()) else None
+    return (seconds, "Throughput") if any(seconds.values()) else None
 
 
 def _stretches(run: RunCurves) -> dict[int, tuple[float, float]]:
@@ -75,28 +66,24 @@ def _stretches(run: RunCurves) -> dict[int, tuple[float, float]]:
 
 def time_figure(runs: list[tuple[str, TimeSpent]]) -> str:
     """A bar for each run, and a table of the parts."""
-    names = list(dict.fromkeys(name for _, spent in runs for name in spent.seconds))
-    rows = []
-    for run, spent in runs:
-        at, bars = 0.0, []
-        for name, seconds in spent.seconds.items():
-            share = seconds / spent.total
-            bars.append(html.Bar(at, at + share, _COLORS[name], f"{name}: {percent(share)}, {duration(seconds)}"))
+    names = list(dict.fromkeys(name for _, (seconds, _) in runs for name in seconds))
+    rows, cells = [], []
+    for run, (parts, _) in runs:
+        at, bars, said = 0.0, [], {}
+        for name, seconds in parts.items():
+            share = seconds / sum(parts.values())
+            said[name] = f"{percent(share)}, {duration(seconds)}"
+            bars.append(html.Bar(at, at + share, _COLORS[name], f"{name}: {said[name]}"))
             at += share
         rows.append((run if len(runs) > 1 else "", bars))
+        cells.append(said)
     ticks = [(share, f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     table = html.table(
         ["", *(run if len(runs) > 1 else "share of the time" for run, _ in runs)],
-        [[name, *(_cell(spent, name) for _, spent in runs)] for name in names],
+        [[name, *(said.get(name, "–") for said in cells)] for name in names],
         kind="figures",
     )
-    caption = f"Between the rows that were logged, by {' and '.join(sorted({spent.measured_by for _, spent in runs}))}"
+    caption = f"Between the rows that were logged, by {' and '.join(sorted({measured_by for _, (_, measured_by) in runs}))}"
     return html.figure(
         caption, html.legend([(_COLORS[name], name) for name in names]) + html.lanes("time", rows, 1.0, ticks), table
     )
-
-
-def _cell(spent: TimeSpent, name: str) -> str:
-    if name not in spent.seconds:
-        return "–"
-    return f"{percent(spent.seconds[name] / spent.total)}, {duration(spent.seconds[name])}"

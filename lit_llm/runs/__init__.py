@@ -1,4 +1,4 @@
-"""What the folder of a run is, and how a run continues."""
+"""Run folders: their files, their lock, and where a run starts or continues."""
 
 from __future__ import annotations
 

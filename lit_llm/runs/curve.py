@@ -21,7 +21,7 @@ COLUMNS = {
 }
 """Column after the step → name of the metric."""
 TOLERANCE = 0.02
-"""The relative difference of losses from a curve that is allowed by default."""
+"""The relative difference between a run's losses and a curve's that is allowed by default."""
 
 
 @dataclass
@@ -34,14 +34,14 @@ class Row:
     """Nats per token over the step's global batch."""
     learning_rate: float | None = None
     gradient_norm: float | None = None
-    """Before clipping."""
+    """Norm before clipping."""
     validation_loss: float | None = None
     """Nats per token."""
 
 
 @dataclass
 class Curve:
-    """Rows in the order of their steps, and facts about the run, such as versions, seed, hardware and command."""
+    """Rows by ascending step, and facts about the run, such as versions, seed, hardware and command."""
 
     facts: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -86,5 +86,5 @@ class Curve:
 
 
 def versions_text(versions: Mapping[str, str | None]) -> str:
-    """Versions as the header of a curve shows them."""
+    """The text that the header of a curve has for versions."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -14,20 +14,19 @@ from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import COLUMNS, Curve, Row, versions_text
 
 EXACT = 1e-5
-"""Relative: token counts and learning rates are functions of the step, and a curve holds seven digits of them."""
+"""Relative tolerance of token counts and learning rates. Both are functions of the step; a curve holds seven digits of them."""
 
 
 class CurveFollower(Logger):
     """Compares every logged row with a curve and warns once, at the first difference above the tolerance.
 
-    It is a logger, not a callback: it sees the same numbers as TensorBoard, whatever logs them, and reads nothing from the
-    device.
+    It is a logger, not a callback, so it sees the same numbers as TensorBoard, and reads nothing from the device itself.
 
     Args:
         reference: The curve to compare with.
         name: The curve's name in messages.
         tolerance: Allowed relative difference of training and validation loss. Gradient norms are not compared.
-        own_versions: Of the packages that the run used; "" if they are not known. None: those of this process.
+        own_versions: Versions of the packages that the run used; "" if they are not known. None: the versions of this process.
     """
 
     def __init__(self, reference: Curve, name: str, tolerance: float, own_versions: str | None = None) -> None:
@@ -65,7 +64,7 @@ class CurveFollower(Logger):
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: only metrics are compared, not settings."""
+        """Does nothing, because settings are not compared."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -75,7 +74,7 @@ class CurveFollower(Logger):
             self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:
-        """Compare the rows that a run logged up to `step`, where it is resumed."""
+        """Compare the rows that a run logged up to `step`, from which it is resumed."""
         for row in curve.rows:
             if row.step <= step and row.step in self._rows:
                 self._compare(row)

@@ -1,4 +1,4 @@
-"""The texts in a TensorBoard event file. Its scalars, of which it may have millions, are skipped."""
+"""Reads the texts in a TensorBoard event file. Its scalars, of which it may have millions, are skipped."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
-from lit_llm.core.disk import ordinary_file
-
 FRAME = 16
-"""Bytes of a record beside its content: its length and two checksums, which are not compared."""
+"""Bytes of a record in addition to its content: its length and two checksums, which are not compared."""
 _FIRST = 2
-"""Records of a launch that say what it is: the version, and from which step it was resumed."""
+"""Number of records at the start of a file that are kept: the version, and the step from which the launch was resumed."""
 
 
 class EventFile(NamedTuple):
     """The events of a file, and how much of it could be read.
 
     Attributes:
-        events: the first ones, and those with text.
-        read: bytes of whole records; what is behind them cannot be read.
+        events: the first events, and the events with text.
+        read: bytes of whole records. The bytes after them cannot be read.
     """
 
     events: list[Event]
@@ -32,9 +30,9 @@ class EventFile(NamedTuple):
 
 
 def read_events(path: Path) -> EventFile:
-    """The texts of an event file."""
+    """Read the events with text in a file, and stop at the first record that is damaged or incomplete."""
     events = list[Event]()
-    size = ordinary_file(path).stat().st_size
+    size = path.stat().st_size
     if not size:
         return EventFile(events, 0, 0)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:

@@ -18,7 +18,6 @@ from lit_llm.checkpoint.compatibility import (
 from lit_llm.checkpoint.dcp_folder import is_dcp_folder
 from lit_llm.checkpoint.disk_format import damage_before_load
 from lit_llm.checkpoint.manifest import MANIFEST
-from lit_llm.core.disk import is_there
 from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_rank_zero
 from lit_llm.models.custom import Architecture
@@ -32,24 +31,24 @@ BASE_HELP = "of a LoRA run: the run folder or checkpoint of its base weights, if
 
 
 def named_base(path: str | None) -> Path | None:
-    """The checkpoint that a command's flag --init_from names.
+    """The checkpoint that a command's flag --init_from names; None without the flag.
 
     Raises:
-        UserError: There is none.
+        UserError: There is no checkpoint at `path`.
     """
     return None if path is None else InitialWeights.find(Path(path)).checkpoint
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """A checkpoint to start from: weights only, so the run begins at step 0 with a fresh optimizer."""
+    """A checkpoint whose weights a run starts with. The run begins at step 0 with a fresh optimizer."""
 
     saved: SavedRun
     model: GPTConfig
     architecture: Architecture | None
     """The custom model that the weights belong to; None for a GPT."""
     tokenizer_file: Path | None
-    """The tokenizer in its run folder."""
+    """The tokenizer.json in the run folder of the checkpoint; None if there is none."""
 
     @property
     def checkpoint(self) -> Path:
@@ -60,7 +59,7 @@ class InitialWeights:
         """The checkpoint at `path`, or the last one of the run folder `path`.
 
         Raises:
-            UserError: It is neither, or not a checkpoint of lit_llm.
+            UserError: `path` is neither, or its checkpoint is not one of lit_llm.
         """
         kind = "Hugging Face folder" if (path / "config.json").is_file() else "folder of torch.distributed.checkpoint"
         if kind.startswith("Hugging") or is_dcp_folder(path):
@@ -78,26 +77,26 @@ class InitialWeights:
             raise UserError(f"{str(error).rstrip('.')} (--init_from)") from error
         model = saved_model_config(saved.values, checkpoint, "--init_from")
         file = (run_of(path) if is_checkpoint else path) / TOKENIZER_FILE
-        return cls(saved, model, saved_architecture(saved.values), file if is_there(file) else None)
+        return cls(saved, model, saved_architecture(saved.values), file if file.exists() else None)
 
     def defaults(self) -> dict[str, Any]:
-        """Defaults that follow from the weights, for the model and the tokenizer. Recipes and flags override them."""
+        """Defaults for the model and the tokenizer that follow from the weights. Recipes and flags override them."""
         model = self.model
         found: dict[str, Any] = {}
         if self.tokenizer_file is not None:
             if load_tokenizer(self.tokenizer_file).eos_id is not None:
-                model = replace(model, eos_id=None)  # the data's end of document, not a chat model's end of turn
+                model = replace(model, eos_id=None)  # so that the data decide: a chat model's eos_id ends a turn, no document
             tokenizer = {"class_path": "lit_llm.data.TokenizerJSON", "init_args": {"path": str(self.tokenizer_file)}}
             found["data"] = {"class_path": "lit_llm.data.PythonStdlib", "init_args": {"tokenizer": tokenizer}}
         settings = model_settings(model, self.architecture)
         found["architecture"] = settings.pop("architecture", None)
-        return found | {f"model.{name}": value for name, value in settings.items() if name not in BASES}  # rates are its own
+        return found | {f"model.{name}": value for name, value in settings.items() if name not in BASES}  # rates are the run's
 
     def damage(self, *, ranks: int = 1) -> str | None:
-        """How the checkpoint or its tokenizer is damaged, as a sentence; checked on rank 0, None on other ranks.
+        """How the checkpoint or its tokenizer is damaged, as a sentence; None if neither is, and on ranks above 0.
 
         Args:
-            ranks: The processes that load the weights. If there are several, they hash the shards then.
+            ranks: Number of processes that load the weights. If there are several, they hash the shards while loading.
         """
         if not is_rank_zero():
             return None
@@ -107,9 +106,9 @@ class InitialWeights:
         return problem and f"{problem} (--init_from)"
 
     def model_problems(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:
-        """Why the weights do not fit a model, one sentence each.
+        """Return why the weights do not fit a model, one sentence each.
 
-        Rotary positions fit any length. For a custom model only loading shows whether weights fit.
+        Rotary positions fit any length. For a custom model, only loading shows whether weights fit.
         """
         saved = model_settings(self.model, self.architecture)
         if model.position == "rope" or architecture is not None:
@@ -117,7 +116,7 @@ class InitialWeights:
         return model_changes(saved, model, architecture, accepted=True)
 
     def reinterpretations(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:
-        """One sentence for each setting of a model that fits the weights, but not how they were trained."""
+        """Return one sentence for each setting that fits the shapes of the weights, but differs from their training."""
         changes = reinterpretations(model_settings(self.model, self.architecture), model, architecture)
         return [f"{change}: the weights were trained with the former" for change in changes]
 

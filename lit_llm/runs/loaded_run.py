@@ -15,11 +15,10 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import SessionLog
 from tensorboard.util.tensor_util import make_ndarray
 
-from lit_llm.core.disk import ordinary_file
 from lit_llm.core.errors import UserError, need
 from lit_llm.runs.curve import COLUMNS, Curve, Row
 from lit_llm.runs.event_files import FRAME, EventFile, read_events
-from lit_llm.runs.metrics_rows import MetricsRows, Value, csv_values
+from lit_llm.runs.metrics_rows import MetricsRows, csv_values
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, CSV_METRICS, METRICS, config_of, settings_of
 
 if TYPE_CHECKING:
@@ -33,18 +32,18 @@ class Series(NamedTuple):
     """Optimizer steps that were complete."""
     values: Sequence[float]
     times: Sequence[float]
-    """When each was logged, in seconds since 1970."""
+    """The time at which each value was logged, in seconds since 1970."""
 
 
 class LoadedRun:
-    """What a run folder holds. Of a step that was logged twice, as after an interruption, the later values count.
+    """The settings, curves, texts and checkpoints in a run folder. If a step was logged twice, the later values count.
 
     Args:
         path: the run folder.
-        of_lit_llm: it must have one of the two files below. Else it may be the folder of any TensorBoard logger.
+        of_lit_llm: whether the folder must be one of lit_llm. False: it may be the folder of any TensorBoard logger.
 
     Raises:
-        UserError: It has neither a config.yaml nor a metrics.jsonl.
+        UserError: The folder must be one of lit_llm, but has neither a config.yaml nor a metrics.jsonl.
     """
 
     def __init__(self, path: Path, *, of_lit_llm: bool = True) -> None:
@@ -54,11 +53,11 @@ class LoadedRun:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The settings of the run: its config.yaml. A run of another project may have none."""
+        """The settings in config.yaml; empty without that file, as in a run of another project."""
         return settings_of(self.path) if (self.path / CONFIG).exists() else {}
 
     def setting(self, key: str) -> Any:
-        """A setting by its dotted key."""
+        """The value of a setting by its dotted key; None if the run has no such setting."""
         return setting_in(self.config, key)
 
     @cached_property
@@ -70,22 +69,21 @@ class LoadedRun:
     def scalars(self) -> dict[str, Series]:
         """Every logged number, by tag. A run that logged nothing has none.
 
-        They are read from metrics.jsonl, whatever logger the run used; without a row there, from TensorBoard's events, and
-        without those from a CSVLogger's metrics.csv.
+        They are read from the first of these that has any: metrics.jsonl (which is written whatever logger the run used),
+        TensorBoard's events, a CSVLogger's metrics.csv.
         """
-        if self._rows is not None and (columns := self._rows.columns):
-            return {tag: by_step(*columns[tag]) for tag in sorted(columns)}
-        found: dict[str, list[Value]] = {
-            tag: [Value(each.step, each.value, each.wall_time) for each in self.events.Scalars(tag)]
-            for tag in self.events.Tags()["scalars"]
-        }
-        if not found and (written := self.path / CSV_METRICS).is_file():
-            found = csv_values(written)
-        return {tag: by_step(*map(list, zip(*found[tag], strict=True))) for tag in sorted(found) if found[tag]}
+        columns = {} if self._rows is None else self._rows.columns
+        if not columns:
+            for tag in self.events.Tags()["scalars"]:
+                rows = self.events.Scalars(tag)
+                columns[tag] = [row.step for row in rows], [row.value for row in rows], [row.wall_time for row in rows]
+        if not columns and (written := self.path / CSV_METRICS).is_file():
+            columns = csv_values(written)
+        return {tag: by_step(*columns[tag]) for tag in sorted(columns) if columns[tag][0]}
 
     @property
     def curve(self) -> Curve:
-        """The logged steps, without facts; no rows if nothing was logged."""
+        """The curve of the logged steps, without facts. It has no rows if nothing was logged."""
         rows: dict[int, Row] = {}
         for column, metric in COLUMNS.items():
             series = self.scalars.get(metric, Series((), (), ()))
@@ -99,7 +97,7 @@ class LoadedRun:
         found: dict[str, dict[int, str]] = {}
         for file in self._event_files.values():
             for event in file.events:
-                if event.session_log.status == SessionLog.START:  # a resumed run repeats what follows
+                if event.session_log.status == SessionLog.START:  # a resumed run logs the following steps again
                     found = {tag: {s: text for s, text in texts.items() if s < event.step} for tag, texts in found.items()}
                 for value in event.summary.value:
                     name, is_text, _ = value.tag.rpartition("/text_summary")
@@ -109,13 +107,11 @@ class LoadedRun:
 
     @cached_property
     def unread(self) -> list[str]:
-        """What cannot be read of metrics.jsonl and the event files, one sentence each. Of a run that is going on, this can be
-        the last row.
-        """
+        """One sentence for each part of metrics.jsonl and the event files that cannot be read, such as a row being written."""
         found = [] if self._rows is None else list(self._rows.unread)
         for path, file in self._event_files.items():
             read, lost = file.read, "samples"
-            if self._rows is None:  # rows that are nowhere else: checksums are compared
+            if self._rows is None:  # only the event files have the rows, so their checksums are compared
                 read, lost = sum(len(record) + FRAME for record in RawEventFileLoader(str(path)).Load()), "rows"
             if read < file.size:
                 found.append(
@@ -147,16 +143,14 @@ class LoadedRun:
         """Every event in the TensorBoard files of the folder, without the rows that a resumed run repeats.
 
         Raises:
-            UserError: An event is none of TensorBoard's.
+            UserError: An event is not one of TensorBoard's.
         """
-        # Sizes of 0 keep every row. The purge step of a resumed run drops the rows that it repeats, and a warning says so.
+        # Sizes of 0 keep every row. TensorBoard drops the rows that a resumed run repeats, with a warning, which is silenced.
         events = EventAccumulator(str(self.path), size_guidance={"scalars": 0, "tensors": 0})
         log = logging.getLogger("tensorboard")
         level = log.level
         log.setLevel(logging.ERROR)
         try:
-            for file in self.path.glob("*tfevents*"):
-                ordinary_file(file)
             events.Reload()
         except (DecodeError, UnicodeEncodeError):  # not an event, or a name that is not UTF-8
             raise UserError(f"an event file in {self.path} is not TensorBoard's: move it to another folder (--run)") from None
@@ -174,7 +168,7 @@ def setting_in(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def by_step(steps: list[int], values: list[float], times: list[float]) -> Series:
-    """The values by step. Of a step's values, the last one counts."""
+    """The values as a Series, by ascending step. If a step has several values, the last one counts."""
     if any(map(operator.ge, steps, steps[1:])):
         last = dict(zip(steps, zip(values, times, strict=True), strict=True))
         steps = sorted(last)

@@ -1,15 +1,15 @@
 """The lock of a run folder: at most one `fit` writes into it.
 
 The lock is the file `lock.json` in the folder, with process, host and time. Its owner updates the file's modification time
-(the heartbeat) every few seconds and deletes the file at the end. A process that is killed leaves the file behind, so whoever
-finds one has to know whether its owner still runs:
+(the heartbeat) every few seconds and deletes the file at the end. A process that is killed leaves the file behind, so a launch
+that finds one has to know whether the file's owner still runs:
 
 - Owner on the same machine (same boot, same PID namespace): it runs if that PID exists, is not a zombie and started when the
   lock says. A reused PID has another start time. The heartbeat does not matter: a stopped process still owns its folder.
 - Owner elsewhere: the owner runs if its heartbeat changes within `PATIENCE` seconds of watching. No clocks are compared.
 
-Why a kernel lock (flock, fcntl) is not enough: it is released when a process dies, but it is not reliable across hosts. Some
-file systems refuse it (Lustre without the `flock` mount option). Others accept it and exclude only processes of one host
+A kernel lock (flock, fcntl) is not enough: it is released when a process dies, but it is not reliable across hosts. Some file
+systems refuse it (Lustre without the `flock` mount option). Others accept it and exclude only processes of one host
 (BeeGFS by default, Linux NFS with `local_lock`). flock is also inherited by forked loader workers, which outlive a killed
 parent. So flock protects only the moment in which the file is read and written. Where it is not supported, two launches in
 the same millisecond may both acquire the lock; `check` then stops one of them before it saves a checkpoint.
@@ -33,7 +33,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_llm.core.disk import UnusableFile, open_ordinary, read_json
+from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError
 
 LOCK = "lock.json"
@@ -41,24 +41,23 @@ HEARTBEAT = 10.0
 """Seconds between two updates of the modification time."""
 PATIENCE = 60.0
 """Seconds without a heartbeat after which an owner on another machine is considered dead."""
-_MOST_BYTES = 4096
 
 
 class _Owner(NamedTuple):
-    """What lock.json says, and when it was modified."""
+    """The owner of a lock: the entries of lock.json, and the file's modification time."""
 
     pid: int
     host: str
     machine: str
-    """Two owners with the same value share one table of PIDs."""
+    """`_machine()` of the owner. Two owners with the same value share one table of PIDs."""
     started: str
-    """When the process started, in the machine's own unit."""
+    """Start time of the process, in clock ticks since the machine's boot; "" without /proc."""
     since: str
-    """When it acquired the lock, ISO 8601."""
+    """Time at which the process acquired the lock, ISO 8601."""
     token: str
     """Unique for each acquisition."""
     modified: int = 0
-    """Nanoseconds; not in the file."""
+    """Modification time of the file in nanoseconds. It is no entry of the file."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} (since {self.since})"
@@ -72,7 +71,6 @@ class RunLock:
         self.path = run_dir / LOCK
         self._token = uuid.uuid4().hex
         self._dead: _Owner | None = None  # an owner that was found not to run
-        self._made_folder = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -93,12 +91,11 @@ class RunLock:
         self._dead = owner
 
     def acquire(self) -> None:
-        """Write lock.json, in place of that of a dead owner if there is one.
+        """Write lock.json. The lock.json of a dead owner is replaced.
 
         Raises:
             UserError: Another process owns the lock, or the folder cannot be created.
         """
-        self._made_folder |= not self.run_dir.exists()
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -106,37 +103,21 @@ class RunLock:
         try:
             while not self._try_to_write():
                 self.refuse_if_held()
-        except UnusableFile:
-            raise
         except OSError as error:
-            self._delete_empty()
             raise UserError(f"run folder {self.run_dir} cannot be written: {error.strerror} (--run_dir DIR)") from None
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                self.release()
-                raise UserError(f"no further thread can be started: {error}; raise the limit (ulimit -u)") from None
+            self._thread.start()
 
     def release(self) -> None:
-        """Delete lock.json if it is still this lock's, and the folder if `acquire` made it and it is still empty."""
+        """Delete lock.json if it is still this lock's."""
         self._stop.set()
         if self._owns():
             with contextlib.suppress(OSError):  # a read-only disk; the next run takes over the lock of a dead process
                 self.path.unlink(missing_ok=True)
-            self._delete_empty()
-
-    def _delete_empty(self) -> None:
-        """Delete a lock without content, and the folder if `acquire` made it and it is empty."""
-        with contextlib.suppress(OSError):
-            if self.path.exists() and not self.path.stat().st_size:
-                self.path.unlink()
-            if self._made_folder:
-                self.run_dir.rmdir()
 
     def check(self) -> None:
-        """Called before a checkpoint is written.
+        """Check that this process still owns the lock. Called before a checkpoint is written.
 
         Raises:
             RuntimeError: Another process has taken the lock over, because this one did not answer for a long time.
@@ -156,9 +137,9 @@ class RunLock:
         self.release()
 
     def _try_to_write(self) -> bool:
-        """Write the lock if nobody or a dead process owns it."""
-        with open(open_ordinary(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "r+", encoding="utf-8") as file:
-            with contextlib.suppress(OSError):  # not supported here
+        """Write the lock if nobody or a dead process owns it. Returns whether it was written."""
+        with open(self.path, "a+", encoding="utf-8") as file:
+            with contextlib.suppress(OSError):  # a file system without flock
                 fcntl.flock(file, fcntl.LOCK_EX)
             if not self.path.exists() or not os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
                 return False  # released, and perhaps acquired by another process, while this one waited
@@ -167,9 +148,6 @@ class RunLock:
                 if not self._is_dead(owner):
                     return False
                 print(f"{owner} no longer runs: its lock of {self.run_dir} is taken over.", file=sys.stderr)
-            if os.fstat(file.fileno()).st_nlink > 1:  # a copy of the folder with hard links has it, too
-                self.path.unlink()
-                return False
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             mine = _Owner(os.getpid(), socket.gethostname(), _machine(), _start_time(os.getpid()) or "", now, self._token)
             entries = {name: value for name, value in mine._asdict().items() if name != "modified"}
@@ -179,7 +157,7 @@ class RunLock:
         return True
 
     def _is_dead(self, owner: _Owner) -> bool:
-        return self._dead == owner  # with the same modification time: no heartbeat since
+        return self._dead == owner  # this compares modification times too: a heartbeat would show that the owner lives
 
     def _owns(self) -> bool:
         return (owner := _read(self.path)) is not None and owner.token == self._token
@@ -191,7 +169,7 @@ class RunLock:
                     os.utime(self.path)
 
     def _watch(self, owner: _Owner) -> bool:
-        """Whether an owner on another machine runs."""
+        """Watch the heartbeat for up to `PATIENCE` seconds, and return whether an owner on another machine runs."""
         print(f"{self.run_dir} is locked by {owner}; waiting up to {PATIENCE:.0f} s for a sign of life.", file=sys.stderr)
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
@@ -207,30 +185,22 @@ class RunLock:
 def _read(path: Path) -> _Owner | None:
     """The owner in a lock file; None if there is no file, or if its owner was killed while writing it."""
     try:
-        owner = _Owner(**read_json(path, _MOST_BYTES))._replace(modified=path.stat().st_mtime_ns)
+        return _Owner(**read_json(path))._replace(modified=path.stat().st_mtime_ns)
     except (OSError, ValueError, TypeError):
         return None
-    is_owner = type(owner.pid) is int and 0 < owner.pid < 2**31 and all(isinstance(text, str) for text in owner[1:6])
-    return owner if is_owner and all(text.isprintable() for text in owner[1:6]) else None
 
 
 def _is_running(owner: _Owner) -> bool | None:
     """Whether the owner's process exists; None if that cannot be known from here."""
     if owner.machine != _machine():
         return None
-    if Path("/proc/self/stat").exists():
+    if owner.started:
         return _start_time(owner.pid) == owner.started
-    try:
-        os.kill(owner.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return None  # the PID may have been reused
+    return None  # a system without /proc: the PID may have been reused
 
 
 def _machine() -> str:
-    """Identifies this boot of this machine and this PID namespace; the host's name where the kernel does not tell them."""
+    """An identifier of this boot of this machine and this PID namespace. Without /proc, the host's name."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -238,7 +208,7 @@ def _machine() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Clock ticks between boot and the start of a process; None for a zombie and where there is no such process."""
+    """Clock ticks between boot and the start of a process; None for a zombie and if there is no such process."""
     with contextlib.suppress(OSError):
         # The second field is the program's name in parentheses, which may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

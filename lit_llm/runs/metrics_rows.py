@@ -1,94 +1,62 @@
-"""Reading metrics.jsonl, the file of `callbacks.MetricsFile`, and the file of Lightning's CSVLogger. No torch."""
+"""Reads metrics.jsonl, the file of `callbacks.MetricsFile`, and metrics.csv of Lightning's CSVLogger. Imports no torch."""
 
 from __future__ import annotations
 
 import csv
-import errno
 import json
 import math
-import os
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
-from lit_llm.core.disk import naming, open_ordinary
+from lit_llm.core.disk import naming
 from lit_llm.core.errors import library_errors
 
-_MOST_BYTES = 2**30  # a row has about 1 kB: a million logged steps
-_MOST_OF_A_ROW = 2**24
 _NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
 _LAST_STEP = 2**53  # larger whole numbers are no steps, and a float cannot hold them
 
-
-class Value(NamedTuple):
-    """A logged number."""
-
-    step: int
-    value: float
-    time: float
-
-
-class Column(NamedTuple):
-    """The values of a tag. Three lists, as a run may have millions."""
-
-    steps: list[int]
-    values: list[float]
-    times: list[float]
+Column = tuple[list[int], list[float], list[float]]
+"""Steps, values and times of a tag: three lists instead of a list of tuples, because a run may have millions of rows."""
 
 
 class MetricsRows:
-    """The rows of a file.
-
-    Args:
-        content: is read in place of the file, if it is given.
+    """The rows of a metrics.jsonl.
 
     Attributes:
-        columns: by tag, in the order of the file.
-        unread: what could not be read, as sentences.
+        columns: the values by tag, in the order of the file.
+        unread: one sentence for each problem in reading the file.
     """
 
-    def __init__(self, path: Path, content: BinaryIO | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.columns: dict[str, Column] = {}
         self.unread: list[str] = []
-        if content is not None:
-            return self._read(path, content)
         try:
-            with open(open_ordinary(path), "rb") as file:
-                if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
-                    raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {_MOST_BYTES:,}")
+            with open(path, "rb") as file:
                 self._read(path, file)
         except OSError as error:
             self.unread.append(f"{path.name} cannot be read ({error.strerror}): its rows are missing")
 
     def _read(self, path: Path, file: BinaryIO) -> None:
-        number, whole, bad, back = 0, True, list[int](), ""
-        for line in iter(lambda: file.readline(_MOST_OF_A_ROW), b""):
-            number += whole  # else it is the rest of a line that is too long
+        number, whole, bad = 0, True, list[int]()
+        for number, line in enumerate(file, 1):
             whole = line.endswith(b"\n")
             step, time, found = (_row(line) if whole else None) or (0, 0.0, {})
-            if not found and bad[-1:] != [number]:
+            if whole and not found:
                 bad.append(number)
             for tag, value in found.items():
                 if (column := self.columns.get(tag)) is None:
-                    column = self.columns[tag] = Column([], [], [])
-                if not back and column.steps and step < column.steps[-1]:
-                    back = f"line {number:,} goes back from step {column.steps[-1]:,} to {step:,}"
-                column.steps.append(step)
-                column.values.append(value)
-                column.times.append(time)
-        cut = not whole
-        if cut:
-            bad.pop()
+                    column = self.columns[tag] = ([], [], [])
+                column[0].append(step)
+                column[1].append(value)
+                column[2].append(time)
         if bad:
-            many = f"{len(bad):,} of {number - cut:,} lines are no rows, the first is line {bad[0]:,}"
+            many = f"{len(bad):,} of {number - (not whole):,} lines are no rows, the first is line {bad[0]:,}"
             self.unread.append(f"{path.name}: {many}: they are left out")
-        if back:
-            self.unread.append(f"{path.name}: {back}, as if two runs had written it: of a step in both, the later row counts")
-        if cut:
+        if not whole:
             self.unread.append(f"{path.name} ends within line {number:,}: that row is left out")
 
 
 def _row(line: bytes) -> tuple[int, float, dict[str, float]] | None:
-    """Step, time and numbers by tag of a line; None if it is no row."""
+    """(step, time, number by tag) of a line; None if the line is no row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -102,22 +70,25 @@ def _row(line: bytes) -> tuple[int, float, dict[str, float]] | None:
     return step, time, {tag: number for tag, number in numbers if number is not None}
 
 
-def csv_values(path: Path) -> dict[str, list[Value]]:
-    """The numbers of a CSVLogger's file by column, without times. Rows without a step and other cells are left out."""
-    values: dict[str, list[Value]] = {}
-    with naming(path), library_errors(f"{path} is not CSV"), open(open_ordinary(path), newline="", errors="replace") as file:
+def csv_values(path: Path) -> dict[str, Column]:
+    """The numbers of a CSVLogger's file by column, with 0 as times. Rows without a step, and other cells, are left out."""
+    columns: dict[str, Column] = {}
+    with naming(path), library_errors(f"{path} is not CSV"), open(path, newline="", errors="replace") as file:
         for row in csv.DictReader(file):
             step = (row.pop("step", None) or "").partition(".")[0]
             if not step.isdigit():
                 continue
             for tag, cell in row.items():
                 try:
-                    value = Value(int(step), float(cell), 0.0)
+                    number, value = int(step), float(cell)
                 except (TypeError, ValueError):  # an empty cell, or more cells than columns
                     continue
-                if value.step < _LAST_STEP:
-                    values.setdefault(tag, []).append(value)
-    return values
+                if number < _LAST_STEP:
+                    steps, values, times = columns.setdefault(tag, ([], [], []))
+                    steps.append(number)
+                    values.append(value)
+                    times.append(0.0)
+    return columns
 
 
 def _number(value: Any) -> float | None:

@@ -1,17 +1,16 @@
 """Where a launch starts: its run folder, its checkpoint, and whether the current settings fit that checkpoint.
 
 Rank 0 decides. It takes the run folder's lock into account, verifies the checkpoint and compares the settings. On one process
-it hashes every file of the checkpoint. If several will load it, it leaves the shards to them: `FolderCheckpointIO` shares that
-work. The other ranks parse the same command line before a process group exists. They only determine that there is a checkpoint
-to resume from; `FolderCheckpointIO.load_checkpoint` then gives them the path that rank 0 has chosen.
+it hashes every file of the checkpoint. If several processes will load it, they hash its shards while loading, which
+`FolderCheckpointIO` shares among them. Ranks above 0 parse the same command line before a process group exists. They only find
+out that there is a checkpoint to resume from; `FolderCheckpointIO.load_checkpoint` then gives them the path of rank 0.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from lit_llm.models.lora import LoRAConfig
 from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import (
     CHECKPOINTS,
-    CONFIG,
     branch_run_dir,
     default_run_dir,
     expanded,
@@ -37,19 +35,19 @@ from lit_llm.runs.run_folder import (
     reason_of_end,
 )
 from lit_llm.runs.saved_run import SavedRun, named_checkpoint
-from lit_llm.runs.setting_changes import ENDINGS, Change, SettingChanges, rule, setting_changes
+from lit_llm.runs.setting_changes import ENDINGS, Change, rule, setting_changes
 
 
 def is_path(resume: str) -> bool:
-    """Whether `--resume` names a checkpoint."""
+    """Whether the value of `--resume` is the path of a checkpoint."""
     return resume not in ("auto", "never")
 
 
 def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> Path:
-    """The run folder: the one given by `--run_dir`, that of a branch with `--resume PATH`, or that of the recipe.
+    """The run folder: `--run_dir` if it is given, else `branch_run_dir` with `--resume PATH`, else `default_run_dir`.
 
     Raises:
-        UserError: Its path has an environment variable that is not set.
+        UserError: The path is empty, or has an environment variable that is not set.
     """
     if named is not None:
         return expanded(named)
@@ -61,23 +59,19 @@ class RunStart:
     """The checkpoint that a launch continues from or evaluates. It is read once, when the start is decided."""
 
     saved: SavedRun | None = None
-    """None: there is none; training starts at step 0. On ranks above 0 its path means nothing: rank 0's is loaded. They have
-    not verified it: if they cannot read it, it has no values."""
-    shards_left: bool = False
-    """Whether the shards of the checkpoint are not hashed yet: the ranks share that when they load it."""
+    """None: training starts at step 0. Ranks above 0 have a checkpoint that they have not verified, with empty `values` if they
+    cannot read it. They load the path of rank 0 instead."""
     step: int | None = None
-    """Optimizer steps behind the checkpoint that training continues from. None: training starts at step 0, this is an
+    """Number of optimizer steps before the checkpoint that training continues from. None: training starts at step 0, this is an
     evaluation, or this rank is not rank 0."""
     resume: str = "auto"
-    """The `resume` of config.yaml: the checkpoint of another run where this one branched off, or "auto"."""
+    """The `resume` of config.yaml: the checkpoint of another run from which this run branched off, or "auto"."""
     max_steps: int | None = None
-    """The trainer.max_steps that follows from `--additional_steps`; None: the recipe's."""
+    """The trainer.max_steps that follows from `--additional_steps`; None without that flag."""
     lock: RunLock | None = None
     """The lock of the run folder, checked but not yet acquired; None for evaluations and on ranks above 0."""
-    folder_state: tuple[object, ...] = field(default=(), repr=False)
-    """The state of the run folder when the decision was made."""
     announced: tuple[str, ...] = ()
-    """Settings that differ from the checkpoint's and apply: `key before → now`."""
+    """The accepted changes of settings since the checkpoint, as `key before → now`."""
     ended: str | None = None
     """Why the run ended at this checkpoint before its last step: early stopping, for example."""
 
@@ -87,7 +81,7 @@ class RunStart:
 
     @property
     def end(self) -> str | None:
-        """`ended`, if it still holds: no setting changed that ends a run or makes another run of it. Data do not count."""
+        """`ended`, or None if a setting changed that ends runs or that makes another run. Changes of data do not count."""
         changed = [line.partition(" ")[0] for line in self.announced]
         return self.ended if all(rule(key) is Change.ANNOUNCED and key not in ENDINGS for key in changed) else None
 
@@ -101,10 +95,10 @@ class RunStart:
         *,
         accepted: bool,
     ) -> list[str]:
-        """How the settings differ from the checkpoint's, one sentence each, with the flag that resolves it.
+        """Return one sentence for each setting that differs from the checkpoint's, with the flag that resolves it.
 
         Args:
-            model, architecture, lora, optimizer_class, data: The current settings; None where they are invalid in themselves.
+            model, architecture, lora, optimizer_class, data: The current settings; None for settings that are invalid already.
             accepted: Ignore differences that only lead to a different run (`--accept_changes`).
         """
         if self.saved is None or not is_rank_zero():
@@ -129,25 +123,22 @@ class RunStart:
             found.append(f"{problem} ({'--accept_changes true continues without it' if resumes else '--run_dir'})")
         return found
 
-    def setting_changes(self, settings: Mapping[str, Any], *, compares_data: bool, accepted: bool) -> SettingChanges:
-        """How the settings, by key, differ from the checkpoint's. One without settings has none.
-
-        Args:
-            compares_data: The data compare themselves with the checkpoint.
-        """
-        if self.saved is None or self.step is None or not is_rank_zero():
-            return SettingChanges()
+    def setting_changes(
+        self, settings: Mapping[str, Any], *, compares_data: bool, accepted: bool
+    ) -> tuple[list[str], list[str]]:
+        """The function `setting_changes`, with the checkpoint's settings. A checkpoint without settings gives no changes."""
+        assert self.saved is not None
         branches = is_path(self.resume) and real_path(self.saved.path) == real_path(self.resume)
         return setting_changes(self.saved.settings, settings, accepted=accepted or branches, compares_data=compares_data)
 
     def saved_data(self, data: lit_llm.data.TokenDataModule) -> dict[str, Any] | None:
-        """What the data saved in the checkpoint that training continues from; None if it does not, or other data were."""
-        if self.saved is None or self.step is None or not is_rank_zero():
+        """The state of the data in the checkpoint that training continues from. None: there is none of this class of data."""
+        if self.saved is None or self.step is None:
             return None
         return self.saved.values.get(type(data).__qualname__)
 
     def data_changes(self, data: lit_llm.data.TokenDataModule, vocab_size: int | None, *, accepted: bool) -> list[str]:
-        """The differences that show once the data are open: their fingerprint, and the vocabulary if the model follows it."""
+        """Return the differences that show once the data are open: fingerprint, and vocabulary if `vocab_size` is None."""
         if self.saved is None:
             return []
         saved = self.saved.values
@@ -160,21 +151,12 @@ class RunStart:
             )
         return found
 
-    def refuse_if_outdated(self, run_dir: Path) -> None:
-        """Called when the lock has been acquired: the folder must be as it was when the start was decided.
-
-        Raises:
-            UserError: Another process has written into the run folder in between.
-        """
-        if self.folder_state and self.folder_state != _state_of(run_dir):
-            raise UserError(f"another run wrote into {run_dir} while this one was starting: start it again")
-
 
 def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps: int | None, ranks: int = 1) -> RunStart:
     """Where `fit` starts, with `--resume never|auto|PATH`.
 
     Args:
-        ranks: The processes that load the checkpoint. If there are several, they hash its shards then.
+        ranks: Number of processes that load the checkpoint. If there are several, they hash its shards while loading.
 
     Raises:
         UserError: The run folder is in use; the checkpoint does not exist, is damaged or has no training state; a run would
@@ -182,14 +164,12 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
     """
     _refuse_what_is_no_folder(run_dir)
     lock: RunLock | None = None
-    folder_state: tuple[object, ...] = ()
     if not is_rank_zero():
         saved = _unverified(next(_candidates(run_dir, resume), None))
         origin = Path(resume) if is_path(resume) else None
     else:
         lock = RunLock(run_dir)
         lock.refuse_if_held()
-        folder_state = _state_of(run_dir)
         saved, origin = find_start(run_dir, resume, replace=replace, ranks=ranks)
     step = max_steps = ended = None
     if saved is not None and is_rank_zero():
@@ -201,20 +181,20 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
         step = saved.step
     if additional_steps is not None:
         max_steps = _end_of_branch(run_dir, resume, origin, additional_steps, saved)
-    # A checkpoint of this run that is named, or a replaced folder, begins something new.
+    # Training goes on in any case if --replace is true, or if --resume names a checkpoint of this run.
     anew = replace or (is_path(resume) and Path(resume).absolute().is_relative_to(run_dir.absolute()))
     if saved is not None and step is not None and not anew:
         is_here = saved.path.absolute().is_relative_to(run_dir.absolute())  # not the origin of a branch
         ended = reason_of_end(run_dir, step) or (saved.reason_of_end if is_here else None)
     resume = "auto" if origin is None else str(origin)
-    return RunStart(saved, ranks > 1, step, resume, max_steps, lock, folder_state, ended=ended)
+    return RunStart(saved, step, resume, max_steps, lock, ended=ended)
 
 
 def start_of_plan(run_dir: Path, resume: str) -> RunStart:
-    """The checkpoint that a planned `fit` would continue from. Takes no lock, and reads no checksums.
+    """The checkpoint that a planned `fit` would continue from. Takes no lock, and compares no checksums.
 
     Raises:
-        UserError: The checkpoint that `resume` names is missing or damaged. Others that are damaged are skipped.
+        UserError: The checkpoint that `resume` names cannot be read. With "auto", such checkpoints are skipped.
     """
     for checkpoint in _candidates(run_dir, resume):
         try:
@@ -231,7 +211,7 @@ def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_s
     """The last step of a branch with `--additional_steps`.
 
     Args:
-        newest: what training continues from: the origin, or a checkpoint of the branch.
+        newest: the checkpoint that training continues from: `origin`, or a checkpoint of the branch.
     """
     if not is_path(resume):
         raise UserError(
@@ -243,16 +223,16 @@ def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_s
             f"additional_steps makes a branch of {resume}, which needs a folder of its own: {run_dir} "
             "is that of the checkpoint (--run_dir DIR, or --trainer.max_steps to continue it there)"
         )
-    # Counted from the origin, not from the newest checkpoint of an interrupted branch: the end must not move.
+    # Steps count from the origin, not from the newest checkpoint of an interrupted branch, so that the end does not move.
     begins = newest if newest is not None and real_path(newest.path) == real_path(origin) else SavedRun.read(origin)
     return begins.step + additional_steps
 
 
 def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> RunStart:
-    """The weights that `validate` and `test` evaluate: last, best, or a checkpoint's path.
+    """The checkpoint that `validate` and `test` evaluate: "last", "best", or the path of one.
 
     Args:
-        ranks: As for `start_of_fit`.
+        ranks: Number of processes that load the checkpoint.
 
     Raises:
         UserError: There is no such checkpoint, or it is damaged.
@@ -261,17 +241,17 @@ def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> Run
     checkpoint = _target(named_checkpoint(run_dir, ckpt_path))
     if is_rank_zero() and (damage := damage_before_load(checkpoint, ranks=ranks)):
         raise UserError(damage)
-    return RunStart(SavedRun.read(checkpoint) if is_rank_zero() else _unverified(checkpoint), shards_left=ranks > 1)
+    return RunStart(SavedRun.read(checkpoint) if is_rank_zero() else _unverified(checkpoint))
 
 
 def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> tuple[SavedRun | None, Path | None]:
-    """The verified checkpoint to start from (None: at step 0), and the checkpoint of another run where this one branched off.
+    """(verified checkpoint to start from, or None for step 0; checkpoint of another run from which this run branched off).
 
     A PATH in the run folder continues the run from there. A PATH of another run starts a branch, or continues it if the folder
     already holds that branch. With auto, damaged checkpoints are skipped, with a warning on stderr for each.
 
     Args:
-        ranks: As for `start_of_fit`.
+        ranks: Number of processes that load the checkpoint.
 
     Raises:
         UserError: PATH is missing, damaged or not a checkpoint; a run would be overwritten; every checkpoint is damaged.
@@ -309,7 +289,7 @@ def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> 
 
 
 def _candidates(run_dir: Path, resume: str) -> Iterator[Path]:
-    """The checkpoints among which `find_start` chooses, the best first; nothing is verified."""
+    """Yield the checkpoints among which `find_start` chooses, in the order of its preference. Nothing is verified."""
     if is_path(resume):
         yield Path(resume)
     elif resume == "auto":
@@ -318,7 +298,7 @@ def _candidates(run_dir: Path, resume: str) -> Iterator[Path]:
 
 
 def _unverified(checkpoint: Path | None) -> SavedRun | None:
-    """A checkpoint that only rank 0 has verified, on another rank. It may be damaged there, or missing."""
+    """The `SavedRun` of a rank above 0, which has not verified the checkpoint. If it cannot be read, `values` is empty."""
     if checkpoint is None:
         return None
     with contextlib.suppress(UserError):
@@ -351,21 +331,10 @@ def _verified(path: Path, *, ranks: int) -> SavedRun:
 
 
 def _target(path: Path) -> Path:
-    """The checkpoint that a link such as last.ckpt names now: a running `fit` may change the link before it is loaded."""
+    """The checkpoint to which a link such as last.ckpt points now: a running `fit` may change the link before the load."""
     return path.parent / path.readlink() if path.is_symlink() else path
-
-
-def _state_of(run_dir: Path) -> tuple[object, ...]:
-    """Changes with every checkpoint and with every config.yaml that is written."""
-    return tuple(
-        (path.name, path.stat().st_mtime_ns) if path.exists() else (path.name, None)
-        for path in (run_dir / CONFIG, run_dir / CHECKPOINTS)
-    )
 
 
 def _refuse_what_is_no_folder(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"{run_dir} is a file, a run needs a folder (--run_dir)")
-    checkpoints = run_dir / CHECKPOINTS
-    if os.path.lexists(checkpoints) and not checkpoints.is_dir():
-        raise UserError(f"{checkpoints} is no folder: remove it, or choose another run folder (--run_dir)")

@@ -1,6 +1,6 @@
 """A run folder, `runs/<name>/`: config.yaml, tokenizer.json, curves, checkpoints/ and, during `fit`, lock.json.
 
-Names and rules of the folder only. `lit_llm.runs.resume` decides where a run starts.
+This module has names and rules of the folder only. `lit_llm.runs.resume` decides where a run starts.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.core.disk import read_json
-from lit_llm.core.errors import UserError, not_utf8
+from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
-"""What `callbacks.MetricsFile` writes."""
+"""The file that `callbacks.MetricsFile` writes."""
 CSV_METRICS = "metrics.csv"
-"""What Lightning's CSVLogger writes."""
+"""The file that Lightning's CSVLogger writes."""
 LOGGER_RUNS = "logger_runs.json"
-"""Ids of the run in W&B and MLflow, by the class of the logger."""
+"""The file with the ids of the run in W&B and MLflow, by the class of the logger."""
 LOGGER_RUN_ARGUMENTS = {"WandbLogger": "id", "MLFlowLogger": "run_id"}
-"""Loggers that have such an id, as `version`, and the argument that takes it."""
+"""Class of a logger whose `version` is such an id → the argument that takes the id."""
 ENDED = "ended.json"
-"""After which step, and why, the run ended by a rule of its own before its last step: early stopping, a time limit."""
+"""The file of a run that ended before its last step, by early stopping or a time limit: the step and the reason."""
 
 
 def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_dir, or --run") -> Path:
     """A run folder as the user names it, with `~`, `$NAME` and `${NAME}` replaced.
 
-    Done here and nowhere else. Otherwise Lightning's TensorBoardLogger expands the path of the events, and only that.
+    No other code expands the path. Lightning's TensorBoardLogger would expand it for its events only.
 
     Raises:
-        UserError: It is empty or too long, a variable is not set, or there is no such user.
+        UserError: The path is empty, or a variable in it is not set.
     """
     text = str(run_dir)
     for _ in range(5):  # the value of a variable may name another one
@@ -43,25 +43,14 @@ def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_di
     unset = re.search(r"\$(\w+|\{[^}]*\})", text)
     if unset is not None:
         raise UserError(f"{key} is {run_dir}, but the environment variable {unset[1].strip('{}')} is not set ({flag})")
-    if text.startswith("~"):
-        raise UserError(
-            f"{key} is {run_dir}, but there is no user {Path(text).parts[0][1:]}: write ./{run_dir} for a folder of that "
-            f"name ({flag})"
-        )
     if not text.strip():
         raise UserError(f"{key} is empty, but must name a folder ({flag})")
-    if (problem := not_utf8(os.path.abspath(text))) is not None:
-        raise UserError(f"{problem} ({flag})")
     path = Path(text)
-    if "\0" in text or len(os.fsencode(text)) > 4096 or any(len(os.fsencode(part)) > 255 for part in path.parts):
-        raise UserError(
-            f"{key} is {text[:60]!r}…, but a path must have at most 4,096 bytes, at most 255 in each name, and no NUL ({flag})"
-        )
     return path.absolute() if str(path).startswith("~") else path  # Path drops the "./" of "./~name"
 
 
 def default_run_dir(config_files: list[str]) -> Path:
-    """`runs/` and the name of the first recipe: overlays do not rename a run."""
+    """`runs/<name of the first recipe>`, because overlays do not rename a run; `runs/default` without a recipe."""
     if not config_files:
         return Path("runs") / "default"
     recipe = Path(config_files[0])
@@ -72,8 +61,8 @@ def default_run_dir(config_files: list[str]) -> Path:
 def branch_run_dir(config_files: list[str], checkpoint: Path) -> Path:
     """The default run folder of a run that starts from a checkpoint.
 
-    A recipe with overlays gets a folder beside the run of the checkpoint, `<that run>-<overlay>-…`. A recipe alone gets the
-    recipe's folder. If the checkpoint is in that folder, its run is continued.
+    A recipe with overlays gets the folder `runs/<run of the checkpoint>-<overlay>-…`. A recipe alone gets the recipe's folder.
+    If the checkpoint is in that folder, its run is continued.
     """
     plain = default_run_dir(config_files)
     if len(config_files) < 2:
@@ -123,7 +112,7 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
     """The settings in the config.yaml of a run folder.
 
     Raises:
-        UserError: It is not valid YAML, or has no settings.
+        UserError: The file is not valid YAML, or has no settings.
     """
     try:
         settings = read_yaml_file(run_dir / CONFIG)
@@ -135,23 +124,9 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
 
 
 def reason_of_end(run_dir: Path, step: int | None) -> str | None:
-    """What `ENDED` says, if it is about this step; else None."""
+    """The reason in `ENDED`, if the run ended at `step`; else None."""
     try:
         end = read_json(run_dir / ENDED)
         return str(end["reason"]) if end["step"] == step else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def set_aside(run_dir: Path) -> Path | None:
-    """Rename an existing run folder to `<name>.1`, `.2`, …; nothing is deleted. Returns the new path.
-
-    A link to nothing is one: a new folder could not take its place.
-    """
-    if not os.path.lexists(run_dir):
-        return None
-    number = 1
-    while os.path.lexists(target := run_dir.with_name(f"{run_dir.name}.{number}")):
-        number += 1
-    run_dir.rename(target)
-    return target

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its run, beside its tensors: read once in a launch, and handed on to everything that asks."""
+"""The values in a checkpoint that are no tensors. A launch reads them once, and passes them on."""
 
 from __future__ import annotations
 
@@ -10,46 +10,43 @@ from typing import Any
 
 from lit_llm.checkpoint.disk_format import checkpoints_in, read_values
 from lit_llm.checkpoint.manifest import intact_manifest
-from lit_llm.core.disk import read_ordinary, real_path
+from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS, run_of
 from lit_llm.runs.setting_changes import SETTINGS
-from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE
+from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 TOKENIZER_SHA256 = "tokenizer_sha256"
-"""Key in a checkpoint: `tokenizer_sha256` of the run. Missing without a tokenizer."""
+"""Key in a checkpoint for `tokenizer_sha256` of the run. A run without a tokenizer has none."""
 PROMPT_START = "prompt_start"
-"""Key in a checkpoint: a list of ids. Empty: the tokenizer's BOS, if it has one. Missing in imported checkpoints."""
+"""Key in a checkpoint for the ids with which prompts start. An empty list means the tokenizer's BOS, if it has one. Imported
+checkpoints lack the key."""
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A checkpoint, and what it holds beside its tensors.
-
-    Attributes:
-        values: Lightning's dict, with tensors without data.
-    """
+    """A checkpoint: its path, and `values`, which is Lightning's dict with tensors on the meta device."""
 
     path: Path
     values: dict[str, Any] = field(repr=False)
 
     @classmethod
     def read(cls, path: Path) -> SavedRun:
-        """Nothing is verified.
+        """Read the values of a checkpoint. Nothing is verified.
 
         Raises:
-            UserError: It is missing, in another format, or checkpoint.pt cannot be loaded.
+            UserError: The checkpoint is missing, in another format, or its checkpoint.pt cannot be loaded.
         """
         return cls(path, read_values(path))
 
     @property
     def step(self) -> int:
-        """Optimizer steps behind it; 0 if it does not say."""
+        """Number of optimizer steps before the checkpoint; 0 if it has no `global_step`."""
         return int(self.values.get("global_step", 0))
 
     @property
     def reason_of_end(self) -> str | None:
-        """What a callback such as EarlyStopping had decided when it was saved: a kill may come before `ENDED` is written."""
+        """Why early stopping ended the run, from its state in the checkpoint: a run may be killed before it writes `ENDED`."""
         states = [state for state in self.values.get("callbacks", {}).values() if isinstance(state, Mapping)]
         for state in states:
             waited, patience = state.get("wait_count"), state.get("patience")
@@ -59,20 +56,20 @@ class SavedRun:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the run, by key. Empty if the checkpoint stores none."""
+        """The settings of the run by key; empty if the checkpoint stores none."""
         found: Mapping[str, Any] = self.values.get(SETTINGS, {})
         return found
 
     @property
     def prompt_start(self) -> list[int]:
-        """The ids with which prompts start instead of BOS; empty for BOS, or none without it."""
+        """The ids with which prompts start. Empty: prompts start with BOS, if the tokenizer has one."""
         return list(self.values.get(PROMPT_START, []))
 
     def tokenizer_problem(self, run: Path | None = None) -> str | None:
-        """A sentence if the tokenizer in a run folder is not that of the checkpoint. None also if one of them is missing.
+        """A sentence if the tokenizer in a run folder is not the checkpoint's. None also if the checkpoint or `run` has none.
 
         Args:
-            run: the folder; None: the one that holds the checkpoint.
+            run: the run folder; None: the folder that holds the checkpoint.
         """
         run = run_of(self.path) if run is None else run
         file, expected = run / TOKENIZER_FILE, self.values.get(TOKENIZER_SHA256)
@@ -88,12 +85,27 @@ class SavedRun:
         if problem := self.tokenizer_problem(run):
             raise UserError(f"{problem} (--run)")
 
+    def tokenizer(self, run: Path) -> Tokenizer | None:
+        """The tokenizer in a run folder; None if the data of the run had none.
+
+        Raises:
+            UserError: It is lost, damaged, or not that of the checkpoint.
+        """
+        self.require_tokenizer(run)
+        return load_tokenizer(run) if TOKENIZER_SHA256 in self.values or (run / TOKENIZER_FILE).is_file() else None
+
+
+def no_tokenizer(run: Path) -> UserError:
+    """The error for a prompt to a run without a tokenizer."""
+    mend = f"give your data module the attribute `tokenizer`, or put a {TOKENIZER_FILE} into the folder"
+    return UserError(f"the run {run} has no tokenizer: {mend} (--run)")
+
 
 def tokenizer_sha256(run: Path) -> str:
-    """SHA-256, in hex, of tokenizer.json, followed by document_ids.json, which imported folders lack: of `Tokenizer.files`."""
-    content = hashlib.sha256(read_ordinary(run / TOKENIZER_FILE))
+    """SHA-256, in hex, of the bytes of tokenizer.json and then document_ids.json, which imported folders lack."""
+    content = hashlib.sha256((run / TOKENIZER_FILE).read_bytes())
     if (run / DOCUMENT_IDS_FILE).is_file():
-        content.update(read_ordinary(run / DOCUMENT_IDS_FILE))
+        content.update((run / DOCUMENT_IDS_FILE).read_bytes())
     return content.hexdigest()
 
 
@@ -101,22 +113,16 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     """The checkpoint named `which` (last, best, stable) in a run folder.
 
     Raises:
-        UserError: There is none. The message lists the existing ones.
+        UserError: There is no such checkpoint. The message lists the existing ones.
     """
     path = run_dir / CHECKPOINTS / f"{which}.ckpt"
     if path.is_symlink() and path.exists():
         return path
-    # Without links, or where a copy has a folder instead of each, the newest checkpoint tells the names.
-    saved = checkpoints_in(run_dir / CHECKPOINTS)  # who loads it verifies it
+    saved = checkpoints_in(run_dir / CHECKPOINTS)  # a copy may lack the links
     newest = next((each for each in saved if each.is_file() or intact_manifest(each) is not None), None)
     if newest is not None and which == "last":
         return newest
-    if newest is not None:
-        states = read_values(newest).get("callbacks", {})
-        best = next((state["best_name"] for key, state in states.items() if "StepCheckpoint" in key), "")
-        if which == "best" and best and Path(best).name == best and (newest.parent / best).exists():
-            return newest.parent / str(best)
-    if path.exists():
+    if path.exists():  # a copy may have a folder instead of a link
         return path
     if not run_dir.is_dir():
         raise UserError(f"there is no run folder {run_dir} (--run_dir or --run)")

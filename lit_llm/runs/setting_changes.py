@@ -1,35 +1,34 @@
-"""Which settings may differ from those of the checkpoint that a run continues from: one table, by prefix of the key.
+"""Rules for settings that differ from the checkpoint that a run continues from: one table, by prefix of the key.
 
-Keys are named as their flags. Checkpoints store the settings under "settings"; older ones do not, and are not compared.
+A key is the name of the setting's flag. Checkpoints store settings under "settings". A checkpoint without them is not compared.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from lit_llm.core.yaml_reading import as_flag
 
 SETTINGS = "settings"
-"""Key in a checkpoint: {key: value} of the settings of the run that are not free, with the defaults of the chosen classes."""
+"""Key in a checkpoint for {key: value} of the run's settings that are not free, including defaults of the chosen classes."""
 
 
 class Change(Enum):
-    """What happens if a setting differs."""
+    """The consequence if a setting differs."""
 
     FREE = "free"
-    """It does not affect the numbers."""
+    """The setting does not affect the numbers, so it may differ."""
     ANNOUNCED = "announced"
-    """It applies, and a line says so: numbers differ by rounding, or the length of the run changes."""
+    """The new value applies, and a line says so: numbers differ by rounding, or the length of the run changes."""
     REFUSED = "refused"
-    """It makes another run. With --accept_changes true it applies, and a line says so. A branch needs no permission."""
+    """The new value makes another run. With --accept_changes true, or in a branch, it applies, and a line says so."""
     MODEL = "compared with the weights"
-    """`checkpoint.compatibility` compares it: shapes are always refused."""
+    """`checkpoint.compatibility` compares the setting. A change of shapes is always refused."""
     DATA = "compared with the data"
-    """A TokenDataModule compares what decides its samples, such as the text. For other data, REFUSED."""
+    """A TokenDataModule compares everything that decides its samples, such as the text. For other data, REFUSED applies."""
 
 
 _RULES: dict[Change, str] = {
@@ -61,7 +60,7 @@ _RULES: dict[Change, str] = {
     Change.DATA: "data batch_ramp",
 }
 RULES: dict[str, Change] = {prefix: change for change, prefixes in _RULES.items() for prefix in prefixes.split()}
-"""Prefix of keys → rule. The longest prefix counts."""
+"""Prefix of keys → rule. The longest prefix of a key decides."""
 
 _OF_A_MACHINE = """
     run_dir log_dir replace resume init_from accept_changes hang_timeout check_against check_tolerance page profile progress
@@ -70,10 +69,10 @@ _OF_A_MACHINE = """
     trainer.enable_model_summary
 """
 OF_A_MACHINE = tuple(f"{prefix}." for prefix in _OF_A_MACHINE.split())
-"""Prefixes of settings in which ranks may differ: places, and what concerns one process. The content of data is compared."""
+"""Prefixes of settings in which ranks may differ: paths, and settings of one process. The content of data is compared."""
 
 ENDINGS = frozenset(f"trainer.{key}" for key in ("callbacks", "max_steps", "max_epochs", "max_time", "min_steps", "min_epochs"))
-"""Settings that end a run. If one changes, a run that ended by a rule of its own trains on."""
+"""Settings that decide where a run ends. If one changes, a run that ended before its last step trains on."""
 
 _NOTES = {"trainer.max_steps": "a schedule that ends with the run ends there"}
 _RATES = ("optimizer.lr", "optimizer.adamw_lr")
@@ -87,36 +86,31 @@ def rule(key: str) -> Change | None:
 
 
 def to_remember(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a checkpoint stores: all but the free ones, in which equal runs may differ."""
+    """The settings that a checkpoint stores: all but the free ones."""
     return {key: value for key, value in settings.items() if rule(key) is not Change.FREE}
 
 
 def same_on_all_ranks(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that the ranks of a run have in common, as flags. Machines may have the same files in other places."""
+    """The settings that must be equal on all ranks, as flags. Paths become PATH: machines may have files in other folders."""
     common = {key: as_flag(value) for key, value in settings.items() if not f"{key}.".startswith(OF_A_MACHINE)}
     return {key: re.sub(r'[^"\s]*/[^"\s]*', "PATH", value) for key, value in common.items()}
 
 
-@dataclass
-class SettingChanges:
-    """Sentences about settings that differ from a checkpoint's."""
-
-    refused: list[str] = field(default_factory=list)
-    """Each with the flags that resolve it."""
-    announced: list[str] = field(default_factory=list)
-    """`key before → now`."""
-
-
-def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, accepted: bool, compares_data: bool) -> SettingChanges:
+def setting_changes(
+    saved: Mapping[str, Any], now: Mapping[str, Any], *, accepted: bool, compares_data: bool
+) -> tuple[list[str], list[str]]:
     """Compare the settings of a checkpoint with the current ones.
 
-    A setting that only one of them knows is no difference.
+    A setting that is missing on one side is no difference.
 
     Args:
-        accepted: REFUSED changes are announced instead (`--accept_changes`, or a branch).
-        compares_data: The data compare themselves with the checkpoint (`TokenDataModule.changes_since`).
+        accepted: Announce REFUSED changes instead (`--accept_changes`, or a branch).
+        compares_data: Ignore DATA changes, because the data compare them (`TokenDataModule.changes_since`).
+
+    Returns:
+        Refused changes, each with the flags that resolve it; and announced changes, as `key before → now`.
     """
-    found = SettingChanges()
+    refused, announced = list[str](), list[str]()
     other_class = tuple(
         f"{key}." for key, value in now.items() if key in saved and _is_class(saved[key], value) and saved[key] != value
     )
@@ -134,17 +128,17 @@ def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, accepte
         if change is Change.ANNOUNCED or (change is Change.REFUSED and accepted):
             decays = key in _RATES and str(now.get("schedule")).endswith(".Decay")
             note = _OF_DECAY if decays else _NOTES.get(key)
-            found.announced.append(f"{key} {as_flag(before)} → {as_flag(value)}{f' ({note})' if note else ''}")
+            announced.append(f"{key} {as_flag(before)} → {as_flag(value)}{f' ({note})' if note else ''}")
         elif change is Change.REFUSED:
-            found.refused.append(
+            refused.append(
                 f"{key} was {as_flag(before)} in the checkpoint and is {as_flag(value)} (--{key} {as_flag(before)}, or "
                 "--accept_changes true)"
             )
-    return found
+    return refused, announced
 
 
 def _is_class(before: Any, now: Any) -> bool:
-    """Whether a key names a class; null if its group is off."""
+    """Whether the values of a key are class paths, or null for a group that is off."""
     return all(value is None or (isinstance(value, str) and "." in value) for value in (before, now))
 
 

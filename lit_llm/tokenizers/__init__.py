@@ -1,6 +1,6 @@
 """Tokenizers: bytes, characters, a byte-level BPE learned from the data, or any Hugging Face ``tokenizer.json``. No torch.
 
-Every tokenizer is saved as a ``tokenizer.json`` with which the ``tokenizers`` library gives the same ids, and
+Every tokenizer is saved as a ``tokenizer.json``, with which the ``tokenizers`` library gives the same ids, and a
 ``document_ids.json`` with the ids around a document. The characters of a special token (``<|endoftext|>``) in a text are
 encoded as ordinary text, never as that token.
 """
@@ -41,6 +41,6 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """
     tokenizer = TokenizerJSON(str(tokenizer_file(path)))
     known = Bytes() if tokenizer.to_json() == Bytes().to_json() else Characters.of(tokenizer.backend)
-    if known is None or (tokenizer.bos_id, tokenizer.eos_id) != (None, known.eos_id):  # of these, no others can be named
+    if known is None or (tokenizer.bos_id, tokenizer.eos_id) != (None, known.eos_id):  # `known` cannot have other ids
         return tokenizer
     return known

@@ -25,7 +25,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class DocumentIds(NamedTuple):
-    """The ids that precede and follow every document; None for none."""
+    """The ids that precede and follow every document; None: there is no such id."""
 
     bos_id: int | None
     eos_id: int | None
@@ -53,7 +53,7 @@ class DocumentIds(NamedTuple):
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back. Ids are in [0, vocab_size)."""
+    """Encodes text into token ids, and decodes them. Ids are in [0, vocab_size)."""
 
     @property
     @abstractmethod
@@ -71,7 +71,7 @@ class Tokenizer(ABC):
         return None
 
     def eos_problem(self) -> str | None:
-        """Why documents cannot be separated, as a sentence that says how to mend it; None if they can."""
+        """Return why documents cannot be separated, and how to mend it, as a sentence; None if they can."""
         if self.eos_id is not None:
             return None
         return f"{type(self).__name__} has no id that ends a document: return one of its ids from eos_id (--data.tokenizer)."
@@ -100,7 +100,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_bytes(self) -> np.ndarray:
-        """(vocab_size,) int64: bytes of UTF-8 text per id; 0 for special tokens."""
+        """(vocab_size,) int64: number of bytes of UTF-8 text of each id; 0 for special tokens."""
 
     @abstractmethod
     def to_json(self) -> str:
@@ -115,16 +115,16 @@ class Tokenizer(ABC):
         return self.encode(text.decode("utf-8", errors="replace"))
 
     def identity(self) -> str:
-        """A string that differs if the ids of any text differ, or those around it; part of the token cache's key."""
+        """A string that changes if the ids of any text, or the ids around documents, change. The token cache's key has it."""
         return f"json-{hashlib.sha256(''.join(self.files().values()).encode()).hexdigest()}{self.class_identity()}"
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
-        """Whether both give the same ids to every text; those around a document may differ."""
+        """Whether both give the same ids to every text. The ids around a document may differ."""
         return (self.to_json(), self.class_identity()) == (other.to_json(), other.class_identity())
 
     def class_identity(self) -> str:
-        """Empty for lit_llm's classes. A user's class may encode as it likes: its identity has its name, its plain attributes
-        and a hash of the files that define it and its bases."""
+        """Empty for lit_llm's classes. A user's class may encode as it likes, so its identity has its name, its plain
+        attributes and a hash of the files that define it and its bases."""
         kind = type(self)
         if kind.__module__.partition(".")[0] == "lit_llm":
             return ""
@@ -136,7 +136,7 @@ class Tokenizer(ABC):
         return f"-{kind.__module__}.{kind.__qualname__}-{json.dumps(plain, sort_keys=True)}-{code.hexdigest()[:16]}"
 
     def files(self) -> dict[str, str]:
-        """What ``save`` writes: the text of each file by its name."""
+        """The text of each file that ``save`` writes, by name."""
         return {TOKENIZER_FILE: self.to_json(), DOCUMENT_IDS_FILE: DocumentIds(self.bos_id, self.eos_id).to_json()}
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

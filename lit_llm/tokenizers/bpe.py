@@ -16,18 +16,18 @@ from lit_llm.tokenizers.learned import Learned
 from lit_llm.tokenizers.tiktoken_encoding import GPT2_WORDS
 
 _MOST_BYTES = 2**31 - 1  # rustbpe counts in int32
-_TEXT_CHARACTERS = 2**18  # texts are cut: its regular expression overflows on a run of a million spaces
-_WORD_CHARACTERS = 1000  # and so are words, because learning takes the square of their length
+_TEXT_CHARACTERS = 2**18  # longer texts are cut: rustbpe's regular expression overflows on a run of a million spaces
+_WORD_CHARACTERS = 1000  # longer words are cut, because learning takes time with the square of their length
 _LONG = re.compile(rf"(?<!\S)\S{{{_WORD_CHARACTERS},}}|(?<!\s)\s{{{_WORD_CHARACTERS},}}")
-_BUFFERED_TEXTS = 32  # counted at once, in parallel; limits memory
+_BUFFERED_TEXTS = 32  # rustbpe counts so many at once, in parallel; limits memory
 
 
 class BPE(Learned):
     """A byte-level BPE with GPT-2's word splitting, trained on the training text when the data is prepared.
 
-    It is trained by rustbpe: more than twice as fast as ``tokenizers``, and with the same result except among pairs that
-    are equally frequent. The result depends on the counts of words only: not on the order of texts or the number of threads.
-    Of more than 2 GiB of text, the first 2 GiB are used.
+    rustbpe trains it, more than twice as fast as ``tokenizers``, and with the same result except among equally frequent pairs.
+    The result depends on the counts of words only, not on the order of texts or the number of threads. Text beyond the first
+    2 GiB is not used.
 
     Args:
         vocab_size: number of ids, including ``<|endoftext|>`` and the 256 bytes. A short text may give fewer.
@@ -54,7 +54,7 @@ def _bounded(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _parts_of(text: str) -> Iterator[str]:
-    """A text, cut where it or a word is too long."""
+    """Yield the parts of a text, which is cut where it or a word is too long."""
     for start in range(0, len(text), _TEXT_CHARACTERS):
         part, begin = text[start : start + _TEXT_CHARACTERS], 0
         for long in _LONG.finditer(part):
@@ -65,7 +65,7 @@ def _parts_of(text: str) -> Iterator[str]:
 
 
 def _library_tokenizer(tokens: list[bytes]) -> tokenizers.Tokenizer:
-    """The tokenizer with these tokens, in the order of their merges. The first 256 are the bytes."""
+    """Return the tokenizer with these tokens, which are in the order of their merges. The first 256 are the bytes."""
     symbols = byte_symbols()
     ranks: dict[bytes, int] = {}
     for token in tokens:
@@ -82,7 +82,7 @@ def _library_tokenizer(tokens: list[bytes]) -> tokenizers.Tokenizer:
 
 
 def _parts(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The two tokens whose merge makes ``token``: what earlier merges leave of its bytes."""
+    """Return the two tokens whose merge makes ``token``. Earlier merges join its bytes to these two."""
     parts = [token[i : i + 1] for i in range(len(token))]
     none = len(ranks)
     made = [ranks.get(token[i : i + 2], none) for i in range(len(token) - 1)]  # the rank of each pair's merge

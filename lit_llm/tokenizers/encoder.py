@@ -1,7 +1,7 @@
-"""How texts are tokenised in bulk: the fastest way whose ids are those of the tokenizer, and how pieces of a text join.
+"""How texts are tokenised in bulk: the fastest encoder that gives the tokenizer's ids, and how pieces of a text join.
 
-tiktoken encodes a byte-level BPE several times faster than ``tokenizers``. Its ids are compared first, for each tokenizer:
-on a sample of the text, on the text of every token, and on a fixed text with what a sample may lack.
+tiktoken encodes a byte-level BPE several times faster than ``tokenizers``. For each tokenizer, the ids of both are compared
+first: on a sample of the text, on the text of every token, and on a fixed text with characters that a sample may lack.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lit_llm.tokenizers.base import Tokenizer
 from lit_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 from lit_llm.tokenizers.tiktoken_encoding import NotExpressible, TiktokenEncoding
 
-_SAMPLE_CHARACTERS = 2**20  # compared at most
-_SAMPLE_PIECE = 2**17  # characters of one text, compared at most
-_TOGETHER = 2048  # texts of tokens that are encoded at once; limits memory
+_SAMPLE_CHARACTERS = 2**20  # most characters that are compared
+_SAMPLE_PIECE = 2**17  # most characters of one text that are compared
+_TOGETHER = 2048  # number of tokens whose texts are encoded at once; limits memory
 _LONGEST_TEXT = 2**19  # bytes; tiktoken's regular expressions overflow on a run of a million spaces
-_JOINS_TESTED = 16  # in each text
+_JOINS_TESTED = 16  # most cuts of each text
 _SAFE_CUT = re.compile(r"\S\n(?=\S)")  # where the pieces of a document are cut, if possible
 
 _RUN = 2**15  # far longer than any word
@@ -37,7 +37,7 @@ _LINES = (
     "Ελληνικά русский עברית العربية हिन्दी ไทย 中文字符 日本語テキスト 한국어 ᄒ\u1161ᆫ 𝔘𝔫𝔦 𠀀𪜀",
     "🙂👍🏽👩‍👩‍👧‍👦🏳️‍🌈 🇩🇪🇫🇷 ☃️ ©®™ \ufeff \ufffd\ufffd \u0000\u0001\u007f",
 )
-"""A text of many kinds of lines, with which two encoders are compared: what the text of one corpus may lack."""
+"""Lines of many kinds, to compare two encoders on text that a corpus may lack."""
 
 Join = Literal["plain", "newline", "document"]
 _Encode = Callable[[bytes], np.ndarray]
@@ -45,22 +45,22 @@ _Encode = Callable[[bytes], np.ndarray]
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """How a tokenizer's texts are encoded. Small, so that it can be sent to other processes."""
+    """How a tokenizer's texts are encoded. The object is small, so that it can be sent to other processes."""
 
     kind: Literal["tiktoken", "tokenizers", "own"]
     """The library; "own": methods of the tokenizer's class."""
     reason: str
-    """Why, in one sentence."""
+    """Why the library was chosen, in one sentence."""
     join: Join
-    """How pieces of a document give the ids of the whole: one after the other; with a newline before each piece but the first,
-    whose ids are dropped; or not at all, so that documents must be encoded whole."""
+    """How pieces of a document give the ids of the whole. plain: each is encoded alone. newline: each piece but the first is
+    encoded after a newline, whose ids are dropped. document: they do not, so documents must be encoded whole."""
 
 
 def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str], *, try_tiktoken: bool = True) -> EncoderChoice:
     """The fastest encoder that gives the tokenizer's ids, and the join that gives the ids of whole documents.
 
     Args:
-        sample: texts like those to encode. A million characters are compared, of each text its start.
+        sample: texts like those to encode. A million characters are compared, at the start of each text.
         try_tiktoken: False for a short text: the comparison takes up to a second.
     """
     texts = [*_first(sample, _SAMPLE_CHARACTERS), *check_texts()]
@@ -91,12 +91,12 @@ class PieceEncoder:
     """Encode texts that come in pieces.
 
     Args:
-        choice: of ``choose_encoder`` for this tokenizer.
+        choice: the result of ``choose_encoder`` for this tokenizer.
 
     Attributes:
-        unknown_tokens: ids so far that stand for unknown characters, if the tokenizer has an ``unknown_id``.
-        token_bytes: the bytes of the other ids by ``Tokenizer.token_bytes``; of the texts, for a class without ``unknown_id``
-            that does not use ``tokenizers``.
+        unknown_tokens: number of ids so far that stand for unknown characters, if the tokenizer has an ``unknown_id``.
+        token_bytes: number of bytes of all other ids, by ``Tokenizer.token_bytes``. For a class without ``unknown_id`` that
+            does not use ``tokenizers``: number of bytes of the texts.
     """
 
     def __init__(self, tokenizer: Tokenizer, choice: EncoderChoice) -> None:
@@ -113,7 +113,7 @@ class PieceEncoder:
         self._join: Join = choice.join
 
     def encode(self, text: bytes, *, continues: bool = False) -> np.ndarray:
-        """Ids (n,) of a text, of any integer type. BOS and EOS are not added.
+        """Return the ids (n,) of a text, of any integer type. BOS and EOS are not added.
 
         Args:
             text: UTF-8. Invalid bytes become U+FFFD, except that ``Bytes`` keeps every byte.
@@ -145,7 +145,7 @@ def _first(texts: Sequence[str], characters: int) -> Iterator[str]:
 
 
 def _difference(tokenizer: Tokenizer, fast: TiktokenEncoding, texts: list[str]) -> str | None:
-    """A text, or its start, for which the ids differ; None if they are equal for all."""
+    """Return a text, or its start, for which the ids differ; None if all ids are equal."""
     tokens = []
     for token in fast.vocabulary:
         try:
@@ -163,7 +163,7 @@ def _difference(tokenizer: Tokenizer, fast: TiktokenEncoding, texts: list[str]) 
 
 
 def _join(encode: _Encode, texts: list[str]) -> Join:
-    """The first join with which pieces of ``texts`` give the ids of the whole."""
+    """Return the first join with which pieces of ``texts`` give the ids of the whole texts."""
     possible: list[Join] = ["plain", "newline"]
     for text in texts:
         cuts = [match.end() for match in _SAFE_CUT.finditer(text)]
@@ -180,7 +180,7 @@ def _join(encode: _Encode, texts: list[str]) -> Join:
 
 
 def _encoded(encode: _Encode, join: Join, text: bytes, *, continues: bool) -> np.ndarray:
-    """Ids of a text. Tokenizers that put a space before a text would put it before each piece."""
+    """Return the ids of a text. Tokenizers that put a space before a text would also put it before each piece."""
     if join == "newline" and continues:
         newline, joined = encode(b"\n"), encode(b"\n" + text)
         if np.array_equal(joined[: newline.size], newline):
@@ -189,7 +189,7 @@ def _encoded(encode: _Encode, join: Join, text: bytes, *, continues: bool) -> np
 
 
 def check_texts() -> list[str]:
-    """The texts: lines of many kinds, characters of every block, and long runs of one kind."""
+    """Return fixed texts for comparisons: lines of many kinds, characters of every block, and long runs of one kind."""
     lines = "\n".join(_LINES)
     codes = [code for code in (*range(0x20, 0x32000, 29), *range(0xE0000, 0xE0200, 7)) if not 0xD800 <= code < 0xE000]
     between = ("", " ", "a", "1", "\n", "'", "  ")

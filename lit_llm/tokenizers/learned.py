@@ -26,11 +26,11 @@ class Learned(HuggingFaceTokenizer):
 
     Args:
         vocab_size: number of ids. A short text may give fewer.
-        holds: what every vocabulary of the class has.
-        least: how many ids that takes.
+        holds: the tokens that every vocabulary of the class has, for the message.
+        least: number of ids that these tokens take.
 
     Raises:
-        UserError: ``vocab_size`` is smaller.
+        UserError: ``vocab_size`` is below ``least``.
     """
 
     def __init__(self, vocab_size: Annotated[int, whole(1, 100_000_000)], *, holds: str = END_OF_TEXT, least: int = 1) -> None:
@@ -43,7 +43,7 @@ class Learned(HuggingFaceTokenizer):
         self._trained: tokenizers.Tokenizer | None = None
 
     @property
-    def _backend(self) -> tokenizers.Tokenizer:  # type: ignore[override]
+    def backend(self) -> tokenizers.Tokenizer:  # type: ignore[override]
         if self._trained is None:
             raise UserError(f"This {type(self).__name__} has not been trained: call train(texts) first.")
         return self._trained
@@ -77,8 +77,8 @@ class Learned(HuggingFaceTokenizer):
 class Characters(Learned):
     """One id per character: the most frequent characters of the training text. All others share one id, U+FFFD.
 
-    Unknown characters are lost: they decode as U+FFFD. In bits per byte they count with their own bytes, which are counted
-    when the text is tokenised.
+    Unknown characters are lost: they decode as U+FFFD. Bits per byte use their original number of bytes, which is counted when
+    the text is tokenised.
 
     Args:
         vocab_size: number of ids, including U+FFFD (id 0) and ``<|endoftext|>`` (the last id). A short text may give fewer.
@@ -107,7 +107,7 @@ class Characters(Learned):
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Characters | None:
-        """A tokenizer that was learned and saved earlier; None if ``backend`` is another one."""
+        """Return the Characters tokenizer that was saved as ``backend``; None if ``backend`` is another kind."""
         vocab = backend.get_vocab(with_added_tokens=False)
         is_ours = vocab.get(_UNKNOWN) == 0 and all(len(symbol) == 1 for symbol in vocab)
         if not is_ours or _library_tokenizer(vocab).to_str() != backend.to_str():
@@ -120,7 +120,7 @@ class Characters(Learned):
     def _ids(self) -> np.ndarray:
         """(0x110000,) int64: the id of each code point."""
         ids = np.zeros(sys.maxunicode + 1, dtype=np.int64)
-        for symbol, i in self._backend.get_vocab(with_added_tokens=False).items():
+        for symbol, i in self.backend.get_vocab(with_added_tokens=False).items():
             ids[ord(symbol)] = i
         return ids
 

@@ -1,4 +1,4 @@
-"""A ``tokenizer.json`` as an encoding of tiktoken, which gives the same ids for a fifth of the time."""
+"""A ``tokenizer.json`` as an encoding of tiktoken, which gives the same ids in a fifth of the time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import tokenizers
 
 from lit_llm.tokenizers.bytes import byte_symbols
 
-# GPT-2's words, which `ByteLevel(use_regex=True)` stands for.
+# The regular expression of GPT-2's words. `ByteLevel(use_regex=True)` cuts words with it.
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class NotExpressible(Exception):
-    """Why tiktoken cannot express a tokenizer: a part of a sentence."""
+    """tiktoken cannot express a tokenizer. The message gives the reason as a part of a sentence."""
 
 
 class TiktokenEncoding:
@@ -33,7 +33,7 @@ class TiktokenEncoding:
         import tiktoken
 
         content = json.loads(backend.to_str())
-        self._nfc = _normalizes(content)  # otherwise not at all
+        self._nfc = _normalizes(content)  # False: texts are not normalised
         self._normalizer = backend.normalizer
         pattern = word_pattern(content["pre_tokenizer"])
         ranks, ids = _ranks(content)
@@ -45,14 +45,14 @@ class TiktokenEncoding:
         self.vocabulary = ranks.keys()
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids (n,) uint32."""
+        """Return the ids of a text, (n,) uint32."""
         if self._nfc and not text.isascii():
             text = self._normalizer.normalize_str(text)
         return self._ids[np.array(self._encoding.encode_ordinary(text), dtype=np.intp)]
 
 
 def _normalizes(content: dict[str, Any]) -> bool:
-    """Whether texts are brought into the form NFC."""
+    """Whether texts are normalised to NFC."""
     normalizer = content["normalizer"]
     if normalizer is not None and normalizer != {"type": "NFC"}:
         raise NotExpressible(f"it has a normalizer ({normalizer['type']})")
@@ -60,10 +60,10 @@ def _normalizes(content: dict[str, Any]) -> bool:
 
 
 def word_pattern(pre_tokenizer: dict[str, Any] | None) -> str:
-    """The regular expression of a word, of the `pre_tokenizer` in a tokenizer.json.
+    """Return the regular expression by which the `pre_tokenizer` of a tokenizer.json cuts words.
 
     Raises:
-        NotExpressible: words are cut in another way.
+        NotExpressible: it cuts words in another way.
     """
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
@@ -83,11 +83,11 @@ def require_merges(content: dict[str, Any], *, whole_words: bool = False) -> Non
     """Refuse a tokenizer whose ids do not follow from its merges.
 
     Args:
-        content: of its tokenizer.json.
-        whole_words: whether the other program takes a word that is a token without merges.
+        content: the content of its tokenizer.json.
+        whole_words: whether the other program takes a word that is a token whole, without merges.
 
     Raises:
-        NotExpressible: they do not.
+        NotExpressible: the ids do not follow from the merges.
     """
     model = content["model"]
     if model["type"] != "BPE" or model.get("dropout"):
@@ -101,7 +101,7 @@ def require_merges(content: dict[str, Any], *, whole_words: bool = False) -> Non
 
 
 def _ranks(content: dict[str, Any]) -> tuple[dict[bytes, int], list[int]]:
-    """The rank of each token: its byte, or 256 and its place in the order of merges. Also the id of each rank."""
+    """Return the rank of each token (its byte, or 256 + its place in the order of merges), and the id of each rank."""
     require_merges(content)
     model, vocab = content["model"], content["model"]["vocab"]
     if model.get("byte_fallback"):

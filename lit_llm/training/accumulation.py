@@ -1,7 +1,7 @@
-"""Sums over the micro-batches of an optimizer step, or of an evaluation, on the device: of losses, also by source of a mixture.
+"""Loss sums over the micro-batches of an optimizer step or of an evaluation, on the device, also by source of a mixture.
 
-Averaging means of batches or of ranks would be wrong where these have different numbers of tokens. So there is one division at
-the end. Nothing here is saved: checkpoints are made between optimizer steps, when all sums are 0.
+Averaging the means of batches or ranks is wrong if their numbers of tokens differ. So the sums are divided once, at the end.
+Nothing here is saved: checkpoints are made between optimizer steps, when all sums are 0.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from lit_llm.models.loss import LossSums
 
 
 def mean_of(sums: LossSums) -> Tensor:
-    """The mean loss over the counted targets; 0 without any."""
+    """The mean loss over the counted targets; 0 if there are none."""
     return sums.loss / sums.count.clamp(min=1)
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """Of sums: a float32 sum of a billion nats is too coarse to compare losses, but MPS has no other."""
+    """The dtype of sums: float64, because a float32 sum of a billion nats is too coarse; float32 on MPS, which has no other."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 class Accumulation:
     """Makes the loss and the gradient of an optimizer step means over the counted targets of the global batch.
 
-    With ignored targets, that number is only known after the last micro-batch. So each mean is weighted by its count over a
-    constant, the same on all ranks, and `end` gives the factor from there to the exact mean. Ranks that share each sequence
-    have parts of it, and the strategy averages the gradients over these ranks, too.
+    With ignored targets, the batch's number of counted targets is only known after the last micro-batch. So the mean of each
+    micro-batch is weighted by count / `block_size`, and `end` returns the factor that makes the summed gradient exact. Ranks
+    that share sequences hold a part of each sequence; the strategy averages the gradients over these ranks, too.
 
     Args:
         losses: the means to log.
-        block_size: the most targets of a row.
-        equal: every micro-batch has equally many counted targets, on all ranks.
+        block_size: the largest number of targets in a row.
+        equal: whether every micro-batch has the same number of counted targets, on all ranks.
         loss_ranks: the number of ranks whose loss sums are added.
     """
 
     def __init__(self, losses: LossMeans, *, block_size: int = 1, equal: bool = True, loss_ranks: int = 1) -> None:
         self.losses = losses
-        self._sums: Tensor | None = None  # of `losses`
+        self._sums: Tensor | None = None  # of the step so far, see `LossMeans.of`
         self.block_size, self.equal, self.loss_ranks = block_size, equal, loss_ranks
         self.is_last = False  # whether the backward pass of the step's last micro-batch runs
         self.latest_count: Tensor | int = 0
         self.routers: Tensor | None = None
-        """(L, E + 2) float64, of the latest step, over all ranks: counts of experts, the sums of entropies and of z."""
-        self._routers: Tensor | None = None  # (L, E + 2): counts, entropy and z of each block with experts
+        """(L, E + 2) float64 sums of the latest step over all ranks: tokens of each expert, then entropy and z of the layer."""
+        self._routers: Tensor | None = None  # (L, E + 2): this rank's sums of the step so far
 
     def add(self, batch: dict[str, Tensor], sums: LossSums) -> None:
         added = self.losses.of(batch, sums)
@@ -61,26 +61,26 @@ class Accumulation:
     def weight(self, count: Tensor | int) -> Tensor | float:
         """The factor for the mean of a micro-batch with this number of counted targets, before its backward pass.
 
-        `mean_of` divides by 1 if no target counts: tokens further ahead may count all the same, of a part of a sequence.
+        It is at least 1 / `block_size`, as in `mean_of`: a part of a sequence may only have counted targets further ahead.
         """
         if self.equal:
             return 1.0
         return (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)) / self.block_size
 
     def first_gradient_scale(self, accumulate: int) -> Tensor | float:
-        """After the first micro-batch of a step: what makes its gradient that of the mean over its targets; inf without any."""
+        """The factor that makes the gradient of a step's first micro-batch that of its mean loss; inf if no target counts."""
         count = torch.zeros(()) if self._sums is None else self._sums[0, 1]
         return accumulate if self.equal else accumulate * self.block_size / count
 
     def end(self, strategy: Strategy, accumulate: int) -> tuple[Tensor, Tensor | None]:
-        """(sums over all ranks, what the gradients are multiplied by; None: nothing). Starts over.
+        """Return the sums over all ranks, for `LossMeans.row`, and the factor for the gradients (None: 1). Reset the sums.
 
-        The sums are what `LossMeans.row` takes. Those of routers become `routers`.
+        The sums of the routers are stored in `routers`.
 
         Args:
-            accumulate: micro-batches of a whole step, by which Lightning has divided the gradients.
+            accumulate: the number of micro-batches of a whole step, by which Lightning has divided the gradients.
         """
-        # Of a pipeline, ranks without the loss have added nothing.
+        # In a pipeline, ranks that do not compute the loss have added nothing.
         own = self.losses.zeros(strategy.root_device) if self._sums is None else self._sums
         parts, of_routers = [own.flatten()], self._routers
         self._sums = self._routers = None
@@ -98,10 +98,10 @@ class Accumulation:
 
 
 class LossMeans:
-    """The means that are logged: the loss, that of each source of a mixture, and those of an objective, from sums.
+    """Computes the logged means from sums: the loss, the loss of each source of a mixture, and the means of an objective.
 
-    The sums are the same bits in every run: those of a source are masked sums over rows, without atomic additions. A source
-    whose loss is NaN leaves the others as they are.
+    The sums are bitwise reproducible: the sum of a source is a masked sum over rows, without atomic additions. A NaN loss of
+    one source does not affect the others.
 
     Args:
         sources: names of the sources, in the order of their numbers in a batch's `sources`.
@@ -113,11 +113,11 @@ class LossMeans:
         self._further_from = 1 + len(sources)
 
     def zeros(self, device: torch.device) -> Tensor:
-        """The sums of no batch, (k, 2) `wide`: for each mean a sum, and what it is divided by. First nats, counted targets."""
+        """Zeros, (k, 2) of dtype `wide`: for each mean a sum and its divisor. Row 0 has the nats and the counted targets."""
         return torch.zeros(len(self.names), 2, dtype=wide(device), device=device)
 
     def of(self, batch: Mapping[str, Tensor], sums: LossSums) -> Tensor:
-        """The sums of a batch, (k, 2). With "sources", (B,) int64, `sums` has `row_nll` and `row_count`."""
+        """The sums of a batch, (k, 2). If the batch has "sources", (B,) int64, `sums` must have `row_nll` and `row_count`."""
         found = self.zeros(sums.nll.device)
         found[0, 0], found[0, 1] = sums.nll.detach(), sums.count
         if "sources" in batch:
@@ -130,5 +130,5 @@ class LossMeans:
         return found
 
     def row(self, prefix: str, sums: Tensor) -> dict[str, float]:
-        """Values to log, such as "train/web/loss", from sums over batches and ranks. A mean of nothing is left out."""
+        """Values to log, such as "train/web/loss", from sums over batches and ranks. A mean with divisor 0 is left out."""
         return {f"{prefix}/{name}": a / b for name, (a, b) in zip(self.names, sums.tolist(), strict=True) if b}

@@ -1,4 +1,4 @@
-"""What `trainer.precision: auto` means. Nothing else decides it."""
+"""Decides which precision `trainer.precision: auto` means. No other module does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
 
 def choose(accelerator: Any) -> Choice:
-    """bf16-mixed where this machine's device has units for bf16; without them, bf16 is slower than fp32.
+    """Choose bf16-mixed if this machine's device has units for bf16, else 32-true: without such units, bf16 is slower.
 
     Args:
         accelerator: `trainer.accelerator`.
@@ -42,7 +42,7 @@ def choose(accelerator: Any) -> Choice:
 
 
 def choose_for(hardware: Hardware) -> Choice:
-    """The same for a device of the hardware table, or of a user's file."""
+    """Choose the precision for a device of the hardware table, or of a user's hardware file."""
     if hardware.is_gpu:
         return _of_gpu(hardware.name, hardware.multiplies("bf16"))
     narrow, wide = hardware.peak_tflops["bf16"], hardware.peak_tflops["fp32"]
@@ -56,7 +56,7 @@ def _of_gpu(name: str, has_bf16: bool) -> Choice:
 
 
 def keep(start: RunStart, choice: Choice) -> Choice:
-    """The precision of the run that continues or is evaluated, on any processor. A new run takes `choice`."""
+    """Return the saved precision of a run that is continued or evaluated, on any device. A new run takes `choice`."""
     settings = {} if start.saved is None else start.saved.settings
     if KEY not in settings:
         return choice

@@ -1,15 +1,13 @@
-"""The end of a process: whatever its threads, exit handlers and child processes do, it ends in seconds, with its exit code.
+"""Ends a process in seconds and with its exit code, whatever its threads, exit handlers and child processes do.
 
-When a command has ended, its result or its error is printed and its files are written: a thread of a checkpoint that is still
-being saved is waited for before. What may remain then is not worth a machine: a data loader worker that does not answer, a
-library's thread, an exit handler that waits for another rank.
+When a command returns, it has printed its result or error, written its files, and waited for the thread that saves a
+checkpoint. Threads and exit handlers that still run some seconds later are killed.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import os
 import signal
 import socket
@@ -26,16 +24,16 @@ from lit_llm.training.output_streams import lost_output, survive_lost_output
 SECONDS = 20.0
 """How long the end of a process may take."""
 FIRST_RANK_SECONDS = 10.0
-"""How long a process that has failed waits for the end of the first one on its machine, less than `progress_watch.PATIENCE`."""
+"""How long a failed process waits for rank 0 to end, less than `progress_watch.PATIENCE`."""
 LAUNCHER = "LIT_LLM_LAUNCHER"
-"""Environment variable: the process that launched this one as a further rank of its run."""
+"""Environment variable: id of the process that launched this one as a further rank of its run."""
 
 
 def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoReturn:
     """Run a command and end this process with its exit code, or 1 after an exception; at most `SECONDS` later.
 
-    The interpreter's own end is left out after its exit handlers: destructors of process groups can wait or abort there.
-    Under a debugger nothing is bounded.
+    After the exit handlers, the interpreter's own shutdown is skipped: destructors of process groups can hang or abort there.
+    Under a debugger there is no time limit.
 
     Args:
         needs_output: Whether the command has failed if a full disk took part of what it printed.
@@ -43,27 +41,25 @@ def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoR
     survive_lost_output()
     try:
         code = command()
-    except SystemExit as exit:
-        _ending.begin(exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1)
+    except BaseException as error:  # the interpreter prints it
+        why = error.code if isinstance(error, SystemExit) else 1
+        _begin_end(why if isinstance(why, int) else int(why is not None))
         raise
-    except BaseException:
-        _ending.begin(1)
-        raise  # the interpreter prints it
     if code == 0 and (why := lost_output()) is not None:
         report(f"standard output cannot be written: {why}", kind="error" if needs_output else "warning")
         code = 2 if needs_output else 0
     if code not in (0, 130) and not is_first_here():
         _let_the_first_rank_end()
-    _ending.begin(code)
+    _begin_end(code)
     sys.exit(code)
 
 
 def _let_the_first_rank_end() -> None:
-    """It says why the run ends, and torchrun ends it as soon as another process has failed. If it does not end, say it here."""
+    """Let rank 0 print why the run ends, before torchrun kills it because this process failed. On a timeout, print it here."""
     try:
         address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
         with socket.create_connection((address, port), FIRST_RANK_SECONDS) as store:
-            store.recv(1)  # returns when rank 0 has ended, which has the store; torchrun's agent ends this process before
+            store.recv(1)  # returns when rank 0, which hosts the store, has ended; torchrun's agent ends this process before
     except TimeoutError:
         for line in unsaid:
             print(line, file=sys.stderr)
@@ -71,50 +67,49 @@ def _let_the_first_rank_end() -> None:
         pass
 
 
-class _Ending:
-    def __init__(self) -> None:
-        self.code: int | None = None
+_code: int | None = None
 
-    def begin(self, code: int) -> None:
-        if sys.gettrace() is not None or sys.flags.inspect:
-            return  # somebody looks at the process
-        self.code = code
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends the process at once, without a traceback
+
+def _begin_end(code: int) -> None:
+    """From now on this process ends with `code`: by itself, or by a thread after `SECONDS`."""
+    global _code
+    if sys.gettrace() is not None or sys.flags.inspect:
+        return  # a debugger, or `python -i`
+    _code = code
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends the process at once, without a traceback
+    _flush()
+    with contextlib.suppress(RuntimeError):  # no further thread is allowed (ulimit -u)
+        threading.Thread(target=_end_later, args=(code,), name="bounded-exit", daemon=True).start()
+
+
+def _end_later(code: int) -> None:
+    time.sleep(SECONDS)
+    us = (threading.current_thread(), threading.main_thread())
+    left = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in us and not thread.daemon]
+    what = ", ".join(left) or "an exit handler"
+    end(code, f"warning: this process had not ended {SECONDS:.0f} s after its command and is ended now: {what}")
+
+
+def _finish() -> None:
+    if _code is not None:
         _flush()
-        with contextlib.suppress(RuntimeError):  # no further thread is allowed (ulimit -u)
-            threading.Thread(target=self._watch, name="bounded-exit", daemon=True).start()
-        with contextlib.suppress(Exception):  # where something holds the interpreter's lock; a thread of C, with exit code 1
-            faulthandler.dump_traceback_later(SECONDS + 10, exit=True, file=2)
-
-    def _watch(self) -> None:
-        time.sleep(SECONDS)
-        us = (threading.current_thread(), threading.main_thread())
-        left = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in us and not thread.daemon]
-        what = ", ".join(left) or "an exit handler"
-        end(self.code or 0, f"warning: this process had not ended {SECONDS:.0f} s after its command and is ended now: {what}")
-
-    def finish(self) -> None:
-        if self.code is not None:
-            _flush()
-            os._exit(self.code)
+        os._exit(_code)
 
 
-_ending = _Ending()
-# Called in reverse order: this one is registered before those of multiprocessing and torch, so it is the last.
-atexit.register(_ending.finish)
+# Exit handlers run in reverse order: this one is registered before those of multiprocessing and torch, so it runs last.
+atexit.register(_finish)
 
 
 def launches_ranks() -> None:
-    """Called before this process launches further ranks, so that `end_with_launcher` recognises it."""
+    """Call this before launching further ranks: `end_with_launcher` in them watches this process."""
     os.environ[LAUNCHER] = str(os.getpid())
 
 
 def end_with_launcher() -> None:
-    """If this process was launched as a further rank: end it `SECONDS` after its launcher at the latest.
+    """If this process was launched as a further rank, end it at most `SECONDS` after its launcher has ended.
 
-    A rank that waits for another one notices its end at once, and says so. A rank that waits for something else does not,
-    and a rank that connects for the first time may wait half an hour. The launcher may have ended before this call.
+    A rank that waits for another rank notices that rank's end at once and reports it. A rank that waits for something else
+    does not, and a rank that connects for the first time may wait half an hour. The launcher may have ended before this call.
     """
     if launcher := int(os.environ.pop(LAUNCHER, "0")):
         threading.Thread(target=_end_after, args=(launcher,), name="launcher-watch", daemon=True).start()
@@ -128,12 +123,12 @@ def _end_after(launcher: int) -> None:
 
 
 def end(code: int, why: str) -> NoReturn:
-    """End this process now."""
+    """Print `why` to standard error and end this process at once."""
     os.write(2, f"{why}\n".encode())
     os._exit(code)
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed pipe, a closed stream, no stream
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe, a closed stream
             stream.flush()

@@ -30,6 +30,7 @@ from lit_llm.models.lora import reset_adapters
 from lit_llm.optim import optimizer_of
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers
+from lit_llm.training.data_vocabulary import check_batch
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.objective import CrossEntropy
 from lit_llm.training.saved_state import saved_weights
@@ -38,12 +39,13 @@ Say = Callable[[str], None]
 STEPS = 3
 FIRST_LOSS_TOLERANCE = 0.05
 OVERFIT_STEPS, OVERFIT_TOKENS = 200, 128
-OVERFIT_RATIO, OVERFIT_RATIO_OF_TRAINED = 0.5, 0.95  # of the last loss to the first; rates of trained weights are low
+OVERFIT_RATIO, OVERFIT_RATIO_OF_TRAINED = 0.5, 0.95  # last loss / first loss, at most; rates for trained weights are low
+
 LOADER_SECONDS, LOADER_BATCHES = 2.0, 500
 LOADER_SHARE = 0.05
 """The largest accepted time in the loader, as a share of the training time."""
 TOY_PARAMETERS = 1_000_000
-"""A smaller model trains about as fast as data are read, so the speed of its loader is not tested."""
+"""A model with fewer parameters trains about as fast as data are read, so the speed of its loader is not tested."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,18 @@ class Line:
 
 
 class Observer(Callback):
-    """Records batches, losses, learning rates, gradients and times of the first steps."""
+    """Records batches, losses, gradients and times of the first steps."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Tensor]] = []
         self.losses: list[float] = []
-        self.rates: list[list[float]] = []  # of each step, by parameter group
         self.without_gradient: list[str] = []
         self.seconds: list[float] = []
         self._count, self._since = 0, 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self.batches.append({name: value.cpu() for name, value in batch.items()})
+        check_batch(batch, pl_module.data)  # callbacks come before the module's own check
+        self.batches.append({name: value.cpu() for name, value in batch.items() if isinstance(value, Tensor)})
         if self._count == 0:
             self._since = time.perf_counter()
 
@@ -78,7 +80,6 @@ class Observer(Callback):
         assert isinstance(pl_module, LanguageModel)
         if pl_module.step_count:  # targets may be ignored
             self.losses.append(float(pl_module.step_loss))
-        self.rates.append([float(group["lr"]) for group in optimizer.param_groups])
         # Blocks may start as the identity. Parameters behind a zero matrix have no gradient before the second update.
         self.without_gradient = [
             name
@@ -111,17 +112,17 @@ class CheckedRun:
         self.run_dir, self.trained = run_dir, trained
         if isinstance(datamodule, TokenDataModule):
             self._recipes_batch = datamodule.micro_batch_size, datamodule.global_batch_size, datamodule.ramp
-            if trainer.max_epochs not in (None, -1):  # the steps of the recipe's batch: a smaller one has more in an epoch
+            if trainer.max_epochs not in (None, -1):  # count with the recipe's batch: a smaller one has more steps an epoch
                 datamodule.prepare_data()
                 datamodule.setup()
                 set_max_steps(trainer, steps_of_run(datamodule, trainer.max_steps, trainer.max_epochs))
-        # A ramp needs the recipe's own batches.
+        # A ramp needs the recipe's own batch size, which `cut_batch` changes.
         kept = [c for c in self.trainer.callbacks if not isinstance(c, callbacks.BatchRamp)]  # type: ignore[attr-defined]
         self.trainer.callbacks = [*kept, self.observer]  # type: ignore[attr-defined]
         self.precision = trainer.precision_plugin.forward_context
 
     def run_lines(self) -> list[str]:
-        """The length of the run that the recipe describes, not of this one. After ``checklist``, which opens the data."""
+        """Lines about the length of the recipe's run, not of this one. Call it after ``checklist``, which opens the data."""
         data = self.datamodule
         if not isinstance(data, TokenDataModule) or self.trainer.max_steps == -1:
             return []
@@ -145,18 +146,16 @@ class CheckedRun:
 
 
 def checklist(run: CheckedRun) -> list[Line]:
-    """Train three steps, then check every line. Says what it does where that takes long."""
+    """Train three steps, then check every line. `run.say` announces checks that take long."""
     trainer, module = run.trainer, run.model
     run.say(f"training {STEPS} steps …")
     trainer.fit(module, datamodule=run.datamodule)
-    lines = [
-        shapes(run.observer, module.whole_model),
-        shifted_labels(run.observer, _packed_documents(run)),
-        first_loss(run.observer, module.whole_model, trained=run.trained, of_tokens=module.objective.of_tokens),
-        gradients(run.observer),
-        learning_rate(run.observer, trainer, module),
-        save_and_load(run),
-    ]
+    loss = first_loss(run.observer, module.whole_model, trained=run.trained, of_tokens=module.objective.of_tokens)
+    if run.observer.losses:
+        lines = [shifted_labels(run.observer, _packed_documents(run)), loss, gradients(run.observer)]
+    else:
+        lines = [no_target(run.datamodule), loss]
+    lines.append(save_and_load(run))
     module.to(trainer.strategy.root_device)
     run.say("mask, files, loader …")
     lines += [causal_mask(run), *data_files(run.datamodule), *loader(run), overfitting(run)]
@@ -165,7 +164,7 @@ def checklist(run: CheckedRun) -> list[Line]:
 
 
 def data_files(data: Any) -> list[Line]:
-    """The files of the tokens hold what meta.json says: each is hashed as a whole."""
+    """Check that the token files are those of meta.json: each file is hashed as a whole."""
     if not isinstance(data, TokenDataModule):
         return []
     problems, files = list(data.files.problems()), data.files
@@ -176,29 +175,19 @@ def data_files(data: Any) -> list[Line]:
 # -- tests of the first steps -----------------------------------------------------------------------------------------
 
 
-def shapes(observer: Observer, model: GPT | CustomModel) -> Line:
-    """Batches are (B, T) int64 of one shape, with ids below the vocabulary size."""
-    config, wrong = model.config, []
-    assert config.vocab_size is not None
-    seen = {tuple(batch["input_ids"].shape) for batch in observer.batches}
-    for batch in observer.batches:
-        ids, targets = batch["input_ids"], batch["targets"]
-        if ids.dtype != torch.int64 or targets.dtype != torch.int64 or ids.ndim != 2 or ids.shape != targets.shape:
-            wrong.append(f"input_ids {tuple(ids.shape)} {ids.dtype}, targets {tuple(targets.shape)} {targets.dtype}")
-        elif ids.min() < 0 or ids.max() >= config.vocab_size or targets.max() >= config.vocab_size:
-            wrong.append(f"ids from {ids.min()} to {ids.max()}, but the vocabulary has {config.vocab_size}")
-        elif ids.size(1) > config.block_size:
-            wrong.append(f"{ids.size(1)} positions, but the model has {config.block_size}")
-    if len(seen) > 1:
-        wrong.append(f"batches of different shapes {sorted(seen)}")
-    return Line("shapes", not wrong, wrong[0] if wrong else f"{seen.pop()} int64, ids below {config.vocab_size:,}")
+def no_target(data: Any) -> Line:
+    """The line in place of those that need a target, if no step has any."""
+    why = data.cut_conversations() if isinstance(data, TokenDataModule) else ""
+    masks = "the masks of the data leave every token out (look at it: --show 2)"
+    found = f"no target in these {STEPS} steps: {f'{why}, or ' if why else ''}{masks}"
+    return Line("labels and gradients", False, found)
 
 
 def shifted_labels(observer: Observer, packed: Tensor | None = None) -> Line:
-    """The target of each position is the id that follows it in its document.
+    """Check that the target of each position is the id that follows it in its document.
 
     Args:
-        packed: (n, T) the documents of all observed rows, if they follow each other in any order.
+        packed: (n, T) document numbers of all observed rows; None if rows are consecutive tokens.
     """
     equal = total = learned = rows = 0
     for batch in observer.batches:
@@ -218,7 +207,7 @@ def shifted_labels(observer: Observer, packed: Tensor | None = None) -> Line:
 
 
 def _packed_documents(run: CheckedRun) -> Tensor | None:
-    """The documents of all observed rows (n, T), which the model may not ask for. None if rows are consecutive tokens."""
+    """Document numbers of all observed rows (n, T), even if the model needs none. None if rows are consecutive tokens."""
     data = run.datamodule
     if not isinstance(data, TokenDataModule) or data.packing == "concatenate":
         return None
@@ -231,7 +220,7 @@ def _packed_documents(run: CheckedRun) -> Tensor | None:
 
 
 def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = False, of_tokens: bool = True) -> Line:
-    """An untrained model predicts every id with equal probability, so its loss is ln V. A trained model's is lower."""
+    """Check that the first loss is ln V: an untrained model predicts every id equally. A trained model's loss may be lower."""
     assert model.config.vocab_size is not None
     if not observer.losses:
         return Line("first loss is ln V", True, f"not tested: no target in {STEPS} steps")
@@ -240,41 +229,20 @@ def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = 
     expected, loss = math.log(model.config.vocab_size), observer.losses[0]
     off = loss / expected - 1
     right = off <= FIRST_LOSS_TOLERANCE and (trained or off >= -FIRST_LOSS_TOLERANCE)
-    why = "" if right else ": labels, mask or initialisation are wrong"
+    why = "" if right else ": initialisation (torch draws embeddings with std 1), labels or mask are wrong"
     return Line("first loss is ln V", not why, f"{loss:.4f}, ln {model.config.vocab_size:,} = {expected:.4f} ({off:+.1%}){why}")
 
 
 def gradients(observer: Observer) -> Line:
-    """After two updates, every parameter has a finite, non-zero gradient."""
+    """Check that every parameter has a finite, non-zero gradient after two updates."""
     missing = observer.without_gradient
     seen = f"none, zero or not finite: {', '.join(missing[:5])}" if missing else f"all, in step {STEPS}"
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
     return Line("every parameter gets a gradient", not missing, seen + more)
 
 
-def learning_rate(observer: Observer, trainer: Trainer, module: Any) -> Line:
-    """The learning rates of the first steps equal the schedule's, and the first one is above zero."""
-    optimizer = module.configure_optimizers()
-    peaks = [float(group["lr"]) for group in optimizer.param_groups]
-    found = [c for c in trainer.callbacks if isinstance(c, callbacks.Schedule)]  # type: ignore[attr-defined]
-    wanted = [[found[0].rate(t, peak) if found else peak for peak in peaks] for t in range(1, len(observer.rates) + 1)]
-    same = all(
-        math.isclose(a, b, rel_tol=1e-9)
-        for seen, want in zip(observer.rates, wanted, strict=True)
-        for a, b in zip(seen, want, strict=True)
-    )
-    first = observer.rates[0][0]
-    steps = trainer.max_steps
-    text = f"{first:.3g} at step 1, {observer.rates[-1][0]:.3g} at step {len(observer.rates)}, peak {peaks[0]:.3g}"
-    if found and steps > 0:
-        text += f", {found[0].rate(steps, peaks[0]):.3g} at step {steps:,}"
-    if not same:
-        text += f"; the schedule has {wanted[0][0]:.3g} and {wanted[-1][0]:.3g}"
-    return Line("learning rate as intended", same and first > 0, text)
-
-
 def save_and_load(run: CheckedRun) -> Line:
-    """The last checkpoint contains the trained weights and optimizer state, bit for bit, and loads."""
+    """Check that the last checkpoint contains the trained weights, bit for bit, and can be loaded."""
     name = "a save and a load"
     path = max((run.run_dir / CHECKPOINTS).glob("step-*.ckpt"), default=run.run_dir / "by-hand.ckpt")
     if not path.exists():
@@ -286,34 +254,26 @@ def save_and_load(run: CheckedRun) -> Line:
         for key, value in trained.items()
         if key not in saved["state_dict"] or not torch.equal(saved["state_dict"][key], value)
     ]
-    state: dict[int, dict[str, Any]] = saved["optimizer_states"][0]["state"]
-    for number, values in run.trainer.optimizers[0].state_dict()["state"].items():
-        stored = state.get(number, {})
-        different += [
-            f"optimizer state {key} of parameter {number}"
-            for key, value in values.items()
-            if key not in stored or not torch.equal(torch.as_tensor(stored[key]), torch.as_tensor(value).cpu())
-        ]
     if different or saved["global_step"] != run.trainer.global_step:
         return Line(name, False, f"not equal to the trained model: {', '.join(different[:5]) or 'the step'} ({path.name})")
     try:
         load_model(path)
     except UserError as error:
         return Line(name, False, f"does not fit the model: {error}")
-    return Line(name, True, f"{len(trained)} tensors and the optimizer state of {len(state)} parameters, bit for bit")
+    return Line(name, True, f"{len(trained)} tensors, bit for bit")
 
 
 # -- tests after training ---------------------------------------------------------------------------------------------
 
 
 def causal_mask(run: CheckedRun) -> Line:
-    """No prediction depends on a later token or, with document masks, on an earlier document, in evaluation and in training.
+    """Check in both modes of the model that no prediction depends on a later token or, if masked, on an earlier document.
 
-    The weights get noise for that, because a projection that is still near zero would hide a leak behind it.
+    The weights get noise during the check, because a projection that is still near zero would hide a leak behind it.
     """
     model = run.model.model
     assert model is not None
-    if run.model.compute_config.float8:  # moves predictions by up to 8 % of the largest logit
+    if run.model.compute_config.float8:  # it changes predictions by up to 8 % of the largest logit
         return Line("mask", True, "not tested: scales in float8 depend on all positions (test with --compute.float8 false)")
     kept = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
     generator = torch.Generator(run.trainer.strategy.root_device).manual_seed(0)
@@ -327,9 +287,9 @@ def causal_mask(run: CheckedRun) -> Line:
 
 
 def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tuple[bool, str]:
-    """Whether nothing leaks, and the finding. All tokens from a cut on are changed at once.
+    """Whether nothing leaks, and the finding. Each test changes all tokens from one position (the cut) on.
 
-    One sequence at a time, because sequences of a batch may share the capacity of experts.
+    The model gets one sequence at a time, because sequences of a batch may share the capacity of experts.
     """
     config, device, seed = run.model.whole_model.config, generator.device, callbacks.StepSeed()
     assert config.vocab_size is not None
@@ -340,7 +300,7 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def logits(ids: Tensor) -> Tensor:
-        """(T, V), with the same random numbers and buffers each time."""
+        """Logits (T, V), computed with the same random numbers and buffers each time."""
         seed.on_train_start(run.trainer, run.model)
         seed.on_train_batch_start(run.trainer, run.model, None, 0)
         with torch.no_grad(), run.precision():
@@ -355,7 +315,7 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
         rounding = (1e-3 if "32" in run.trainer.precision else 1e-2) * before.abs().max()
 
         def moved(first: Tensor, last: Tensor, cut: int, before: Tensor = before) -> Tensor:
-            """(T,): the changes of predictions for the first `cut` tokens of one sequence and the others of another one."""
+            """(T,) largest changes of logits from `before`, for `cut` tokens of `first` followed by the rest of `last`."""
             return (logits(torch.cat([first[:, :cut], last[:, cut:]], dim=1)) - before).abs().amax(dim=-1)
 
         if not moved(ids, ids, 0).max() <= rounding:
@@ -372,8 +332,8 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
 
 
 def _cuts(length: int) -> list[int]:
-    """Positions from which on tokens are changed. Consecutive ones meet a leak of every n-th position; at the beginning, a
-    later token has the largest share of the attention."""
+    """Positions from which on tokens are changed. Consecutive ones find a leak at every n-th position; early ones find a
+    small leak, because there a later token has the largest share of the attention."""
     parts = range(1, 16), range(length // 2, length // 2 + 8), range(length - 8, length)
     return sorted({cut for part in parts for cut in part if 0 < cut < length})
 
@@ -402,7 +362,7 @@ def loader(run: CheckedRun) -> list[Line]:
         if spent > LOADER_SECONDS:
             break
     sizes = _blocks_per_epoch(loaded.dataset)
-    # A second pass over a small source must repeat. The training steps before may have begun the first one.
+    # A second pass over a small source must repeat. The training steps may have read a part of the first pass.
     before = run.datamodule.consumed_samples if sizes else 0
     again = {source: number + before - sizes[source] for source, number in drawn.items() if source in sizes}
     again = {source: number for source, number in again.items() if number > 0}
@@ -426,14 +386,14 @@ def loader(run: CheckedRun) -> list[Line]:
 
 
 def _blocks_per_epoch(dataset: Any) -> dict[int, int]:
-    """Source → its sequences before they repeat. One source without a mixture, none if the data are a user's."""
+    """Source → number of its sequences in an epoch. Source 0 without a mixture; empty if the data module is a user's."""
     if isinstance(dataset, MixtureBlocks):
         return {source: len(blocks) for source, blocks in dataset.blocks.items()}
     return {0: len(dataset)} if isinstance(dataset, Blocks) else {}
 
 
 def overfitting(run: CheckedRun) -> Line:
-    """A model that cannot overfit one short batch has a bug. Half of the first loss is enough; of trained weights, 0.95."""
+    """Check that one short batch can be overfitted: to half of the first loss, or to 0.95 of it from trained weights."""
     name, module, trainer = "one batch can be overfitted", run.model, run.trainer
     if not run.observer.losses:
         return Line(name, True, f"not tested: no target in {STEPS} steps")
@@ -473,7 +433,7 @@ def overfitting(run: CheckedRun) -> Line:
 
 
 def coordinates(run: CheckedRun) -> Line:
-    """With base_width, updates change activations equally at every width."""
+    """Check that with base_width, updates change activations equally at every width."""
     name, module = "coordinate check", run.model
     model = module.whole_model
     if not isinstance(model, GPT) or module.lora is not None or model.config.moe is not None:
@@ -487,9 +447,9 @@ def coordinates(run: CheckedRun) -> Line:
 
 
 def _part_to_learn(observer: Observer) -> dict[str, Tensor]:
-    """Two rows of a micro-batch, (2, t) with t at most `OVERFIT_TOKENS`: the first ones with the most targets.
+    """Two rows of a micro-batch, (2, t) with t at most `OVERFIT_TOKENS`, chosen for the most targets.
 
-    Masked data have long parts without any.
+    Masked data have long parts without targets.
     """
     learned = [batch["targets"] != -100 for batch in observer.batches]
     batch = observer.batches[int(np.argmax([int(each.sum()) for each in learned]))]

@@ -1,4 +1,4 @@
-"""Bits per byte of gzip and xz on the held-out text that a model is evaluated on: a scale for the model's."""
+"""Bits per byte of gzip and xz on the held-out text that a model is evaluated on, to compare with the model's."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from lightning.pytorch import Trainer
 from lit_llm.data.batches import HeldOutOrder
 
 SAMPLE_TOKENS, SAMPLE_PARTS = 2**18, 16
-"""At most so many tokens are compressed, which takes seconds. Of a longer text, the beginnings of so many equal parts."""
+"""At most `SAMPLE_TOKENS` are compressed, in seconds: the beginnings of `SAMPLE_PARTS` equal parts if the text is longer."""
 
 
 def compressors(trainer: Trainer, data: Any, split: str) -> tuple[dict[str, float], str]:
     """Compress the text that the evaluation of "val" or "test" reads on all ranks: what its counted targets decode to.
 
     Returns:
-        Bits per byte by names such as val/gzip_bits_per_byte, with a sentence about the text; or none, and why.
+        Bits per byte by names such as val/gzip_bits_per_byte, and a sentence about the text; or an empty dict, and why.
     """
     loader: Any = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
     batches = (trainer.num_test_batches if trainer.testing else trainer.num_val_batches)[0]
     none = f"{split}: no comparison with gzip and xz, because"
     if not isinstance(order := getattr(loader, "sampler", None), HeldOutOrder):
         return {}, f"{none} the loader is not that of lit_llm.data.TokenDataModule"
-    tokenizer, sizes = data.tokenizer, data.token_bytes_of(split)
+    tokenizer, sizes = data.tokenizer, data.corpus.token_bytes_of(split)
     if tokenizer is None:
         return {}, f"{none} the data have no tokenizer, so the bytes of their text are not known (--data.tokenizer)"
     read = int(min(len(loader.dataset), batches * order.batch_size * order.num_replicas))
@@ -43,7 +43,7 @@ def compressors(trainer: Trainer, data: Any, split: str) -> tuple[dict[str, floa
     ids = targets[~ignored]
     ids = ids[sizes.numpy()[ids] > 0]  # without marks of documents
     text, size = tokenizer.decode(ids).encode(), float(sizes.numpy()[ids].sum())
-    if not text or abs(len(text) - size) > max(8, 0.01 * size):  # it may begin or end inside a character
+    if not text or abs(len(text) - size) > max(8, 0.01 * size):  # the text may begin or end inside a character
         return {}, f"{none} the tokenizer gives {len(text):,} bytes back of {size:,.0f}"
     packed = {"gzip": gzip.compress(text, 9), "xz": lzma.compress(text)}
     part = "" if len(blocks) == read else f", a sample in {SAMPLE_PARTS} parts"

@@ -25,8 +25,8 @@ WIDTHS, BASE_WIDTH, HEAD_DIM = (64, 128, 256), 128, 32
 LAYERS, VOCABULARY, ROWS, LENGTH = 2, 64, 4, 32
 STEPS, SEEDS = 4, 2
 LARGEST_POWER = 0.3
-"""Measured for Muon with both of its `adjust_lr`, AdamW and Lion: with base_width at most 0.21, without at least 0.46 in
-queries, hidden units or logits."""
+"""Largest accepted power. Measured for AdamW, Lion, and Muon with both values of `adjust_lr`: with base_width at most 0.21;
+without it at least 0.46 in queries, hidden units or logits."""
 
 
 def width_powers(config: GPTConfig, make: Callable[[list[dict[str, Any]]], Optimizer]) -> dict[str, float]:
@@ -35,7 +35,7 @@ def width_powers(config: GPTConfig, make: Callable[[list[dict[str, Any]]], Optim
     Models of the same kind as `config`, with two blocks and widths 64 to 256, learn one batch of random ids in fp32 on the CPU.
 
     Args:
-        config: its sizes are replaced, and `base_width`, if it has one, by 128.
+        config: the configuration; the models have other sizes and, if it sets `base_width`, a `base_width` of 128.
         make: makes an optimizer from groups of parameters.
     """
     ids = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(3))
@@ -63,7 +63,7 @@ def _small(config: GPTConfig, width: int) -> GPTConfig:
 
 
 def _changes(config: GPTConfig, make: Callable[[list[dict[str, Any]]], Optimizer], ids: Tensor, seed: int) -> dict[str, float]:
-    """Root mean square of what the updates change in each activation of the last block, and in the logits."""
+    """Root mean square change that the updates make in each activation of the last block, and in the logits."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT(config)

@@ -1,21 +1,24 @@
-"""What a model takes from the data's tokenizer."""
+"""Completes a model's configuration from the data's tokenizer, and checks the first batch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from lit_llm.core.errors import UserError
 from lit_llm.models.config import GPTConfig
 
 
 def with_vocabulary(config: GPTConfig, data: Any) -> GPTConfig:
-    """A copy with the size of the data's vocabulary and its end-of-document id, where the configuration does not say them.
+    """A copy of `config` with the data's vocabulary size and end-of-document id, where `config` does not set them.
 
     Args:
-        data: the data module; None without one. Of a user's, attributes may be missing.
+        data: the data module, or None. A user's data module may lack attributes.
 
     Raises:
         UserError: the model does not fit the data's tokenizer.
@@ -43,3 +46,25 @@ def with_vocabulary(config: GPTConfig, data: Any) -> GPTConfig:
             "--model.mask_documents false."
         )
     return config
+
+
+_IDS = (torch.int64, torch.int32)  # what an embedding reads
+
+
+def check_batch(batch: Any, data: object) -> None:
+    """Look at a batch of a user's data module.
+
+    Raises:
+        UserError: It is not what `LanguageModel` trains on.
+    """
+    seen = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+    inputs, targets = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "targets"))
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+        if inputs.ndim == 2 and inputs.shape == targets.shape and targets.dtype == torch.int64 and inputs.dtype in _IDS:
+            return
+        said = [f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in (inputs, targets)]
+        seen = f"input_ids {said[0]} and targets {said[1]}"
+    raise UserError(
+        f"a batch of {type(data).__name__} is {seen}, but must be a dict of input_ids and targets, both (B, T) int64, with "
+        "targets that are already shifted by one (docs/own-data.md) (--data)"
+    )

@@ -1,4 +1,4 @@
-"""Distillation: a student learns from the text, and from what a teacher gave to each position when the data were prepared."""
+"""Distillation: a student learns from the text, and from a teacher's probabilities, computed when the data were prepared."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from lit_llm.training.objective import CrossEntropy
 class Distillation(CrossEntropy):
     """Cross-entropy, mixed with the divergence from a teacher: (1 - weight) · nll + weight · τ² · KL(teacher ‖ student).
 
-    `prepare --teacher` writes its top k probabilities at the temperature τ. `lit_llm.models.distillation_loss` has the
-    formulas. Logs train/kl, in nats per token. train/loss is the cross-entropy alone, as without a teacher, and validation,
-    which has no teacher, measures that.
+    `prepare --teacher` writes the teacher's top k probabilities at temperature τ. `lit_llm.models.distillation_loss` has the
+    formulas. Logs train/kl, in nats per token. train/loss is the cross-entropy alone, as without a teacher. So is val/loss,
+    because validation has no teacher.
 
     Args:
-        weight: of KL. 1: the text's own tokens teach nothing.
+        weight: weight of the KL divergence. With 1, the text's own tokens teach nothing.
     """
 
     needs_gpt = True

@@ -1,4 +1,4 @@
-"""What validation and test measure: mean losses, perplexity and bits per byte."""
+"""The metrics of validation and test: mean losses, perplexity and bits per byte."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 from torchmetrics import Metric
 
+from lit_llm.core._torch import IGNORED
 from lit_llm.models.loss import LossSums
 from lit_llm.training.accumulation import LossMeans, wide
 
 
 class Evaluation(Metric):
-    """One pass over held-out data. Made when the pass begins, because precision bf16-true rounds a module's sums before.
+    """The sums of one pass over held-out data. Make it when the pass begins: precision bf16-true would round earlier sums.
 
-    `compute` adds over the ranks. It gives values by name, such as "val/loss", which is NaN without a counted target. Bits per
-    byte are nats / (ln 2 · UTF-8 bytes of the text): comparable across tokenizers; 8 times a compression ratio.
+    `compute` adds the sums of all ranks. It returns values by name, such as "val/loss", which is NaN if no target counts. Bits
+    per byte are nats / (ln 2 · UTF-8 bytes of the text): comparable across tokenizers, and 8 times a compression ratio.
 
     Args:
-        prefix: of the names: "val" or "test".
+        prefix: the first part of the names, "val" or "test".
         losses: the means to measure.
         token_bytes: (V,), UTF-8 bytes of each id. None: bits per byte are not measured.
-        of_tokens: the loss is nats per token. Otherwise there are no perplexity and no bits per byte.
+        of_tokens: whether the loss is nats per token; if not, perplexity and bits per byte are not measured.
     """
 
     is_differentiable = False
@@ -43,10 +44,10 @@ class Evaluation(Metric):
         self.add_state("text_bytes", torch.zeros((), dtype=wide(device), device=device), dist_reduce_fx="sum")
 
     def update(self, batch: dict[str, Tensor], sums: LossSums, *, parts: int) -> None:
-        """Add a batch.
+        """Add the sums of a batch.
 
         Args:
-            parts: number of ranks that have this batch; the sums are this rank's part.
+            parts: number of ranks that share this batch; `sums` is this rank's part.
         """
         self.sums = self.sums + self.losses.of(batch, sums)
         if self.token_bytes is not None:
@@ -65,14 +66,14 @@ class Evaluation(Metric):
 
 
 def safe_exp(loss: float) -> float:
-    """exp, infinity on overflow."""
+    """exp(loss), or infinity on overflow."""
     return math.inf if loss >= 700 else math.exp(loss)
 
 
 def without_repeats(batch: dict[str, Tensor], batch_idx: int, loader: Any) -> dict[str, Tensor]:
-    """The batch with ignored targets in the rows that a `DistributedSampler` repeats, so that all ranks have equally many.
+    """The batch with ignored targets in the rows that a `DistributedSampler` repeats to give all ranks equally many.
 
-    Rank r of R takes samples r, r + R, …, then the first again.
+    Rank r of R takes samples r, r + R, …; after the last sample, the sampler starts again with the first.
     """
     batches = getattr(loader, "batch_sampler", None)
     sampler = getattr(loader if batches is None else batches, "sampler", None)
@@ -85,4 +86,4 @@ def without_repeats(batch: dict[str, Tensor], batch_idx: int, loader: Any) -> di
         return batch
     row = torch.arange(len(targets), device=targets.device)
     sample = (first + row * samples // len(row)) * sampler.num_replicas + sampler.rank
-    return {**batch, "targets": targets.masked_fill((sample >= total)[:, None], -100)}
+    return {**batch, "targets": targets.masked_fill((sample >= total)[:, None], IGNORED)}

@@ -34,10 +34,9 @@ from lit_llm.training.outcome import (
     code_after_training,
     code_at_end,
     continue_command,
-    loss_of_last_step,
     reason_for_end,
 )
-from lit_llm.training.progress_watch import ProgressWatch
+from lit_llm.training.progress_watch import UNKNOWN, ProgressWatch
 
 
 def fit(
@@ -52,8 +51,8 @@ def fit(
 ) -> int:
     """Train, then evaluate; returns the exit code.
 
-    It is 1 if SpikeGuard stopped training, another process ended early, the last checkpoint could not be saved, the loss was
-    not finite at the end, or the run left the curve that it was checked against.
+    The code is 1 if SpikeGuard stopped training, another process ended early, the last checkpoint could not be saved, the loss
+    was not finite at the end, or the run left the curve that it was checked against.
 
     Args:
         trainer: with all callbacks of a run (`config.run_callbacks`).
@@ -82,7 +81,7 @@ def fit(
         if code is not None:
             return code
         if trainer.should_stop and start.end is None and guard is not None and holds_run(run_dir):
-            with contextlib.suppress(OSError):  # then the next launch trains on, until the same rule ends it again
+            with contextlib.suppress(OSError):  # without the file, the next launch trains until the same rule ends it
                 write_text(run_dir / ENDED, json.dumps({"step": trainer.global_step, "reason": reason_for_end(trainer)}))
         metrics = dict(trainer.callback_metrics)  # an evaluation clears them
         if model.step_count and not model.step_loss.isfinite():  # the last step may not have been logged
@@ -111,10 +110,9 @@ def _check_data(
     problem = None if initial is None else initial.tokenizer_problem(data.tokenizer)
     if problem is not None:
         raise UserError(problem)
-    changes = start.data_changes(data, model.config.vocab_size, accepted=accept_changes)
-    refuse(changes)
-    if (saved := start.saved_data(data)) is not None:
-        refuse(data.changed_files(saved, accepted=accept_changes))
+    refuse(start.data_changes(data, model.config.vocab_size, accepted=accept_changes))
+    if data.seen_sources() is None and (saved := start.saved_data(data)) is not None:  # else the texts are compared
+        refuse(data.files.changes(saved.get("files", {}), accepted=accept_changes))
 
 
 def _train(
@@ -137,7 +135,7 @@ def _train(
             guard.restore()  # the same command must work again
         if isinstance(error, SystemExit):  # Lightning turns a KeyboardInterrupt into it
             raise KeyboardInterrupt from None
-        if isinstance(error, BlockingIOError):  # of a fork
+        if isinstance(error, BlockingIOError):  # raised by a fork
             raise UserError(
                 "no further process can be started: raise the limit (ulimit -u), or lower --data.num_workers"
             ) from None
@@ -158,32 +156,29 @@ def _train(
         if last.exists():
             how = f"the last checkpoint is {real_path(last)}, continue with: {continue_command(run_dir)}"
         watch = callback_of(trainer, ProgressWatch)
-        lost = None if watch is None else watch.lost_rank()
-        which = "another process" if lost is None else f"rank {lost}"
+        which = UNKNOWN if watch is None else watch.lost()
         print(f"rank {trainer.global_rank}: {which} of this run ended. See its output for the reason; {how}", file=sys.stderr)
         return FAILED
     finally:
-        trainer.strategy.checkpoint_io.teardown()  # a checkpoint in the background; Lightning leaves this out after some errors
-    if trainer.is_global_zero and (line := loss_of_last_step(trainer, model)):
-        print(line)
+        trainer.strategy.checkpoint_io.teardown()  # waits for a background save, as Lightning does not after some errors
     return code_after_training(trainer, run_dir, resumed=start.checkpoint is not None, ended_before=start.end)
 
 
 def restore_problem(checkpoint: Path, error: Exception) -> str | None:
-    """Why a checkpoint cannot be used, if an error was raised while its state was restored; else None."""
+    """Why a checkpoint cannot be used, if `error` was raised while its state was restored; else None."""
     if isinstance(error, UserError) or is_lost_peer(error) or not restores_checkpoint(error):
         return None
     return f"{checkpoint} cannot be restored: {type(error).__name__}: {first_line(error)[:200]}"
 
 
 def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule, start: RunStart) -> None:
-    """Validate the final weights, unless training did. Needed after resuming a run that has ended."""
+    """Validate the final weights if training did not, for example because a resumed run had already ended."""
     if model.validated_step == trainer.global_step:
         return
     loggers, trainer.loggers = trainer.loggers, []  # Lightning would log at a wrong step
     evaluated = trainer.validate(model, datamodule=data, verbose=False)
     trainer.loggers = loggers
-    if trainer.global_step != start.step:  # otherwise it was logged before
+    if trainer.global_step != start.step:  # otherwise an earlier launch has logged it
         for metrics in evaluated:  # empty with limit_val_batches 0
             write_row(trainer, metrics, trainer.global_step)
         for logger in trainer.loggers:

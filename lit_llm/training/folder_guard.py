@@ -13,28 +13,28 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_llm.checkpoint.disk_format import clear_leftovers
-from lit_llm.core.disk import delete, is_disk_error, read_ordinary, write_bytes
-from lit_llm.hf.tokenizer_files import COMPANIONS
+from lit_llm.core.disk import delete, is_disk_error, set_aside, write_bytes
 from lit_llm.runs.lock import LOCK
 from lit_llm.runs.plan_record import PLAN
 from lit_llm.runs.resume import RunStart
-from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, LOGGER_RUNS, set_aside
+from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, LOGGER_RUNS
+from lit_llm.runs.tokenizer_files import COMPANIONS
 from lit_llm.tokenizers import TOKENIZER_FILE
 
 _WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml", PLAN, LOGGER_RUNS}
-"""What a launch writes into a run folder before the first step, beside TensorBoard's event file."""
+"""Files that a launch writes into a run folder before the first step, beside TensorBoard's event file."""
 
 
 class FolderGuard(Callback):
-    """Holds the lock of the run folder, and restores the folder if the launch makes no step. On rank 0.
+    """On rank 0, holds the lock of the run folder, and restores the folder if the launch makes no step.
 
     Contract:
-        on_train_batch_start: from the first one on, the folder is that of a run.
+        on_train_batch_start: notes in `training_began` that training has begun.
         on_save_checkpoint: checks that this run still holds the lock.
         State: none.
 
     Args:
-        start: with the lock, checked but not yet acquired.
+        start: the run's start, which has the lock, checked but not yet acquired.
         replace: move an existing folder aside.
     """
 
@@ -55,15 +55,14 @@ class FolderGuard(Callback):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock, and remember what the folder has.
+        """Hold the lock, and remember the folder's file names and the contents that this launch overwrites.
 
         Raises:
-            UserError: Another process holds it, or has written into the folder in between.
+            UserError: Another process holds the lock.
         """
         self._existed, lock = self.run_dir.exists(), self.start.lock
         assert lock is not None
         with lock:
-            self.start.refuse_if_outdated(self.run_dir)
             if self._existed and self.replace:
                 self._aside, self._existed = set_aside(self.run_dir), False
                 lock.acquire()  # in the new folder
@@ -72,17 +71,17 @@ class FolderGuard(Callback):
             clear_leftovers(self.run_dir / CHECKPOINTS)  # a run that has ended saves no more
             if self._existed:
                 self._names = {path.name for path in self.run_dir.iterdir()}
-                self._contents = {self.run_dir / name: read_ordinary(self.run_dir / name) for name in self._names & _WRITTEN}
+                self._contents = {self.run_dir / name: (self.run_dir / name).read_bytes() for name in self._names & _WRITTEN}
             yield
 
     def is_where(self, error: OSError) -> bool:
-        """Whether an error while files of the run are written concerns its folder. Of a write, it names no file."""
+        """Whether an error while the run writes files concerns its folder. An error of a write names no file."""
         if error.filename is None:
             return is_disk_error(error)
         return Path(os.fsdecode(error.filename)).absolute().is_relative_to(self.run_dir.absolute())
 
     def restore(self) -> None:
-        """Delete the files of this launch. Keeps a new folder that has checkpoints."""
+        """Delete the files of this launch, and write back those that it replaced. A new folder with checkpoints is kept."""
         if not self._existed:
             if not (self.run_dir / CHECKPOINTS).exists():
                 shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -93,5 +92,5 @@ class FolderGuard(Callback):
             if path.name not in self._names and (path.name in _WRITTEN or path.name.startswith("events.out.tfevents.")):
                 delete(path)
         for path, content in self._contents.items():
-            with contextlib.suppress(OSError):  # the disk refuses this, too; then it has refused a new file as well
+            with contextlib.suppress(OSError):  # a disk that refuses this has refused the launch's file, too
                 write_bytes(path, content)

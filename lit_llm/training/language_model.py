@@ -29,13 +29,12 @@ from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.gpt import GPT, GPTConfig, LossFunction
 from lit_llm.models.lora import LoRAConfig, apply_lora, flops_saved, reset_adapters
 from lit_llm.models.loss import LossConfig, LossSums
+from lit_llm.models.own_flops import own_flops_per_token
 from lit_llm.optim import MuonAdamW, optimizer_of
 from lit_llm.optim.transfer import optimizer_of_stage
-from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.weights import planned_model
 from lit_llm.training.accumulation import Accumulation, LossMeans, mean_of
 from lit_llm.training.compressors import compressors
-from lit_llm.training.data_vocabulary import with_vocabulary
+from lit_llm.training.data_vocabulary import check_batch, with_vocabulary
 from lit_llm.training.evaluation import Evaluation, safe_exp, without_repeats
 from lit_llm.training.objective import CrossEntropy, Objective
 from lit_llm.training.reference import Reference
@@ -46,24 +45,24 @@ from lit_llm.training.text_generation import TextGeneration
 class LanguageModel(TextGeneration):
     """Trains a GPT, or a custom architecture, with next-token cross-entropy or another objective.
 
-    Every mean is over the tokens of the *global* batch; what else an objective counts, such as pairs, takes their place.
+    Losses are means over the *global* batch: per token, or per pair for preferences.
 
-    Batches are dicts of `input_ids` and `targets`, both (B, T) int64. Targets of -100 are ignored. With `sources`, (B,) int64,
-    rows have the sources that the data module's `source_names` lists. `documents` are those of `GPT.forward`.
+    Batches are dicts of `input_ids` and `targets`, both (B, T) int64. Targets of -100 are ignored. Optional: `sources`, (B,)
+    int64 indices into the data module's `source_names`, and `documents`, as in `GPT.forward`.
 
     Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
     batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, if the
     data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. With
     `model.predict_ahead` also `train/loss_ahead` (nats per token, over all tokens further ahead; no other loss includes them).
-    A step, or a source in a step, without a counted target has no loss, and no such row.
+    If no target of a step, or of a source in a step, is counted, this loss is not logged for the step.
 
-    Says the loss of the step to callbacks (`lit_llm.callbacks.contracts.SaysStepLoss`): the nats, without z-loss.
+    Callbacks read the loss of a step as in `lit_llm.callbacks.contracts.SaysStepLoss`: in nats, without z-loss.
 
     Args:
-        architecture: built instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
+        architecture: a custom model instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
         init_from: a checkpoint whose weights replace the random initial ones.
-        objective: what is minimised; None: cross-entropy. It says what is logged beside, or instead of, the names above.
-        use_ema: of `init_from`, and of a checkpoint that is evaluated, take the average of the weights that EMA kept.
+        objective: the loss to minimise; None: cross-entropy. It decides what is logged beside, or instead of, the names above.
+        use_ema: take EMA's average of the weights from `init_from`, and from a checkpoint that is evaluated.
         lora: train adapters beside the weights of `init_from`, which are frozen. Checkpoints hold the adapters only.
 
     Raises:
@@ -104,14 +103,14 @@ class LanguageModel(TextGeneration):
         self.model: GPT | CustomModel | PipelinedGPT | None = None
         self.token_bytes: Tensor | None = None
         self.tokenizer: Any = None
-        self.tokenizer_sha256: str | None = None  # of its file in the run folder
+        self.tokenizer_sha256: str | None = None  # of the tokenizer's files
         self.window = Accumulation(LossMeans())
         self.evaluation: Evaluation  # of the current validation or test
-        self._compressors: dict[str, dict[str, float]] = {}  # split → what gzip and xz reach on its text
-        self.validated_step: int | None = None  # the last one, in `fit`
+        self._compressors: dict[str, dict[str, float]] = {}  # split → bits per byte of gzip and xz
+        self.validated_step: int | None = None  # of the latest validation in `fit`
         self.step_sums = torch.zeros(1, 2)  # of the latest step, see `Accumulation.end`
         self.step_loss, self.step_count = torch.tensor(math.nan), torch.tensor(0)
-        # Of a mixture of experts, see `lit_llm.callbacks.contracts.CountsExperts`.
+        # For a mixture of experts, see `lit_llm.callbacks.contracts.CountsExperts`.
         self.expert_counts: Tensor | None = None
         self.router_means: dict[str, Tensor] = {}
 
@@ -144,7 +143,7 @@ class LanguageModel(TextGeneration):
         model: GPT | CustomModel | PipelinedGPT
         if self.lora is not None:
             if strategy is not None:
-                self.init_from = strategy.broadcast(self.init_from)  # of a resumed run, only rank 0 has looked for it
+                self.init_from = strategy.broadcast(self.init_from)  # when resuming, only rank 0 has looked for it
             if self.init_from is None:
                 raise UserError("lora trains adapters beside frozen weights: name the run that has them (--init_from)")
             self.base = base_record(self.init_from)
@@ -161,16 +160,16 @@ class LanguageModel(TextGeneration):
             model = parallelize(model, self.compute_config, device, mesh)
             model.to_empty(device="cpu" if mesh is None else mesh.parameter_device)
             model.init_weights()
-            if not isinstance(model, PipelinedGPT):  # has drawn adapters of all stages
+            if not isinstance(model, PipelinedGPT):  # a pipeline has drawn the adapters of all stages
                 reset_adapters(model)
         if self.init_from is not None:
-            average = self.use_ema and self.lora is None  # the base of adapters has none
+            average = self.use_ema and self.lora is None  # the base of adapters has no average
             load_weights(model.whole if isinstance(model, PipelinedGPT) else model, self.init_from, average=average)
         self.model = model
 
     @property
     def whole_model(self) -> GPT | CustomModel:
-        """The model. Of a pipeline all of it; layers of other ranks are on the meta device."""
+        """The whole model, also in a pipeline, where the layers of other ranks are on the meta device."""
         assert self.model is not None
         return self.model.whole if isinstance(self.model, PipelinedGPT) else self.model
 
@@ -190,11 +189,12 @@ class LanguageModel(TextGeneration):
     def flops_per_token(self) -> float | None:
         """Training FLOPs per token of the data's sequences, see `GPTConfig.flops_per_token` and `flops_saved`.
 
-        Of a custom architecture, those of its kernels, or six per parameter (`lit_llm.plan.own_trace`).
+        For a custom architecture, `own_flops_per_token` counts those of its kernels, or six per parameter.
         """
         length = getattr(self.data, "block_size", None)
         if self.architecture is not None:
-            return flops_per_token(planned_model(self.config, self.architecture), length=length).total
+            assert self.config.vocab_size is not None
+            return sum(own_flops_per_token(self.architecture, self.config.vocab_size, length or self.config.block_size))
         model = self.whole_model
         assert isinstance(model, GPT)
         return self.config.flops_per_token(length) - flops_saved(model)
@@ -206,8 +206,8 @@ class LanguageModel(TextGeneration):
         self._first_batch = True
 
     def on_train_start(self) -> None:
-        """Start to sum losses. Without a schedule, apply the configured rates again: a checkpoint has restored its own."""
-        if self.reference is not None:  # not earlier: a checkpoint says what it is
+        """Start new loss sums. Without a schedule, apply the configured rates again: a checkpoint has restored its own."""
+        if self.reference is not None:  # not earlier: a checkpoint says which weights it needs
             self.reference.prepare(self)
         self.window = Accumulation(  # not earlier: data modules may learn in `train_dataloader` whether every target counts
             self._loss_means(),
@@ -226,7 +226,7 @@ class LanguageModel(TextGeneration):
 
     @property
     def every_target_counts(self) -> bool:
-        """Whether micro-batches have equal weight on all ranks: the data module declares that no training target is ignored."""
+        """Whether all micro-batches have equal weight, because the data module declares that no training target is ignored."""
         declared = getattr(self.data, "every_target_counts", False)
         return declared and self._mesh("context", 1) == 1  # ranks that share a sequence may have padding of it
 
@@ -239,7 +239,7 @@ class LanguageModel(TextGeneration):
         return self.sums_of(self._with_reference(batch))
 
     def sums_of(self, batch: dict[str, Tensor], objective: Objective | None = None) -> LossSums:
-        """The sums of a batch that is complete, by another objective if one is given."""
+        """The loss sums of a batch, which has its reference already, for `objective` or else the module's own."""
         assert self.model is not None
         loss = self.loss_function(batch, objective)
         documents = {"documents": batch["documents"]} if "documents" in batch else {}  # a custom model takes none
@@ -251,11 +251,15 @@ class LanguageModel(TextGeneration):
         return batch if self.reference is None else self.reference.added_to(batch, self)
 
     def loss_function(self, batch: dict[str, Tensor], objective: Objective | None = None) -> LossFunction:
-        """What the model calls with hidden states, output matrix and targets."""
+        """The function that the model calls with hidden states, output matrix and targets."""
         return (objective or self.objective).function(batch, self.loss_config, self.whole_model)
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self._first_batch:
+            check_batch(batch, self.data)
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The mean loss over the counted targets of a micro-batch on this rank; 0 without any, and in a pipeline."""
+        """The mean loss over the counted targets of a micro-batch on this rank; 0 if there are none, and in a pipeline."""
         if isinstance(self.model, PipelinedGPT):
             return self.model.collect(self._with_reference(batch))
         sums = self.sums(batch)
@@ -263,9 +267,9 @@ class LanguageModel(TextGeneration):
         return mean_of(sums)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Add the gradients of a mean, by weight. A pipeline's last micro-batch of a step runs all of them, by the schedule.
+        """Add the weighted gradients of a mean loss. In a pipeline, a step's last micro-batch runs the whole schedule.
 
-        Not in `training_step`, because Lightning sets gradients to zero after it.
+        The schedule does not run in `training_step`, because Lightning sets gradients to zero after it.
         """
         window = self.window
         if not isinstance(self.model, PipelinedGPT):
@@ -274,17 +278,17 @@ class LanguageModel(TextGeneration):
             accumulate = self.trainer.accumulate_grad_batches
             for batch, sums in self.model.train_step(
                 loss=self.loss_function,
-                objective=lambda sums: mean_of(sums) * window.weight(sums.count) / accumulate,  # as Lightning divides
+                objective=lambda sums: mean_of(sums) * window.weight(sums.count) / accumulate,  # Lightning divides, too
                 forward_context=self.trainer.precision_plugin.train_step_context,
             ):
                 window.add(batch, sums)
 
     def first_gradient_scale(self) -> Tensor | float:
-        """After the first micro-batch of a step: what makes its gradient that of the mean over its targets; inf without any."""
+        """The factor that makes the gradient of a step's first micro-batch that of its mean loss; inf if no target counts."""
         return self.window.first_gradient_scale(self.trainer.accumulate_grad_batches)
 
     def _mesh(self, name: str, otherwise: int) -> int:
-        """A number of ranks of the MeshStrategy; `otherwise` with another strategy, or without a Trainer."""
+        """The MeshStrategy's attribute `name`, a number of ranks; `otherwise` with another strategy, or without a Trainer."""
         strategy = getattr(trainer_of(self), "strategy", None)
         return getattr(strategy, name) if isinstance(strategy, MeshStrategy) else otherwise
 
@@ -316,7 +320,7 @@ class LanguageModel(TextGeneration):
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
 
     def _end_step_of_routers(self, sums: Tensor) -> None:
-        """Say what experts computed in the step, and set the shares that the balancing loss of the next one uses."""
+        """Store what the experts computed in the step, and set the shares that the balancing loss of the next step uses."""
         assert self.config.moe is not None
         self.expert_counts, of_tokens = sums[:, :-2], sums[:, -2:]
         # Not the step's count: an objective may count pairs, and ranks of tensor parallelism route a part of the positions.
@@ -326,20 +330,20 @@ class LanguageModel(TextGeneration):
         model = self.whole_model
         assert isinstance(model, GPT)
         for router, counts in zip(model.routers, self.expert_counts, strict=True):
-            if not router.shares.is_meta:  # of another stage
+            if not router.shares.is_meta:  # meta: a router of another stage
                 shares = counts / counts.sum().clamp(min=1)
                 router.shares.copy_(torch.where(counts.sum() > 0, shares, router.shares))
 
     @property
     def expert_biases(self) -> list[Tensor | None] | None:
-        """(E,) of each block with experts, None where it is another rank's; None without any."""
+        """The bias, (E,), of each block with experts, or None for another rank's block. None if no block has experts."""
         if self.model is None or not isinstance(self.whole_model, GPT):
             return None
         biases = [router.choice_bias for router in self.whole_model.routers]
         return [None if bias.is_meta else bias for bias in biases] or None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Print what compilation took, after the first micro-batch. Every launch pays it."""
+        """Print the time of compilation after the first micro-batch. Every launch compiles."""
         if self._first_batch and self.compute_config.compile and self.trainer.is_global_zero:
             seconds = seconds_of_compilation()
             if seconds:  # 0: there is no compiler
@@ -360,7 +364,7 @@ class LanguageModel(TextGeneration):
 
     def on_validation_epoch_start(self) -> None:
         split = "test" if self.trainer.testing else "val"
-        token_bytes = self.data.token_bytes_of(split) if isinstance(self.data, TokenDataModule) else self.token_bytes
+        token_bytes = self.data.corpus.token_bytes_of(split) if isinstance(self.data, TokenDataModule) else self.token_bytes
         if self.reference is not None:
             self.reference.prepare(self)
         device, of_tokens = self.trainer.strategy.root_device, self.objective.of_tokens
@@ -370,7 +374,9 @@ class LanguageModel(TextGeneration):
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the means, which are over the tokens of all loaders."""
-        if not isinstance(self.data, TokenDataModule):  # which repeats nothing
+        if not isinstance(self.data, TokenDataModule):  # a TokenDataModule repeats nothing
+            if batch_idx == 0:
+                check_batch(batch, self.data)
             loaders = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
             batch = without_repeats(batch, batch_idx, CombinedLoader(loaders).flattened[dataloader_idx])
         # The last batch may be smaller. Computing it without compiled blocks is faster than compiling them for its size.
@@ -395,7 +401,7 @@ class LanguageModel(TextGeneration):
     on_test_epoch_end = on_validation_epoch_end
 
     def _compressors_row(self, split: str) -> dict[str, float]:
-        """What gzip and xz reach on the evaluated text. The first evaluation of a split measures it, on rank 0."""
+        """Bits per byte of gzip and xz on the evaluated text, which rank 0 measures in the first evaluation of a split."""
         if split not in self._compressors:
             row: dict[str, float] = {}
             if self.trainer.is_global_zero:

@@ -1,7 +1,7 @@
-"""The end of other processes of the run: its errors, and the record that NCCL leaves. `progress_watch` watches them.
+"""Recognises that another process of the run has ended, by errors and exit codes; makes NCCL leave a record.
 
-gloo has no exception type for a lost connection: it raises a plain RuntimeError. So `is_lost_peer` tests the message. No other
-function does. Its test kills a real process and uses the real error.
+gloo has no exception type for a lost connection: it raises a plain RuntimeError. So `is_lost_peer`, and no other function,
+tests the message. Its test kills a real process and uses the real error. `progress_watch` watches running processes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def is_port_in_use(error: BaseException) -> bool:
 
 
 def launched_rank_ended(rank: int, code: int) -> None:
-    """Called in a thread when a rank that this process launched has ended: end this one, unless it does so by itself.
+    """End this process when a rank that it launched has ended, unless it ends by itself. Called in a thread.
 
-    A rank that fails once the processes are connected says so (`progress_watch`), and all ranks may come to an end with a code.
+    A rank that fails after the processes have connected reports it (`progress_watch`), and a run may end on all ranks with an
+    exit code other than 0.
     """
     if code == 0 or (code > 0 and dist.is_initialized()):
         return
@@ -48,16 +49,11 @@ def launched_rank_ended(rank: int, code: int) -> None:
 
 
 def record_collectives(folder: Path) -> None:
-    """Make NCCL's process groups write their latest collectives to `folder`, which exists then, when one times out.
+    """Make NCCL's process groups write their latest collectives to `folder` when one times out; the folder must exist by then.
 
-    Call it before the processes connect. It sets variables of torch 2.13, unless the user has set them.
-    torch then says which rank, group and collective timed out, and `folder/nccl-rank-N` has the record of rank N, for
-    `python -m torch.distributed.flight_recorder.fr_trace`.
+    Call it before the processes connect. It sets environment variables, unless the user has set them. torch then prints which
+    rank, group and collective timed out; `python -m torch.distributed.flight_recorder.fr_trace` reads `folder/nccl-rank-N`.
     """
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    for name, older, value in (  # torch reads the first of the two that is set
-        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),
-        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(folder.absolute() / "nccl-rank-")),
-    ):
-        if older not in os.environ:
-            os.environ.setdefault(name, value)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl-rank-"))

@@ -30,7 +30,7 @@ TIMEOUT = timedelta(minutes=30)
 FAILED_RANK = timedelta(seconds=60)
 """How long a rank that has failed waits for rank 0, to tell it."""
 RELEASE = 10.0
-"""Seconds in which the others find out that rank 0 has failed."""
+"""Seconds that rank 0 waits for the other ranks to read why the run ends."""
 _INTERVAL = 0.05
 _VERDICT = "verdict"
 _meetings = itertools.count()
@@ -38,23 +38,23 @@ _ended = False
 
 
 def meet(trainer: Trainer, settings: Mapping[str, str]) -> dist.Store | None:
-    """Wait until all ranks have come, and compare their settings. If they are connected already, nothing.
+    """Wait until all ranks have started, and compare their settings. If the ranks are connected already, do nothing.
 
     Args:
-        settings: those that are the same on all ranks, by key (`same_on_all_ranks`).
+        settings: the settings that must be the same on all ranks, by key (`same_on_all_ranks`).
 
     Returns:
-        The store. On rank 0 the others lose it when the object is gone.
+        The store, or None if the ranks were connected. If rank 0 deletes its store, the other ranks lose theirs.
 
     Raises:
-        UserError: On every rank: one has failed, or has not come, or has other settings.
+        UserError: On every rank: some rank has failed, has not started, or has other settings.
     """
     global _ended
     if dist.is_initialized():
         return None
     rank, ranks, environment = trainer.global_rank, trainer.world_size, trainer.strategy.cluster_environment  # type: ignore[attr-defined]
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
-    os.environ.pop(LAUNCHER, None)  # those that this process has launched have it; others that it starts are no ranks
+    os.environ.pop(LAUNCHER, None)  # launched ranks have a copy; processes that start later are no ranks
     store = _open(rank == 0, TIMEOUT)
     store.set(f"settings of {rank}", json.dumps(settings))
     if rank == 0:
@@ -71,7 +71,7 @@ def meet(trainer: Trainer, settings: Mapping[str, str]) -> dist.Store | None:
 
 
 def tell_failure(error: Exception) -> None:
-    """Called by a rank that fails. If the ranks have not met, the others end with what it says."""
+    """Called by a rank that fails: if the ranks have not met, the others end with its error message."""
     if _ended or dist.is_initialized():
         return
     said = str(error) if isinstance(error, UserError) else repr(error)
@@ -87,12 +87,12 @@ def tell_failure(error: Exception) -> None:
             _wait_for_readers(store, launched_ranks() or 2)
         store.add("read", 1)
     except (RuntimeError, KeyError):  # no address, the port is in use, or rank 0 has not come
-        if not is_first_here():  # whose mistakes are left to the first
+        if not is_first_here():  # the first rank on this machine prints its own errors anyway
             print("\n".join(f"error: {line}" for line in lines), file=sys.stderr)
 
 
 def _open(hosts: bool, timeout: timedelta) -> dist.Store:
-    """The store of this meeting; a process may train several times."""
+    """The store of this meeting, with a prefix of its own, because a process may train several times."""
     hosts = hosts and not has_agent_store()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, is_master=hosts, timeout=timeout, wait_for_workers=False, multi_tenant=True)
@@ -100,7 +100,7 @@ def _open(hosts: bool, timeout: timedelta) -> dist.Store:
 
 
 def _wait_for_readers(store: dist.Store, ranks: int) -> None:
-    """On rank 0, if it has the store: until the other ranks have read the verdict."""
+    """On rank 0, if it hosts the store: wait at most `RELEASE` seconds until the other ranks have read the verdict."""
     until = time.monotonic() + RELEASE
     while not has_agent_store() and store.add("read", 0) < ranks - 1 and time.monotonic() < until:
         time.sleep(_INTERVAL)
@@ -122,13 +122,13 @@ def _judge(store: dist.Store, keys: list[str]) -> None:
 
 
 def refuse_other_data(state: Mapping[str, Any]) -> None:
-    """Compare what decides the samples of the ranks, once their data are open. A collective.
+    """Compare the settings that decide the samples of the ranks, once their data are open. A collective.
 
     Args:
-        state: of a TokenDataModule.
+        state: the state dict of a TokenDataModule.
 
     Raises:
-        UserError: On every rank: they differ.
+        UserError: On every rank: these settings differ.
     """
     # A teacher belongs to the shards, and other ranks open it later.
     deciding = {f"data.{name}": value for name, value in state.items() if name not in ("files", "teacher")}
@@ -141,7 +141,7 @@ def _differences(of_ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     """One phrase for each key in which a rank differs from rank 0."""
     ours, found = of_ranks[0], dict[str, str]()
     for rank, theirs in enumerate(of_ranks):
-        # Arguments of another class follow from that class.
+        # Keys that one rank lacks follow from the choice of another class: they are named only if no value differs.
         keys = [key for key in ours if key in theirs and theirs[key] != ours[key]] or sorted(ours.keys() ^ theirs.keys())
         for key in keys:
             mine, other = (as_flag(each[key]) if key in each else "missing" for each in (ours, theirs))

@@ -16,12 +16,12 @@ from lit_llm.core.errors import UserError
 
 
 class RequireMonitor(Callback):
-    """Raises if the metric of a strict EarlyStopping or a StepCheckpoint does not exist. Must precede it.
+    """Raises if the metric of a strict EarlyStopping or a StepCheckpoint does not exist. Must precede the watched callback.
 
-    A resumed run has the metric of its checkpoint. A StepCheckpoint may wait for a score of tasks.
+    A resumed run starts with the metric of its checkpoint. A StepCheckpoint may wait for a score of tasks.
 
     Contract:
-        on_train_start: the patience is the configured one, not the checkpoint's, and a stop before that is over.
+        on_train_start: sets the configured patience instead of the checkpoint's, and clears an earlier reason for stopping.
         on_validation_end, on_train_epoch_end: checks in the hook that the callback uses. An EarlyStopping checks after
             validation with a ValidateEvery, else at the end of an epoch.
         State: the last value of the metric, and its step.
@@ -70,7 +70,7 @@ class RequireMonitor(Callback):
         if name == "StepCheckpoint" and is_score(trainer, monitor):  # may come later
             return
         if getattr(self.watching, "strict", True) and monitor is not None and monitor not in metrics:
-            names = sorted(name for name in metrics if not name.startswith(("health/", "setup/")))  # a hundred more
+            names = sorted(name for name in metrics if not name.startswith(("health/", "setup/")))  # a hundred names
             close = difflib.get_close_matches(monitor, list(metrics), 1)
             hint = f". Did you mean {close[0]!r}?" if close else ""
             where = "--checkpoint.monitor" if name == "StepCheckpoint" else f"monitor of {name} in trainer.callbacks"
@@ -83,7 +83,7 @@ class ValidateLast(Callback):
     """Without `ValidateEvery`, makes validation due after the last step, so that its loss and the best checkpoint are known."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step == trainer.max_steps:  # a signal has interrupted it
+        if trainer.global_step == trainer.max_steps:  # a signal has interrupted the last validation
             trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -95,7 +95,7 @@ class StayEnded(Callback):
     """Trains no further if the run has ended by a rule of its own, such as early stopping.
 
     Args:
-        ended: whether it has. Rank 0's counts.
+        ended: whether the run has ended. All ranks take the value of rank 0.
     """
 
     def __init__(self, ended: bool) -> None:

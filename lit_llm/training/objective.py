@@ -1,8 +1,8 @@
-"""What training minimises, as a function of hidden states, the output matrix and a batch. Cross-entropy is one of several.
+"""Objectives: the loss that training minimises, as a function of hidden states, the output matrix and a batch.
 
-One module, one loop and one loss head serve every objective. For each micro-batch it gives a loss function, which the model
-calls with the hidden states of this rank's positions, so that pipelines, tensor and context parallelism, accumulation and
-means over the global batch work by the mechanisms that cross-entropy has.
+One module, one loop and one loss head serve every objective. For each micro-batch an objective makes a loss function, which
+the model calls with the hidden states of this rank's positions. So pipelines, tensor and context parallelism, accumulation
+and means over the global batch work as they do for cross-entropy.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from lit_llm.models.loss import LossConfig, LossHead, chunked_cross_entropy, cro
 
 
 class Objective(ABC):
-    """What training minimises: the sum of `LossSums.loss` over its `count`, over the global batch."""
+    """The loss that training minimises: the sum of `LossSums.loss` divided by the sum of `count`, over the global batch."""
 
     of_tokens: ClassVar[bool] = True
     """Whether the loss is nats per token of the text, so that perplexity and bits per byte mean something."""
     uses_pairs: ClassVar[bool] = False
-    """Whether it needs data of pairs (`lit_llm.data.blocks.PairBlocks`). Others need data without."""
+    """Whether it needs data of pairs (`lit_llm.data.blocks.PairBlocks`). Other objectives refuse pairs."""
     loss_head: ClassVar[LossHead] = "cross-entropy"
-    """The kind of its loss function, from which the planner knows its memory and work."""
+    """The kind of its loss function, from which the planner computes memory and work."""
     needs_gpt: ClassVar[bool] = False
-    """Whether it cannot train a model of the user's."""
+    """Whether it trains only a GPT, and no custom architecture."""
     uses_reference: bool = False
     """Whether batches have "reference", the log-probability of each document under the weights that training starts from."""
 
@@ -41,14 +41,14 @@ class Objective(ABC):
 
         Args:
             batch: as the data module gives it, on the device of the model.
-            model: of a pipeline the whole one. If ranks share sequences, the function gets `GPT.own_positions`.
+            model: the whole model, also in a pipeline. If ranks share sequences, `GPT.own_positions` selects the rank's part.
         """
 
     def use(self, data: Any, stage: str) -> None:
-        """Get to know the data, which are open, for "fit", "validate" or "test".
+        """Read from the data module what the objective needs. The data are open for "fit", "validate" or "test".
 
         Raises:
-            UserError: data and objective do not fit.
+            UserError: data and objective do not fit each other.
         """
         name, pairs = type(self).__name__, bool(getattr(data, "pairs", False))
         if self.uses_pairs and not pairs:
@@ -67,7 +67,7 @@ class Objective(ABC):
         return ()
 
     def problems(self, parts: Mapping[str, Any]) -> list[str]:
-        """Why it cannot be used with the other groups of a recipe, one sentence each."""
+        """Why the objective cannot be used with the other groups of a recipe, one sentence each."""
         return []
 
 
@@ -76,7 +76,7 @@ class CrossEntropy(Objective):
 
     def function(self, batch: Mapping[str, Tensor], loss: LossConfig, model: GPT | CustomModel) -> LossFunction:
         settings: dict[str, Any] = {"z_loss": loss.z_loss, "by_row": "sources" in batch}
-        if not isinstance(model, GPT):  # which gives logits
+        if not isinstance(model, GPT):  # a custom model gives logits
             return partial(cross_entropy_of_logits, **settings)
         if loss.chunk_size is None:
             return partial(cross_entropy, **settings)

@@ -13,13 +13,10 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
 from lit_llm import callbacks
-from lit_llm.callbacks._lightning import callback_of, is_logged
-from lit_llm.callbacks.progress_bar import format_line
+from lit_llm.callbacks._lightning import callback_of
 from lit_llm.core.errors import report
 from lit_llm.data import TokenDataModule
 from lit_llm.data.run_length import steps_of_passes
-from lit_llm.training.evaluation import safe_exp
-from lit_llm.training.language_model import LanguageModel
 
 FAILED = 1
 INTERRUPTED = 75
@@ -27,9 +24,9 @@ INTERRUPTED = 75
 
 
 def outcome(trainer: Trainer) -> tuple[str, int | None]:
-    """How `trainer.fit` ended: why, as in "reached trainer.max_steps=12", and an exit code if it did not come to its end.
+    """Why `trainer.fit` ended, as in "reached trainer.max_steps=12", and an exit code if training is incomplete.
 
-    Early stopping and `max_time` are ends that the settings ask for.
+    Early stopping and `max_time` complete the training, because the settings ask for them.
     """
     if (guard := callback_of(trainer, callbacks.SpikeGuard)) and guard.diagnosis:
         return f"stopped by the spike guard: {guard.diagnosis}", FAILED
@@ -39,7 +36,7 @@ def outcome(trainer: Trainer) -> tuple[str, int | None]:
 
 
 def code_after_training(trainer: Trainer, run_dir: Path, *, resumed: bool, ended_before: str | None) -> int | None:
-    """Say how training ended. Returns the exit code, or None if training came to its end: then `code_at_end` has it.
+    """Print how training ended. Return the exit code, or None if training is complete: `code_at_end` then decides it.
 
     Args:
         resumed: the run continued from a checkpoint.
@@ -57,12 +54,12 @@ def code_after_training(trainer: Trainer, run_dir: Path, *, resumed: bool, ended
 
 
 def code_at_end(trainer: Trainer, run_dir: Path, metrics: Mapping[str, Tensor], *, resumed: bool, followed: bool) -> int:
-    """The exit code after the evaluation. Says what is wrong with the result.
+    """Report what is wrong with the result after the evaluation, and return the exit code.
 
     Args:
         metrics: the last values of all metrics.
         resumed: the run continued from a checkpoint.
-        followed: the run kept to the curve that it was checked against.
+        followed: whether the run kept to the curve that it was checked against.
     """
     problems = [unsaved(trainer, run_dir, resumed=resumed), not_finite(trainer, metrics)]
     report("\n".join(filter(None, problems)))
@@ -77,7 +74,7 @@ def reason_for_end(trainer: Trainer) -> str:
     """Why `trainer.fit` returned without a signal, as the end of a sentence: "reached trainer.max_steps=12"."""
     data, epochs = getattr(trainer, "datamodule", None), trainer.max_epochs or -1
     by_epochs = "" if epochs == -1 else f"reached trainer.max_epochs={epochs}"
-    if trainer.global_step == trainer.max_steps:  # which `set_end` has lowered if the epochs end before
+    if trainer.global_step == trainer.max_steps:  # `set_end` has lowered max_steps if the epochs end before it
         passes = isinstance(data, TokenDataModule) and by_epochs and trainer.global_step == steps_of_passes(data, epochs)
         cut = isinstance(trainer.limit_train_batches, int) and trainer.current_epoch == epochs
         return by_epochs if passes or cut else f"reached trainer.max_steps={trainer.max_steps}"
@@ -95,23 +92,15 @@ def reason_for_end(trainer: Trainer) -> str:
 
 
 def _rule_of(stop: EarlyStopping) -> str:
-    """What made it stop, by the name of its setting."""
+    """The rule that stopped training, named by its setting."""
     for name in ("stopping_threshold", "divergence_threshold"):
         if stop.stopping_reason is EarlyStoppingReason[name.upper()]:
             return f"{name} {getattr(stop, name):g}"
     if stop.stopping_reason is EarlyStoppingReason.NON_FINITE_METRIC:
         return "which is not finite"
     best, delta = f"{float(stop.best_score):.5g}", abs(stop.min_delta)
-    best = f"{best} at its last improvement by {delta:g} or more" if delta else f"best {best}"  # smaller ones do not change it
+    best = f"{best} at its last improvement by {delta:g} or more" if delta else f"best {best}"  # smaller gains do not count
     return f"{best}, patience {stop.patience}"
-
-
-def loss_of_last_step(trainer: Trainer, model: LanguageModel) -> str | None:
-    """The line of the last optimizer step, if it was not a logged one: "step 103/103  loss 2.3456  ppl 10.44"."""
-    if not model.step_count or is_logged(trainer, trainer.global_step):
-        return None
-    loss = float(model.step_loss)
-    return format_line(trainer.global_step, trainer.max_steps, {"train/loss": loss, "train/perplexity": safe_exp(loss)}, None)
 
 
 def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:
@@ -136,9 +125,9 @@ def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:
 
 
 def not_finite(trainer: Trainer, metrics: Mapping[str, Tensor]) -> str | None:
-    """That training ended with a loss that is not finite: a sentence, or None.
+    """A sentence if training ended with a loss that is not finite, else None.
 
-    A SpikeGuard skips such steps. A finite validation loss then shows that the weights are fine.
+    A SpikeGuard skips steps with such a loss. A finite validation loss then shows that the weights are fine.
 
     Args:
         metrics: the last values of all metrics.

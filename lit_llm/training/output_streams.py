@@ -1,6 +1,6 @@
-"""Standard output and error. That they cannot be written, as on a full disk or without a reader, costs text, not the run.
+"""Standard output and error: if they cannot be written (full disk, no reader), text is lost, but the run goes on.
 
-With `fit --log_dir` each rank has a file of its own, also for what C++ writes to the descriptors 1 and 2.
+With `fit --log_dir` each rank has a log file, which also receives what C++ code writes to the descriptors 1 and 2.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def survive_lost_output() -> None:
             replaced = io.TextIOWrapper(
                 io.BufferedWriter(LossyFile(stream.fileno())),
                 encoding=stream.encoding,
-                errors="backslashreplace",  # of characters that the terminal's encoding lacks
+                errors="backslashreplace",  # for characters that the terminal's encoding lacks
                 # PYTHONUNBUFFERED asks for write_through, which ends in the buffer: a killed process would lose its last lines.
                 line_buffering=stream.line_buffering or stream.write_through,
             )
@@ -41,7 +41,7 @@ def survive_lost_output() -> None:
 
 
 def lost_output() -> str | None:
-    """Why part of what was printed is lost; None if nothing is, or if a reader had read enough."""
+    """Why a part of the printed text is lost; None if nothing is lost, or if a pipe's reader had read enough."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
@@ -49,7 +49,7 @@ def lost_output() -> str | None:
 
 
 class LossyFile(io.RawIOBase):
-    """Writes to a descriptor, and drops what cannot be written. `lost`: why, if anything but a pipe without a reader."""
+    """Writes to a descriptor, and drops text that cannot be written. `lost` says why, unless a pipe has no reader."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -78,7 +78,7 @@ class LossyFile(io.RawIOBase):
 def log_to(folder: Path, rank: int, ranks: int) -> None:
     """From now on, append this process's output to `folder/rank-N.log`. Rank 0 also writes to its terminal.
 
-    Rank 0's output goes through two small processes that copy it. They end when this one does, however it does.
+    Rank 0's output goes through two small processes that copy it. They end when this process ends, in whatever way.
 
     Raises:
         UserError: The file cannot be written.
@@ -86,8 +86,7 @@ def log_to(folder: Path, rank: int, ranks: int) -> None:
     path = folder / f"rank-{rank}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Not through a link: somebody else may have put one into a shared folder.
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except FileExistsError:
         raise UserError(f"log_dir {str(folder)!r} is a file, but must be a folder: give another path (--log_dir DIR)") from None
     except OSError as error:
@@ -106,10 +105,10 @@ def log_to(folder: Path, rank: int, ranks: int) -> None:
 
 
 def _copy(descriptor: int, path: Path) -> None:
-    """Replace a descriptor by a pipe to a process that writes to both what the descriptor was and the log.
+    """Replace a descriptor by a pipe to a process that writes to both the descriptor's old target and the log.
 
-    It is in a session of its own and ignores what a terminal or a scheduler sends to every process. So it ends with the last
-    process that writes.
+    The process has its own session and ignores the signals that a terminal or a scheduler sends to every process. So it ends
+    with the last process that writes to the pipe.
     """
     command = ["sh", "-c", 'trap "" HUP INT PIPE TERM; exec tee -a "$1"', "sh", str(path)]
     copying = subprocess.Popen(
@@ -118,4 +117,4 @@ def _copy(descriptor: int, path: Path) -> None:
     assert copying.stdin is not None
     os.dup2(copying.stdin.fileno(), descriptor)
     copying.stdin.close()
-    copying.returncode = 0  # it is never waited for
+    copying.returncode = 0  # Popen then never waits for the process

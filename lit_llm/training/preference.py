@@ -11,7 +11,7 @@ dpo: Rafailov et al. 2023, arXiv 2305.18290, equation 7; with ε conservative DP
 probability. ipo: Azar et al. 2023, arXiv 2310.12036, equation 17, whose authors divide by |y|. simpo: Meng et al. 2024, arXiv
 2405.14734, equation 6.
 
-Letters: B rows, T positions, D documents of a row, the most that a row of the batch has, P = D / 2 pairs.
+Letters: B rows, T positions, D documents (the most that a row of the batch has), P = D / 2 pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_llm.core._torch import all_gather_rows
+from lit_llm.core._torch import IGNORED, all_gather_rows
 from lit_llm.core.number_domain import above, at_least, below, range_problems
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import CustomModel
@@ -42,15 +42,15 @@ class Preference(Objective):
     """Prefer the chosen answer of each pair to the rejected one: DPO, IPO or SimPO.
 
     Logs for train and val, as means over the pairs of the global batch: loss, reward_chosen and reward_rejected (β s of the
-    formulas above), margin (their difference), accuracy (how often it is positive; half of those that are 0), logp_chosen and
+    formulas above), margin (their difference), accuracy (share of positive margins; a margin of 0 counts half), logp_chosen and
     logp_rejected (nats per document). With a reference also kl, in nats per token: Σ (log π_ref − log π) over the tokens of
     both documents. It estimates KL(π_ref ‖ π) as if the documents were samples of the reference, and may be negative.
 
     Args:
         loss: dpo, ipo, or simpo, which needs no reference.
-        beta: β. dpo: how dear it is to leave the reference; simpo: scale of rewards, 2 to 2.5 in the paper.
+        beta: β. dpo: weight of staying near the reference; simpo: scale of rewards, 2 to 2.5 in the paper.
         label_smoothing: ε, below 0.5. Not for ipo.
-        gamma: γ of simpo: by how much the reward of the chosen answer shall be larger.
+        gamma: γ of simpo: how much larger the reward of the chosen answer shall be than that of the rejected one.
     """
 
     of_tokens = False
@@ -118,17 +118,17 @@ class Preference(Objective):
         """The sums over the pairs of a micro-batch. `count` is the number of pairs, and `nll` the sum of the loss.
 
         Args:
-            documents: (B, T) ints, numbers within a row: 2 i of the chosen and 2 i + 1 of the rejected document of pair i.
+            documents: (B, T) ints, numbers within a row: 2 i is the chosen and 2 i + 1 the rejected document of pair i.
             slots: D. Documents with other numbers are padding.
             reference: (B, D) log-probabilities; None: zeros.
-            shard: the positions are a part of the sequences. Then every rank has all sums by document, and the gradient of its
-                positions; the sums that are added over ranks are rank 0's.
-            head: of `token_nll`.
+            shard: set if this rank has a part of each sequence. Every rank then has the whole sum of each document and the
+                gradient of its own positions. Only rank 0 returns non-zero sums, because they are added over ranks.
+            head: further arguments of `token_nll`.
         """
         nll = token_nll(hidden, weight, targets, chunk_size=chunk_size, **head)  # (B, T)
         here = documents[:, None] == torch.arange(slots, device=documents.device)[:, None]  # (B, D, T) bool
         logp = -torch.where(here, nll.to(wide(nll.device))[:, None], 0).sum(dim=-1)  # (B, D)
-        tokens = (here & (targets != -100)[:, None]).sum(dim=-1)  # (B, D)
+        tokens = (here & (targets != IGNORED)[:, None]).sum(dim=-1)  # (B, D)
         if shard is not None:
             logp, tokens = _sum_over_ranks(logp, shard), _sum_over_ranks(tokens, shard)
         sums = self.of_documents(logp, tokens, reference)
@@ -138,7 +138,7 @@ class Preference(Objective):
         return sums
 
     def of_documents(self, logp: Tensor, tokens: Tensor, reference: Tensor | None = None) -> LossSums:
-        """The sums, from (B, D) sums of log-probabilities, numbers of counted targets (0: no such document), and reference."""
+        """The sums, from (B, D) tensors: log-probabilities, numbers of counted targets (0: no such document), reference."""
         ratio = logp if reference is None else logp - reference
         score = (ratio if self.loss == "dpo" else ratio / tokens.clamp(min=1)).unflatten(1, (-1, 2))  # (B, P, 2)
         counts = (tokens > 0).unflatten(1, (-1, 2)).all(dim=-1)  # (B, P)

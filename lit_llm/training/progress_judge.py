@@ -1,4 +1,4 @@
-"""Where the processes of a run are, and which of them is behind when none goes on."""
+"""Where the processes of a run are, and which of them is behind when none makes progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 LONG = ("setup", "first step", "checkpoint", "end of validation")
-"""Where a rank works for minutes between two hooks: reads, compiles, writes, scores tasks. Only torch's own timeout holds."""
+"""Here a rank may read, compile, write or score tasks for minutes between two hooks: only torch's own timeout applies."""
 UNANSWERED = "does not answer (stopped, dead, or its machine is lost)"
 
 
@@ -18,30 +18,35 @@ class Place(NamedTuple):
     beat: int
     """The number of this report."""
     hooks: int
-    """Hooks of training that it has passed."""
+    """Number of training hooks that it has passed."""
     collectives: int
-    """Those that it has begun."""
+    """Number of collectives that it has begun."""
     step: int
+    """The optimizer step that it makes, or has made last."""
     micro_batch: int
+    """Of this step, from 1; 0 before the first one of a launch."""
+    micro_batches: int
+    """Of this step."""
     hook: str
     collective: str | None = None
-    """The latest collective, once nothing has gone on for a while."""
+    """The latest collective; set only after some time without progress."""
 
     @property
     def progress(self) -> tuple[int, int]:
         return self.hooks, self.collectives
 
     def __str__(self) -> str:
-        where = f"step {self.step}, micro-batch {self.micro_batch}, {self.hook}"
+        number = f"micro-batch {self.micro_batch} of {self.micro_batches}, " if self.micro_batch else ""
+        where = f"step {self.step}, {number}{self.hook}"
         return where if self.collective is None else f"{where}, after {self.collective}"
 
 
 @dataclass
 class Judge:
-    """Finds out that a run makes no progress, and which rank is behind. Clocks of other machines do not matter.
+    """Finds out that a run makes no progress, and which rank is behind. It reads only this machine's clock.
 
     Args:
-        silence: seconds without a beat after which a process does not answer.
+        silence: seconds without a beat after which a process counts as silent.
     """
 
     timeout: float
@@ -49,7 +54,7 @@ class Judge:
     now: Callable[[], float] = time.monotonic
     places: dict[int, Place] = field(default_factory=dict)
     heard: dict[int, float] = field(default_factory=dict)
-    """When each rank's latest beat was heard."""
+    """The time at which each rank's latest beat was heard."""
     _moved: float | None = None
 
     def hear(self, rank: int, place: Place) -> None:
@@ -62,7 +67,7 @@ class Judge:
         self.places[rank] = place
 
     def silent(self, rank: int) -> bool:
-        """Whether a process does not answer."""
+        """Whether a process has sent no beat for `silence` seconds."""
         return rank in self.heard and self.now() - self.heard[rank] > self.silence
 
     def verdict(self) -> tuple[int, str] | None:

@@ -1,11 +1,11 @@
 """The processes of a run watch each other: no process outlives the failure of another one, or waits for ever.
 
 Each process publishes where it is, every second, from a thread: the hooks of training that it has passed, and the collectives
-that it has begun. Rank 0 compares. If no rank goes on for `timeout` seconds, it publishes the verdict, which ends every process
-and names the rank that is behind. If rank 0 itself is silent, the others say so.
+that it has begun. Rank 0 compares them. If no rank makes progress for `timeout` seconds, it publishes a verdict, which names
+the rank that is behind and ends every process. If rank 0 itself is silent, the others say so.
 
-A process that fails says so, too. Usually the others notice by themselves: gloo's next collective raises. They do not with
-NCCL, or where the failed process cannot end.
+A process that fails publishes that, too. Usually the others notice it by themselves: gloo's next collective raises. They do
+not notice it with NCCL, or if the failed process cannot end.
 
 Nothing here runs in a training step, apart from counting hooks.
 """
@@ -35,60 +35,61 @@ from lit_llm.training.lost_peer import is_lost_peer
 from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progress
 
 INTERVAL = 1.0
-"""Most seconds between two beats."""
+"""Longest time between two beats, in seconds."""
 PATIENCE = 20.0
 """Seconds that a process has to end by itself once another one has failed."""
+UNKNOWN, LAUNCHER = "another process", "the launcher (torchrun)"
 
 
 class ProgressWatch(Callback):
     """Ends every process of a run that makes no progress, with one sentence that names the rank which is behind.
 
-    Ends this process when another one has failed, and this one does not notice.
+    Also ends this process if another one has failed and this one does not notice it.
 
-    A slow validation is progress as long as hooks or collectives go on. Where a rank works for long without (`LONG`), it is not
-    behind, unless it is silent.
+    A slow validation is progress as long as hooks or collectives go on. A rank in a place of `LONG`, where it works for long
+    without either, is not behind unless it is silent.
 
     Contract:
         setup: connects and starts the threads, with several processes. A collective.
         on_train_start: notes the first step of this launch.
         hooks of batches, steps, validation and checkpoints: count them.
-        on_exception: says in the store of the process group that this process ends, which it now does by itself.
+        on_exception: writes into the store of the process group that this process has failed. It then ends by itself.
         teardown: stops the threads.
         State: none.
 
     Put it before other callbacks.
 
     Args:
-        timeout: seconds without progress. None: no process is ended for want of progress.
-        folder: for the record of the latest collectives of each rank, once the run has been ended.
+        timeout: seconds without progress after which the run is ended. None: it is never ended for that.
+        folder: gets the record of the latest collectives of each rank when the run is ended.
     """
 
     def __init__(self, timeout: float | None, folder: Path) -> None:
         self.timeout, self.folder = math.inf if timeout is None else timeout, folder
         self.interval = min(INTERVAL, self.timeout / 4)
-        self._fails = False
         self._ended = threading.Event()
         self._store: dist.Store | None = None
+        self._trainer: Trainer | None = None
         self._key, self._rank, self._ranks = "", 0, 1
         self._beats = self._hooks = self._first = self._step = self._micro_batch = 0
-        self._hook, self._names_store = "setup", False
-        self._progress, self._still = (0, 0), 0  # beats without progress of this process
+        self._hook, self._store_owner = "setup", "rank 0"  # the process that hosts the store
+        self._progress, self._still = (0, 0), 0  # `_still`: beats of this process without progress
         self._judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
 
     # -- where this process is ------------------------------------------------------------------------------------------
 
-    def _pass(self, trainer: Trainer, hook: str, batch_idx: int | None = None) -> None:
+    def _pass(self, trainer: Trainer, hook: str) -> None:
         self._hooks += 1
-        self._step = trainer.global_step
-        self._hook = "first step" if self._step == self._first else hook
-        if batch_idx is not None:
-            self._micro_batch = batch_idx
+        self._hook = "first step" if trainer.global_step == self._first else hook
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._first = trainer.global_step
+        self._first = self._step = trainer.global_step
+        self._micro_batch, self._trainer = 0, trainer
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._pass(trainer, "forward", batch_idx)
+        step = trainer.global_step + 1  # Lightning counts those that are complete
+        self._step, self._micro_batch = step, self._micro_batch + 1 if step == self._step else 1
+        self._pass(trainer, "forward")
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
         self._pass(trainer, "backward")
@@ -102,7 +103,7 @@ class ProgressWatch(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._pass(trainer, "validation", batch_idx)
+        self._pass(trainer, f"validation batch {batch_idx + 1}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pass(trainer, "end of validation")
@@ -117,12 +118,12 @@ class ProgressWatch(Callback):
         self._still = self._still + 1 if progress == self._progress else 0
         self._progress = progress
         latest = last_collective() if self._still * self.interval > self.timeout / 2 else None
-        return Place(self._beats, *progress, self._step, self._micro_batch, self._hook, latest)
+        many = 1 if self._trainer is None else self._trainer.accumulate_grad_batches  # BatchRamp changes it between steps
+        return Place(self._beats, *progress, self._step, self._micro_batch, many, self._hook, latest)
 
     # -- the processes ------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._fails = False
         if process_count() == 1:
             return
         key = trainer.strategy.broadcast(uuid.uuid4().hex)  # a store may outlive a run, as torchrun's does
@@ -130,7 +131,7 @@ class ProgressWatch(Callback):
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = dist.TCPStore(address, port, timeout=timedelta(seconds=30), wait_for_workers=False)
             self._key, self._rank, self._ranks = key, dist.get_rank(), dist.get_world_size()
-            self._names_store = not has_agent_store()
+            self._store_owner = LAUNCHER if has_agent_store() else "rank 0"
             self._hook, self._store, self._ended = "setup", store, threading.Event()
             self._judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
             store.set(self._of(self._rank), json.dumps(self.place()))  # so that the others know of this process from now on
@@ -138,12 +139,9 @@ class ProgressWatch(Callback):
                 threading.Thread(target=target, args=(self._ended,), name="progress-watch", daemon=True).start()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fails = True
-        if self._store is not None:
+        if self._store is not None and not is_lost_peer(exception):
             with contextlib.suppress(RuntimeError):  # the process that has the store is gone
-                if not is_lost_peer(exception):
-                    self._store.set(f"{self._key}/failed", str(self._rank))
-                self._store.set(f"{self._key}/ends", str(self._rank))
+                self._store.set(f"{self._key}/failed", f"rank {self._rank}")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._ended.set()
@@ -154,30 +152,26 @@ class ProgressWatch(Callback):
         store, judge = self._store, self._judge
         assert store is not None
         ranks = range(self._ranks) if self._rank == 0 else (0,)
-        failed_since, failed = math.inf, 0
+        failed_since = math.inf
         while not ended.wait(self.interval):
-            place = self.place()
             try:
-                other_ends = store.check([f"{self._key}/ends"])
-                store.set(self._of(self._rank), json.dumps(place))
+                store.set(self._of(self._rank), json.dumps(self.place()))
                 for rank, heard in self._read(store, ranks).items():
                     judge.hear(rank, heard)
                 if self._rank == 0 and (found := judge.verdict()) is not None:
                     store.set(f"{self._key}/verdict", json.dumps(found))
-                if other_ends:
-                    name = "failed" if store.check([f"{self._key}/failed"]) else "ends"
-                    failed = int(store.get(f"{self._key}/{name}"))
+                failed = self._failed(store)
                 if store.check([f"{self._key}/verdict"]):
                     behind, sentence = json.loads(store.get(f"{self._key}/verdict"))
                     self._end(behind, sentence, ended)
-            except RuntimeError:  # rank 0 is gone, which has the store
-                other_ends = True
-            failed_since = min(failed_since, time.monotonic()) if other_ends else math.inf
-            if time.monotonic() - failed_since > PATIENCE and not self._fails and not ended.is_set():
-                end(1, f"error: rank {failed} of this run has failed, and this one waited for it: it ends now")
+            except RuntimeError:
+                failed = self._store_owner
+            failed_since = math.inf if failed in (None, f"rank {self._rank}") else min(failed_since, time.monotonic())
+            if time.monotonic() - failed_since > PATIENCE and not ended.is_set():
+                end(1, f"error: {failed} of this run has ended, and this rank waited for it: it ends now")
 
     def _listen_for_0(self, ended: threading.Event) -> None:
-        """In a thread of its own, because a store in a process that has been stopped never answers."""
+        """End this process if it makes no progress and rank 0 is silent. In a thread: a stopped rank's store never answers."""
         made, since, began = (-1, -1), time.monotonic(), time.monotonic()
         while not ended.wait(self.interval):
             now, passed = time.monotonic(), (self._hooks, collectives_begun())
@@ -200,29 +194,31 @@ class ProgressWatch(Callback):
 
     # -- a rank that has died ---------------------------------------------------------------------------------------------
 
-    def lost_rank(self) -> int | None:
-        """After gloo's error for a lost connection: the rank that has failed or is silent. Takes a few seconds."""
+    def lost(self) -> str:
+        """The rank that has failed or is silent, or the launcher, after gloo's error for a lost connection. Takes seconds."""
         store = self._store
         if store is None:
-            return None
+            return UNKNOWN
         try:
-            if store.check([f"{self._key}/failed"]):
-                return int(store.get(f"{self._key}/failed"))
+            if (failed := self._failed(store)) is not None:
+                return failed
             before = self._read(store, range(self._ranks))
             time.sleep(2.5 * self.interval)
             after = self._read(store, range(self._ranks))
         except RuntimeError:
-            return 0 if self._names_store and self._rank != 0 else None
+            return UNKNOWN if self._store_owner == f"rank {self._rank}" else self._store_owner
         silent = [rank for rank, place in before.items() if after[rank].beat == place.beat and rank != self._rank]
-        return silent[0] if len(silent) == 1 else None
+        return f"rank {silent[0]}" if len(silent) == 1 else UNKNOWN
+
+    def _failed(self, store: dist.Store) -> str | None:
+        key = f"{self._key}/failed"
+        return store.get(key).decode() if store.check([key]) else None
 
     def _of(self, rank: int) -> str:
         return f"{self._key}/{rank}"
 
     def _read(self, store: dist.Store, ranks: Any) -> dict[int, Place]:
-        """The places of those ranks that have published one."""
-        there = list(ranks)
-        if not store.check([self._of(rank) for rank in there]):  # in one request, as soon as all have
-            there = [rank for rank in there if store.check([self._of(rank)])]
+        """The places of the ranks that have published one."""
+        there = [rank for rank in ranks if store.check([self._of(rank)])]
         values = store.multi_get([self._of(rank) for rank in there]) if there else []
         return {rank: Place(*json.loads(value)) for rank, value in zip(there, values, strict=True)}

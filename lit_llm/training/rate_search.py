@@ -1,4 +1,4 @@
-"""Finding a learning rate: where a sweep leads, and which of a few short runs is best. Plain numbers.
+"""Finds a learning rate from numbers: the start from a sweep, then the best rate among a few short runs.
 
 A sweep raises the rate from step to step (Smith 2017, arXiv 1506.01186, section 3.3). It shows where training breaks, not
 which rate ends lowest: each rate is used for one step, so the loss still falls at rates that are too high for a whole run.
@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SMOOTHING = 0.8
-"""Of the sweep's losses: the weight of the past in an exponential average."""
+"""Weight of the past in the exponential average of a sweep's losses."""
 BELOW_EDGE = 4.0
-"""The search starts so many times below the sweep's edge."""
+"""The search starts at the sweep's edge divided by this factor."""
 HORIZON_POWER = -0.32
-"""Of the tokens, in the best rate. Bjorck et al. 2024 (arXiv 2409.19913) fit it to runs with AdamW."""
+"""The best rate is proportional to this power of the tokens. Bjorck et al. 2024 (arXiv 2409.19913) fit it to AdamW runs."""
 FARTHEST = 24
-"""Of the search: factors of two from exponent 0. That is the range of a sweep, so a wrong start is no end of it."""
+"""Largest exponent of two in a search, either way: the range of a sweep, so that a wrong start does not end the search."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Sweep:
 
     @property
     def start(self) -> float:
-        """Where to search."""
+        """The rate at which the search starts."""
         return self.edge / BELOW_EDGE
 
 
 def smooth(losses: Sequence[float], weight: float = SMOOTHING) -> list[float]:
-    """Exponential average of each loss and those before it: sum of w^i · loss / sum of w^i. Ends before a NaN or infinity."""
+    """Exponential average of each loss and its predecessors: sum of w^i · loss / sum of w^i. Ends before a NaN or infinity."""
     found: list[float] = []
     total = count = 0.0
     for loss in losses:
@@ -58,17 +58,17 @@ def smooth(losses: Sequence[float], weight: float = SMOOTHING) -> list[float]:
 
 
 def without_batches(losses: Sequence[float], at_first: Sequence[float]) -> list[float]:
-    """Losses as if all batches were equally hard: less what the weights at the start lose on each, plus their mean loss.
+    """Losses as if all batches were equally hard: each minus its batch's loss in `at_first`, plus the mean of `at_first`.
 
     Args:
-        at_first: loss of the same batches with the weights at the start, at least as many.
+        at_first: losses of the same batches with the starting weights; at least as many as `losses`.
     """
     mean = sum(at_first) / len(at_first)
     return [loss - first + mean for loss, first in zip(losses, at_first, strict=False)]
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
-    """Whether a sweep can end: a loss is not finite, or the smoothed loss has lost half of what was gained, and 5 %."""
+    """Whether a sweep can end: a loss is not finite, or the smoothed loss has lost half of its gain, and at least 5 %."""
     smoothed = smooth(losses)
     if len(smoothed) < len(losses):
         return True
@@ -84,7 +84,7 @@ def swept_rates(low: float, high: float, steps: int) -> list[float]:
 
 
 def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) -> dict[int, float]:
-    """Losses at powers of two around the lowest one, by exponent. Both neighbours of the lowest are among them.
+    """Losses at powers of two around the lowest loss, by exponent. Both neighbours of the lowest are among them.
 
     It walks downhill in steps of `stride`, then in halves of it down to 1.
 
@@ -106,14 +106,14 @@ def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) 
 
 
 def lowest(losses: dict[int, float]) -> int:
-    """The exponent of the lowest loss. Of equal ones, the lowest: if all break, lower rates come next."""
+    """The exponent of the lowest loss. Among equal losses the lowest exponent: if all rates break, lower ones come next."""
     return min(losses, key=lambda exponent: (losses[exponent], exponent))
 
 
 def vertex(losses: dict[int, float]) -> float:
     """The exponent at the lowest point of the parabola through the lowest loss and its neighbours.
 
-    Without two finite neighbours: that of the lowest loss.
+    It is the exponent of the lowest loss if that loss lacks a finite neighbour.
     """
     best = lowest(losses)
     left, middle, right = (losses.get(best + i, math.inf) for i in (-1, 0, 1))
@@ -130,16 +130,16 @@ def horizon_factor(short: int, whole: int) -> float:
 
 @dataclass(frozen=True)
 class FoundRates:
-    """What a search found, by option of the optimizer.
+    """The result of a search, by option of the optimizer.
 
     Attributes:
         recipe: the recipe's rates.
         rates: the suggested ones.
         by_seed: the suggestion of each seed.
-        sweeps: one of each rate.
+        sweeps: the sweep of each rate.
         probes: for each seed, the loss of each short run by its rate.
         probe_steps: optimizer steps of a short run.
-        steps: optimizer steps of everything.
+        steps: optimizer steps of all sweeps and short runs.
         factor: from the best rate of a short run to that of the whole run. It is part of `rates` and `by_seed`.
     """
 

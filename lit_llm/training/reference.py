@@ -1,11 +1,10 @@
 """The reference of preferences: log-probabilities of the documents under the weights that training starts from.
 
-With LoRA the base is the reference: a forward pass without the adapters, for each batch. Otherwise they are computed once,
-before the first step, and stored beside the shards, so that no second model is in memory. ``reference-KEY.bin`` is named by the
-start of a hash of what they depend on: weights, settings of the model, tokens with their masks, tokenizer, template and
-precision. It holds that hash
-(32 bytes), for each pair where it begins and the log-probabilities of the chosen and of the rejected document, then a hash of
-all (16 bytes).
+With LoRA the base is the reference: each batch gets a forward pass without the adapters. Without LoRA the log-probabilities are
+computed once, before the first step, and stored beside the shards, so that no second model is in memory. In the name
+``reference-KEY.bin``, KEY is the start of a hash of everything they depend on: weights, settings of the model, tokens with
+their masks, tokenizer, template and precision. The file holds that hash (32 bytes); the position of each pair with the
+log-probabilities of its chosen and its rejected document; then a hash of all this (16 bytes).
 """
 
 from __future__ import annotations
@@ -16,20 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lit_llm.checkpoint.adapters import base_sha256
-from lit_llm.core.disk import complete_file, read_ordinary
+from lit_llm.core.disk import complete_file
 from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.models.lora import Adapted
 from lit_llm.training.accumulation import wide
-
-if TYPE_CHECKING:
-    from lit_llm.training.language_model import LanguageModel
 
 _RECORD = np.dtype([("position", "<i8"), ("logp", "<f8", 2)])
 _HASH_BYTES = 16
@@ -39,18 +35,18 @@ class Reference:
     """Completes batches of pairs with "reference", (B, D): the log-probability of each document.
 
     Args:
-        weights: identifies the weights. None: `prepare` finds it, when training starts.
+        weights: a text that identifies the weights. None: `prepare` makes it when training starts.
     """
 
     def __init__(self, weights: str | None = None) -> None:
         self.weights = weights
         self._positions = self._values = torch.empty(0)  # (n,) int64, (n, 2)
 
-    def prepare(self, module: LanguageModel) -> None:
-        """Read what is stored, or compute it if training starts here. A collective. With LoRA there is nothing to do.
+    def prepare(self, module: Any) -> None:
+        """Read the stored log-probabilities, or compute them if training starts here. A collective. With LoRA, do nothing.
 
         Raises:
-            UserError: it is damaged, of another reference, or gone.
+            UserError: the file is damaged, gone, or cannot be written.
         """
         if module.lora is not None or len(self._positions):
             return
@@ -61,8 +57,8 @@ class Reference:
                 if starts:
                     self.weights = _of_start(module)
                 key = self._key(module)
-                path = module.data.pair_folder / f"reference-{key[:16]}.bin"
-                records = _read(path, key)
+                path = Path(module.data.corpus.streams["train"].folder_of_manifest) / f"reference-{key[:16]}.bin"
+                records = _read(path)
                 refuse(module.data.files.problems() if records is None else [])
                 if records is None and not starts:
                     raise UserError(
@@ -81,7 +77,7 @@ class Reference:
         self._positions = torch.from_numpy(records["position"].copy()).to(device)
         self._values = torch.from_numpy(records["logp"].copy()).to(device, wide(device))
 
-    def added_to(self, batch: dict[str, Tensor], module: LanguageModel) -> dict[str, Tensor]:
+    def added_to(self, batch: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
         """The batch with its reference. A pair that is not stored has NaN."""
         if module.lora is not None:
             with _as_at_start(module):
@@ -93,32 +89,32 @@ class Reference:
         values = torch.where(is_stored[..., None], self._values[at], torch.nan)  # (B, P, 2)
         return {**batch, "reference": torch.where((pairs < 0)[..., None], 0, values).flatten(1)}
 
-    def _key(self, module: LanguageModel) -> str:
+    def _key(self, module: Any) -> str:
         data, form = module.data, module.data.chat_form
         tokenizer = data.tokenizer and data.tokenizer.identity()
         precision = str(module.trainer.precision_plugin.precision)
         content = [self.weights, data.fingerprint, tokenizer, form and form.template, precision]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
-    def _compute(self, module: LanguageModel) -> np.ndarray:
-        """What the model gives for all pairs, (n,) records. A collective: ranks share the pairs as they share batches."""
+    def _compute(self, module: Any) -> np.ndarray:
+        """Compute the log-probabilities of all pairs, (n,) records. A collective: ranks share the pairs like batches."""
         strategy = module.trainer.strategy
-        device, positions = strategy.root_device, module.data.pair_positions()
+        device, positions = strategy.root_device, module.data.corpus.pair_positions()
         if strategy.is_global_zero:
             print(f"reference: log-probabilities of {len(positions):,} pairs under the weights that training starts from")
         places = torch.from_numpy(positions).to(device)
         sums = torch.zeros(len(positions), 3, dtype=wide(device), device=device)  # chosen, rejected, ranks that have them
         with module.trainer.precision_plugin.val_step_context(), _as_at_start(module):
-            for loader in module.data.pair_loaders():
+            for loader in map(module.data.held_out_loader, module.data.corpus.streams):
                 for batch in loader:
                     batch = strategy.batch_to_device(batch)
-                    if (found := module.sums_of(batch).documents) is None:  # of a pipeline, one stage has the loss
+                    if (found := module.sums_of(batch).documents) is None:  # in a pipeline, one stage has the loss
                         continue
                     there = batch["pairs"] >= 0  # (B, P)
                     values = found.unflatten(1, (-1, 2))[there]  # (pairs of the batch, 2)
                     at = torch.searchsorted(places, batch["pairs"][there])
                     sums[at] = torch.cat((values, torch.ones_like(values[:, :1])), dim=1)
-        reduced = strategy.reduce(sums, reduce_op="sum")  # ranks of one model may each have all
+        reduced = strategy.reduce(sums, reduce_op="sum")  # several ranks may have the same pair
         assert isinstance(reduced, Tensor)
         records = np.empty(len(positions), dtype=_RECORD)
         records["position"] = positions
@@ -126,21 +122,21 @@ class Reference:
         return records
 
 
-def _of_start(module: LanguageModel) -> str:
-    """Identifies the weights that training starts from, and the settings of the model that computes with them."""
+def _of_start(module: Any) -> str:
+    """A text that identifies the weights that training starts from, and the settings of the model."""
     if module.init_from is None:
         raise UserError("Preferences need the model that training starts from: name its run (--init_from RUN).")
     model = asdict(module.config)
     if module.config.rope_scaling is None and module.config.layers is None:
-        del model["block_size"]  # what a document gives does not depend on the length of blocks
+        del model["block_size"]  # log-probabilities do not depend on the length of blocks
     settings = json.dumps([model, module.architecture and asdict(module.architecture)], default=str)
     average = " ema" if module.use_ema else ""
     return f"{base_sha256(module.init_from)}{average} {hashlib.sha256(settings.encode()).hexdigest()}"
 
 
 @contextmanager
-def _as_at_start(module: LanguageModel) -> Iterator[None]:
-    """The model without adapters and dropout, and without gradients."""
+def _as_at_start(module: Any) -> Iterator[None]:
+    """Run the model without adapters, dropout and gradients."""
     assert module.model is not None
     model: nn.Module = module.model
     adapted = [each for each in model.modules() if isinstance(each, Adapted)]
@@ -157,20 +153,18 @@ def _as_at_start(module: LanguageModel) -> Iterator[None]:
             each.scale = scale
 
 
-def _read(path: Path, key: str) -> Any:
+def _read(path: Path) -> Any:
     """The stored records, (n,); None without a file.
 
     Raises:
-        UserError: it is damaged, or of another reference.
+        UserError: the file is damaged, or cannot be read.
     """
     try:
-        content = read_ordinary(path, path.stat().st_size) if path.exists() else None
+        content = path.read_bytes() if path.exists() else None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     if content is None:
         return None
-    if content[:32] != bytes.fromhex(key) and len(content) > 32:
-        raise UserError(f"{path} has the log-probabilities of another reference: delete it, and a new run makes it again.")
     body = content[:-_HASH_BYTES]
     if hashlib.blake2b(body, digest_size=_HASH_BYTES).digest() != content[-_HASH_BYTES:]:
         raise UserError(f"{path} is damaged: restore it, or delete it, and a new run makes it again.")

@@ -14,21 +14,22 @@ from torch.utils.tensorboard.summary import hparams
 
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.core.disk import write_text
+from lit_llm.core.errors import report
 from lit_llm.data import TokenDataModule
 from lit_llm.data.run_length import run_length
-from lit_llm.hf.tokenizer_files import copy_companions, write_taught_ids
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.models.attention_kernel_choice import describe
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import trainable
 from lit_llm.runs.run_folder import CONFIG, LOGGER_RUN_ARGUMENTS, LOGGER_RUNS, run_of
 from lit_llm.runs.setting_changes import SETTINGS, Change, rule
+from lit_llm.runs.tokenizer_files import copy_companions, write_taught_ids
 from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.meeting import refuse_other_data
 
 METRICS = ("val/loss", "val/bits_per_byte", "train/loss")
-"""Beside the settings in TensorBoard's tab of hyper-parameters: the last values of these curves."""
+"""TensorBoard's tab of hyper-parameters shows the last values of these curves beside the settings."""
 CONFIG_TAG = "settings/config.yaml"
 """TensorBoard sorts texts by tag: this one is below the samples."""
 _ALSO = ("trainer.max_steps", "trainer.precision", "trainer.devices")
@@ -38,9 +39,9 @@ class SaveRunFolder(Callback):
     """Makes a run folder self-contained: writes config.yaml, which can be run again unchanged, and the tokenizer.
 
     Args:
-        text: of config.yaml.
-        settings: by key, for checkpoints and loggers.
-        scratch: the run is thrown away, and its length says nothing about that of the recipe.
+        text: the content of config.yaml.
+        settings: the settings by key, for checkpoints and loggers.
+        scratch: whether the run is thrown away; its length is not printed, because it is not the recipe's.
     """
 
     def __init__(self, text: str, settings: dict[str, Any], *, scratch: bool) -> None:
@@ -70,10 +71,10 @@ class SaveRunFolder(Callback):
             weights = None if pl_module.init_from is None else run_of(pl_module.init_from)
             if weights is not None and (weights / TOKENIZER_FILE).is_file():  # `fit` has compared the vocabularies
                 copy_companions(weights, run_dir)
-            tokenizer.save(run_dir)  # after them: the ids around documents are this run's
+            tokenizer.save(run_dir)  # after the companions: the ids around documents are this run's
             form = getattr(trainer.datamodule, "chat_form", None)  # type: ignore[attr-defined]
             if form is not None:
-                write_text(run_dir / CHAT_TEMPLATE_FILE, form.template)  # instead of the one of the weights
+                write_text(run_dir / CHAT_TEMPLATE_FILE, form.template)  # instead of the template of the weights
             write_taught_ids(run_dir, tokenizer, form)
         for logger in trainer.loggers:
             log_settings(logger, self.settings, self.text, trainer.global_step)
@@ -102,6 +103,7 @@ class SaveRunFolder(Callback):
             if pl_module.init_from is not None and pl_module.lora is None:
                 print(f"start: the weights of {pl_module.init_from}")
             print(f"data: {data.train_tokens:,} training tokens, {data.val_tokens:,} validation tokens")
+            report(data.cut_conversations(), "note")
             for first in data.first_steps:
                 sequences = data.batch_samples(first)
                 parts = _count(data.micro_batches(first), "micro-batch")
@@ -129,7 +131,7 @@ def log_settings(logger: Logger, settings: Mapping[str, Any], config: str, step:
     in the run's own event file. A resumed run repeats both, and TensorBoard shows one. Other loggers get all settings by key.
 
     Args:
-        settings: by key.
+        settings: all settings by key.
         config: the content of config.yaml.
     """
     if isinstance(logger, TensorBoardLogger):
@@ -140,13 +142,13 @@ def log_settings(logger: Logger, settings: Mapping[str, Any], config: str, step:
             writer.add_summary(start)
         return
     known: Mapping[str, Any] = {}
-    if isinstance(logger, MLFlowLogger):  # it refuses to change what a continued run has
+    if isinstance(logger, MLFlowLogger):  # MLflow refuses to change the parameters of a continued run
         known = logger.experiment.get_run(logger.run_id).data.params
     logger.log_hyperparams({key: value for key, value in settings.items() if key not in known})
 
 
 def shown(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """The settings that change the result, without those that are null, as TensorBoard takes them."""
+    """The settings that change the result, without those that are null, in types that TensorBoard takes."""
     found: dict[str, bool | int | float | str] = {}
     for key, value in settings.items():
         decides = rule(key) in (Change.REFUSED, Change.MODEL, Change.DATA) or key in _ALSO

@@ -1,14 +1,13 @@
-"""What a checkpoint of a LanguageModel has beside Lightning's entries, and the checks before it is loaded."""
+"""The entries of a LanguageModel's checkpoint beside Lightning's, and the checks before it is loaded."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from lit_llm.checkpoint.adapters import BASE, LORA, averaged
@@ -22,12 +21,9 @@ from lit_llm.runs.saved_run import PROMPT_START, TOKENIZER_SHA256
 REFERENCE = "reference"
 """Identifies, in a checkpoint of preferences, the weights that training started from."""
 
-if TYPE_CHECKING:
-    from lit_llm.training.language_model import LanguageModel
 
-
-def add_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
-    """Complete a checkpoint that is about to be saved. Of a model with adapters, it holds these only."""
+def add_entries(module: Any, checkpoint: dict[str, Any]) -> None:
+    """Complete a checkpoint that is about to be saved. With LoRA, it holds only the adapters."""
     checkpoint["state_dict"] = saved_weights(module, checkpoint["state_dict"])
     if module.lora is not None:
         checkpoint |= {LORA: asdict(module.lora), BASE: module.base}
@@ -35,7 +31,7 @@ def add_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
     checkpoint[PROMPT_START] = module.prompt_start
     checkpoint["optimizer_class"] = class_name(module.trainer.optimizers[0])
     if module.tokenizer is not None:
-        if module.tokenizer_sha256 is None:  # of a large vocabulary this takes time
+        if module.tokenizer_sha256 is None:  # takes time for a large vocabulary
             module.tokenizer_sha256 = hashlib.sha256("".join(module.tokenizer.files().values()).encode()).hexdigest()
         checkpoint[TOKENIZER_SHA256] = module.tokenizer_sha256
     if module.reference is not None and module.lora is None:
@@ -45,13 +41,13 @@ def add_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
         checkpoint["tokens"] = data.consumed_samples * data.block_size  # for the manifest
 
 
-def check_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
+def check_entries(module: Any, checkpoint: dict[str, Any]) -> None:
     """Check that the weights fit: the code of a custom architecture may have changed since the checkpoint.
 
     With `use_ema`, an evaluation gets the average instead of the weights.
 
     Raises:
-        UserError: they do not.
+        UserError: the weights do not fit, or the checkpoint lacks the reference of preferences.
     """
     if module.use_ema and module.trainer.state.fn != "fit":
         checkpoint["state_dict"] = averaged(checkpoint, Path(str(module.trainer.ckpt_path)), "--use_ema")
@@ -69,7 +65,7 @@ def check_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
         module.reference.weights = weights
 
 
-def saved_weights(module: LanguageModel, state: dict[str, Any]) -> dict[str, Any]:
+def saved_weights(module: Any, state: dict[str, Any]) -> dict[str, Any]:
     """The tensors of a state dict that checkpoints hold: all, or adapters only."""
     return state if module.lora is None else {name: tensor for name, tensor in state.items() if is_adapter(name)}
 
@@ -80,37 +76,27 @@ def class_name(thing: object) -> str:
 
 
 def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """A hook for loading an optimizer's state: the configured options apply, not those of the checkpoint. Warns if they differ.
+    """A hook for loading an optimizer's state: the configured options apply, not those of the checkpoint.
 
-    Except the rate, which the schedule sets.
+    The learning rate is the exception: the schedule sets it. `RunStart.setting_changes` says which options differ.
     """
     groups: list[dict[str, Any]] = []
-    changed: dict[str, str] = {}
     if problem := _state_problem(optimizer, saved):
         raise UserError(f"the optimizer's state in the checkpoint {problem} (--resume)")
     for own, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # torch refuses another number
         options = {name: value for name, value in own.items() if name not in ("params", "lr")}
-        changed |= {
-            name: f"{name} {theirs[name]} -> {value}"
-            for name, value in options.items()
-            if name in theirs and theirs[name] != value  # an older version may not have had the option
-        }
         groups.append({**theirs, **options})
-    if changed:
-        rank_zero_warn(
-            f"The optimizer's options differ from the checkpoint's. The new ones apply: {', '.join(changed.values())}."
-        )
     return {**saved, "param_groups": groups + saved["param_groups"][len(groups) :]}
 
 
 _OF_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
-"""State of the shape of its parameter, in the optimizers of torch, torchao and lit_llm."""
+"""Names of state tensors with the shape of their parameter, in the optimizers of torch, torchao and lit_llm."""
 
 
 def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
-    """Why a state is not that of these parameters, as the end of a sentence. torch compares only how many there are."""
+    """Why a saved state does not fit the parameters, as the end of a sentence. torch compares only their number."""
     if type(optimizer).__module__.partition(".")[0] not in ("torch", "torchao", "lit_llm"):
-        return None  # others may keep a number for each layer, or a low-rank moment, under these names
+        return None  # other optimizers may keep a number for each layer, or a low-rank moment, under these names
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):
@@ -124,7 +110,7 @@ def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
                 return f"has {name} of another shape than {shape}, for parameter {number}"
             if name == "step" and type(value) in (int, float, torch.Tensor) and not state[name] >= 0:
                 return f"has step {float(state[name]):g} for parameter {number}"
-    # A state is made at the first gradient, so that one may have none. Adafactor's of matrices and vectors have other names.
+    # State is made at the first gradient, so a parameter may have none. Adafactor names it differently by number of dimensions.
     ndims = dict(zip(numbers, (parameter.ndim for parameter in parameters), strict=False))
     for group in saved["param_groups"]:
         states = [(ndims.get(number), saved["state"].get(number)) for number in group["params"]]

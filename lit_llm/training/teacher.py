@@ -26,13 +26,13 @@ from lit_llm.runs.init_from import InitialWeights
 def teacher_problems(
     teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, ids: int | None, top_k: int, device: str
 ) -> list[str]:
-    """Why a model cannot read these data, which have this tokenizer and so many ids."""
+    """Why `teacher` cannot read data with this tokenizer and `ids` different ids, one sentence each."""
     config, found = teacher.model, list(filter(None, [teacher.tokenizer_problem(tokenizer)]))
     if teacher.architecture is not None:
         found.append(f"a teacher must be lit_llm's GPT, not {teacher.architecture.class_path} (--teacher)")
     if ids is not None and top_k > ids:
         found.append(f"top_k is {top_k}, but there are {ids} ids (--top_k {ids})")
-    if ids is not None and config.vocab_size is not None and config.vocab_size < ids:  # it may have rows of padding
+    if ids is not None and config.vocab_size is not None and config.vocab_size < ids:  # the teacher may have more, as padding
         found.append(f"the teacher has {config.vocab_size} ids, but the data have {ids}: prepare them for it")
     found += filter(None, [device_problem(device)])
     if (data.block_size or 0) > config.block_size:
@@ -43,12 +43,12 @@ def teacher_problems(
 def write_teacher(
     data: TokenShards, teacher: InitialWeights, *, top_k: int, temperature: float, device: str, replace: bool
 ) -> str:
-    """Write what the teacher gives to each block of the training shards, beside them; returns a line about it.
+    """Write the teacher's top ids for each position of the training shards, beside the shards; returns a line about it.
 
-    Blocks, packing and batches are those of `data`; documents are masked, and numbers narrow (bf16), as in the teacher's run.
+    Blocks, packing and batches are those of `data`; document masks and bf16 autocast are those of the teacher's run.
 
     Raises:
-        UserError: Teacher and data do not fit; there is another teacher, without `replace`; or the folder cannot be written.
+        UserError: Teacher and data do not fit; another teacher's file exists and not `replace`; the folder cannot be written.
     """
     data.setup("fit")
     stream, config, block_size = data.corpus.streams["train"], teacher.model, data.block_size
@@ -101,7 +101,7 @@ def write_teacher(
 def _top(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, ids: int, top_k: int, temperature: float, shards: None, **head: Any
 ) -> tuple[Tensor, Tensor]:
-    """In place of a loss: the likeliest of the tokenizer's ids (B, T, k), falling, and their log-probabilities."""
+    """In place of a loss: the tokenizer's likeliest ids (B, T, k), the likeliest first, and their log-probabilities."""
     head["vocab_size"] = ids
     chunks = (logits(rows, weight, **head) for rows in hidden.flatten(0, 1).split(CHUNK_SIZE))
     parts = [torch.log_softmax(z / temperature, dim=-1).topk(top_k) for z in chunks]

@@ -1,4 +1,4 @@
-"""What a LightningModule needs to write and score text: `TextSamples` and `TaskScores` call it."""
+"""The base class of a LightningModule that writes and scores text. `TextSamples` and `TaskScores` call it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from lit_llm.core._lightning import trainer_of
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
-from lit_llm.hf.tokenizer_files import ExportedTokenizer
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT
 from lit_llm.runs.run_folder import CONFIG
+from lit_llm.runs.tokenizer_files import ExportedTokenizer
 from lit_llm.tokenizers import TOKENIZER_FILE
 
 
@@ -37,14 +37,14 @@ class TextGeneration(L.LightningModule):
 
     @property
     def prompt_start(self) -> list[int]:
-        """The end-of-document id, if documents are masked and each begins with it in training. Empty: BOS, or nothing."""
-        # Conversations have no end: each is what its template writes. Without a `TokenDataModule`, GPT finds the ids.
+        """The end-of-document id, if documents are masked and begin with it in training. If empty, BOS or nothing is used."""
+        # Conversations have no end-of-document id, only their template. Without a `TokenDataModule`, GPT finds the ids.
         opens = self.config.mask_documents and getattr(self.data, "ends_open", True)
         return [self.config.eos_id] if opens and self.config.eos_id is not None else []
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a text that the model reads at once."""
+        """The largest number of tokens that the model reads at once."""
         return self.config.block_size
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -63,15 +63,10 @@ class TextGeneration(L.LightningModule):
         return ExportedTokenizer(run, eos_id=self.config.eos_id) if is_run else None
 
     def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
-        """The likeliest ids after `ids`, one by one, without an end."""
+        """The likeliest ids after `ids`, one by one; no id ends them."""
         model: Any = self.model
         known = self.tokenizer.vocab_size if self.exported_tokenizer is None else None  # an exported one decodes any id
         return generate(model, ids, max_new_tokens=max_new_tokens, sampling=Sampling(temperature=0), vocab_size=known)
-
-    def _continued(self, ids: list[int], most: int, sampling: Sampling) -> Iterator[int]:
-        model: Any = self.model  # a pipeline's part gives the logits of the whole
-        end, size = self.tokenizer.eos_id, self.tokenizer.vocab_size
-        return generate(model, ids, max_new_tokens=most, sampling=sampling, stop_id=end, vocab_size=size)
 
     def generate_text(
         self,
@@ -90,5 +85,8 @@ class TextGeneration(L.LightningModule):
         """
         if self.tokenizer is None:
             raise UserError("Generating text needs a tokenizer: set --data.tokenizer.")
+        model: Any = self.model  # a pipeline's part gives the logits of the whole
         ids, sampling = prompt_ids(self.tokenizer, prompt, prefix=self.prompt_start), Sampling(temperature, top_k, top_p, seed)
-        return prompt + self.tokenizer.decode(list(self._continued(ids, max_new_tokens, sampling)))
+        end, size = self.tokenizer.eos_id, self.tokenizer.vocab_size
+        new = generate(model, ids, max_new_tokens=max_new_tokens, sampling=sampling, stop_id=end, vocab_size=size)
+        return prompt + self.tokenizer.decode(list(new))

@@ -5,7 +5,6 @@
 | full | no file can grow: the kernel refuses (EFBIG, as ENOSPC of a full disk), also writers in C and Rust |
 | read-only | files and folders below the working directory cannot be opened for writing, made, renamed or deleted (EROFS) |
 | deleted | once: the folder of the file is deleted just before |
-| slow | every open for writing and every fsync takes `SLOW_SECONDS` longer |
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import re
 import resource
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,8 +30,6 @@ KINDS = {
     "cache": r"/cache/",
     "plan": r"plan\.json",
     "export": r"out/\.?hf",
-    "consolidate": r"out/\.?whole",
-    "curve": r"out/\.?curve",
     "prepare": r"out/\.?shards",
     "pack": r"_pack-T",
     "mask": r"\.mask",
@@ -41,7 +37,6 @@ KINDS = {
 }
 """Kind of file → pattern of its path."""
 
-SLOW_SECONDS = 0.05
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree", "os.link", "os.truncate"}
 
@@ -68,8 +63,6 @@ class Fault:
             self._begin(path)
         if self.active and self.name == "read-only":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-        if self.active and self.name == "slow":
-            time.sleep(SLOW_SECONDS)
 
     def _begin(self, path: str) -> None:
         self.active = True
@@ -87,11 +80,8 @@ class Fault:
     def injected(self, fault: str, kind: str) -> Iterator[None]:
         """Inject a fault at the first write of a kind of file below the working directory."""
         self.name, self.pattern, self.folder, self.active = fault, re.compile(KINDS[kind]), os.getcwd(), False
-        fsync = os.fsync
-        if fault == "slow":
-            os.fsync = lambda descriptor: (time.sleep(SLOW_SECONDS), fsync(descriptor))[1]  # type: ignore[func-returns-value]
         try:
             yield
         finally:
-            self.name, os.fsync = "", fsync
+            self.name = ""
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_llm.core.errors import UserError
-
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import ladder
-from ladder_techniques import BASELINE, Technique, stack
+from ladder_techniques import BASELINE, Technique
 
 sys.path.pop()  # benchmarks/clean.py would hide tests/clean
 
@@ -77,30 +75,6 @@ def test_the_table_has_numpys_statistics():
         f"| better | 2 | 1.2000 ± 0.1414 | {pairs.mean():+.4f} | {pairs.mean() / better.noise:+.1f} | 1.05 | 0.90 |"
         in ladder.table(rows)
     )
-
-
-def test_the_noise_is_pooled_without_a_technique_that_scatters_far_more():
-    baseline = [1.5, 1.6, 1.4]
-    off = {"a": [0.1, 0.12, 0.11], "b": [0.3, 0.26, 0.28], "c": [0.0, 0.05, 0.01], "unstable": [1.0, 2.0, 0.2]}
-    rows = [row("baseline", i, loss, [2.0] * 10) for i, loss in enumerate(baseline)]
-    rows += [row(name, i, baseline[i] + each, [2.0] * 10) for name, by_seed in off.items() for i, each in enumerate(by_seed)]
-    pooled = np.sqrt(np.mean([np.var(off[name], ddof=1) for name in "abc"]))
-    assert [line.noise for line in ladder.summaries(rows)] == pytest.approx([pooled / np.sqrt(3)] * 5)
-
-
-def test_techniques_stack_unless_both_set_the_same_thing():
-    a = Technique("a", "", config={"qk_norm": False}, model=lambda model: [*model, "a"], options={"lr": 1.0})
-    b = Technique("b", "", config={"bias": True}, model=lambda model: [*model, "b"], rate=lambda t, total: 0.5)
-    both = stack([a, b])
-    assert both.name == "a+b"
-    assert both.config == {"qk_norm": False, "bias": True}
-    assert both.model([]) == ["a", "b"]
-    assert both.rate(1, 2) == 0.5
-    for other in (Technique("c", "", options={"lr": 2.0}), Technique("c", "", config={"qk_norm": True})):
-        with pytest.raises(UserError, match="cannot be stacked"):
-            stack([a, other])
-    with pytest.raises(UserError, match="unknown"):
-        ladder.chosen_techniques("baseline,no-such")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import random
 import pytest
 import torch
 from foreign import BATCH, LENGTH, Batches, Foreign, FromGlobalStep, fit, make_trainer
-from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import BatchRamp, StepCheckpoint, Throughput, ValidateEvery
@@ -123,20 +122,6 @@ def test_a_resume_makes_the_same_steps(tmp_path, step):
     assert rest.windows == whole.windows[FIRST[step] :]
 
 
-@pytest.mark.parametrize(("at", "inside"), [(4, "on_train_batch_end"), (4, "on_train_batch_start"), (7, "on_train_batch_end")])
-def test_a_file_saved_inside_a_step_goes_on_with_the_whole_step(tmp_path, at, inside):
-    class Save(Callback):
-        def save(self, trainer, pl_module, *rest):
-            if len(pl_module.seen) == at:
-                trainer.save_checkpoint(tmp_path / "inside.ckpt")
-
-    setattr(Save, inside, Save.save)
-    whole = fit([BatchRamp(RAMP), Save()], tmp_path, module=Ramped(steps=20))[1]
-    rest = fit([BatchRamp(RAMP)], tmp_path, module=Ramped(steps=20), resume=tmp_path / "inside.ckpt")[1]
-    first = 3 if at == 4 else 6
-    assert rest.windows == whole.windows[first:] and rest.seen == whole.seen[first:]
-
-
 def test_where_an_epoch_ends_within_a_step_the_next_step_is_whole_again(tmp_path):
     class Short(Ramped):
         def train_dataloader(self):
@@ -145,15 +130,6 @@ def test_where_an_epoch_ends_within_a_step_the_next_step_is_whole_again(tmp_path
     module = fit([BatchRamp(RAMP)], tmp_path, module=Short(), steps=6)[1]
     steps = [step for step, _ in module.windows]
     assert steps == [0, 1, 2, 3, 3, *[4, 4, 4], *[5, 5]]  # step 3 has two of its three micro-batches, because the epoch ended
-
-
-def test_two_runs_of_one_trainer_have_both_the_ramp(tmp_path):
-    trainer = make_trainer([BatchRamp(RAMP)], tmp_path, steps=2)
-    trainer.fit(Ramped(steps=2))
-    module = Ramped(steps=5)
-    trainer.fit_loop.epoch_loop.max_steps = 5
-    trainer.fit(module)
-    assert [step for step, _ in module.windows] == [2, 3, 3, 3, 4, 4, 4]
 
 
 def test_what_cannot_be_a_ramp_is_refused():

@@ -1,10 +1,9 @@
 import os
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from foreign import Foreign, assert_same, fit, make_trainer
+from foreign import Foreign, fit, make_trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
@@ -37,25 +36,6 @@ def test_steps_are_saved_at_multiples_and_at_the_end_and_the_newest_kept(tmp_pat
     assert [state(tmp_path / "checkpoints" / f)["global_step"] for f in files(tmp_path)] == [6, 8]
 
 
-def test_the_end_is_not_saved_twice(tmp_path):
-    saves = count_saves(tmp_path, [StepCheckpoint(4, monitor=None)])
-    assert saves == [4, 8]
-
-
-def count_saves(tmp_path, callbacks, **options):
-    trainer = make_trainer(callbacks, tmp_path, **options)
-    saves, save = [], trainer.save_checkpoint
-    trainer.save_checkpoint = lambda path, *a, **k: (saves.append(trainer.global_step), save(path, *a, **k))
-    trainer.fit(Foreign(steps=8))
-    return saves
-
-
-@pytest.mark.parametrize(("keep_last", "kept"), [(1, [8]), (3, [6, 7, 8])])
-def test_keep_last_says_how_many(tmp_path, keep_last, kept):
-    fit([StepCheckpoint(1, keep_last=keep_last, monitor=None)], tmp_path, steps=8)
-    assert files(tmp_path) == [f"step-{k:08d}.ckpt" for k in kept]
-
-
 @pytest.mark.parametrize(
     ("mode", "losses", "best"),
     [
@@ -80,17 +60,6 @@ def test_best_follows_the_monitor_and_outlives_the_newer_ones(tmp_path, mode, lo
     assert callback.best_model_path.endswith(f"/checkpoints/step-{best:08d}.ckpt")
 
 
-def test_trainer_finds_the_best_by_name(tmp_path):
-    module = Foreign(steps=8, val_losses=[1.0, 2.0, 3.0, 4.0])
-    trainer, _, _ = fit([ValidateEvery(2), StepCheckpoint(4)], tmp_path, module=module, steps=8, **VAL)
-    module.val_losses = None
-    shown = trainer.validate(module, ckpt_path="best", weights_only=True, verbose=False)[0]["val/loss"]
-    at_two = Foreign(steps=8)
-    at_two.load_state_dict(state(tmp_path / "checkpoints" / "step-00000002.ckpt")["state_dict"])
-    batches = [at_two.val_dataloader().dataset[i] for i in range(2)]
-    assert shown == pytest.approx(torch.stack([at_two.loss(b) for b in batches]).mean().item())
-
-
 def test_a_save_that_meets_a_validation_waits_for_it_and_knows_its_result(tmp_path):
     module = Foreign(steps=8, val_losses=[3.0, 1.0])
     stop = EarlyStopping("val/loss", patience=5)
@@ -108,11 +77,6 @@ def test_a_save_that_meets_a_validation_waits_for_it_and_knows_its_result(tmp_pa
     assert theirs["best_score"].item() == 1.0
 
 
-def test_one_file_a_step_even_if_it_is_due_best_and_last(tmp_path):
-    saves = count_saves(tmp_path, [ValidateEvery(4), StepCheckpoint(4)], **VAL)
-    assert saves == [4, 8]
-
-
 def test_the_sanity_check_and_trainer_validate_save_nothing(tmp_path):
     module = Foreign(steps=8)
     trainer = make_trainer([ValidateEvery(100), StepCheckpoint(100)], tmp_path, **VAL, num_sanity_val_steps=1)
@@ -120,41 +84,6 @@ def test_the_sanity_check_and_trainer_validate_save_nothing(tmp_path):
     assert not (tmp_path / "checkpoints").exists()
     trainer.fit(module)
     assert files(tmp_path) == ["step-00000008.ckpt"]
-
-
-class SaveEach(StepCheckpoint):
-    """Keeps all files, to test a resume from each."""
-
-    def __init__(self, every):
-        super().__init__(every, keep_last=100)
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("every", [2, 3])
-def test_resumed_from_any_file_the_rest_is_bit_identical(tmp_path, accumulate, every):
-    """Files saved after a step, at the end of a validation (multiples of 4) and at the end of training."""
-    options = {"accumulate_grad_batches": accumulate, **VAL}
-
-    def run(steps, folder, resume=None):
-        checkpoint = SaveEach(every)
-        checkpoint.dirpath = str(folder)
-        module = Foreign(steps=steps, seed=0 if resume is None else 99)
-        trainer, _, rows = fit([ValidateEvery(4), checkpoint], tmp_path, module=module, steps=steps, resume=resume, **options)
-        return trainer, module, rows
-
-    _, straight, rows = run(10, tmp_path / "a")
-    final = state(tmp_path / "a" / "step-00000010.ckpt")
-    saved = sorted(p for p in (tmp_path / "a").iterdir() if not p.is_symlink())
-    assert {every, 4, 10} < {int(p.stem[5:]) for p in saved}
-    for path in saved[:-1]:
-        step = int(path.stem[5:])
-        _, resumed, rows_resumed = run(10, tmp_path / f"from-{step}", path)
-        assert resumed.seen == straight.seen[step * accumulate :]
-        assert resumed.validated == [v for v in straight.validated if v > step]
-        assert all(rows[x] == rows_resumed[x] for x in rows_resumed)
-        ended = state(tmp_path / f"from-{step}" / "step-00000010.ckpt")
-        assert_same(final["state_dict"], ended["state_dict"])
-        assert_same(final["optimizer_states"], ended["optimizer_states"])
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -245,17 +174,6 @@ def test_a_save_that_lightning_gives_up_with_a_warning_deletes_nothing(tmp_path,
     assert link(tmp_path, "last") == "step-00000004.ckpt" and callback.last_save_failed
 
 
-def test_a_thread_that_saves_slowly_deletes_an_old_file_only_after_its_own_is_complete(tmp_path):
-    class Slow(TorchCheckpointIO):
-        def save_checkpoint(self, checkpoint, path, storage_options=None):
-            time.sleep(0.1)
-            assert checkpoint["global_step"] == 1 or files(tmp_path), "no checkpoint is left"
-            super().save_checkpoint(checkpoint, path, storage_options)
-
-    fit([StepCheckpoint(1, keep_last=1, monitor=None)], tmp_path, steps=4, plugins=[AsyncCheckpointIO(Slow())])
-    assert files(tmp_path) == ["step-00000004.ckpt"] and link(tmp_path, "last") == "step-00000004.ckpt"
-
-
 def test_a_file_that_ends_too_early_is_no_checkpoint(tmp_path):
     class Cuts(TorchCheckpointIO):
         def save_checkpoint(self, checkpoint, path, storage_options=None):
@@ -275,17 +193,6 @@ def test_the_file_of_another_run_is_not_taken_for_a_save_and_not_replaced_withou
     with pytest.warns(UserWarning, match=r"step-00000004\.ckpt was there before this run"):
         fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path, steps=4)
     assert link(tmp_path, "last") == "step-00000004.ckpt" and torch.load(other, weights_only=True)["global_step"] == 4
-
-
-def test_files_that_another_folder_lists_are_not_deleted_here(tmp_path):
-    first = fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path / "first", module=Foreign(steps=8), steps=4)[0]
-    here = tmp_path / "second" / "checkpoints"
-    here.mkdir(parents=True)
-    for step in (2, 4):  # names that the checkpoint lists as its run's
-        (here / f"step-0000000{step}.ckpt").write_text("of another run")
-    resume = first.checkpoint_callback.last_model_path
-    fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path / "second", module=Foreign(steps=8), resume=resume)
-    assert files(tmp_path / "second") == ["step-00000002.ckpt", "step-00000004.ckpt", "step-00000008.ckpt"]
 
 
 def test_a_link_left_half_made_by_a_killed_process_does_not_matter(tmp_path):
@@ -356,15 +263,3 @@ def test_another_name_of_the_loss_is_found_and_training_goes_on_without_a_best(t
 def test_fast_dev_run_writes_nothing(tmp_path):
     fit([StepCheckpoint(1)], tmp_path, fast_dev_run=2)
     assert not (tmp_path / "checkpoints").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "flag"),
-    [
-        ({"mode": "least"}, "StepCheckpoint\\(mode\\) is 'least', but must be min or max"),
-        ({"dirpath": "s3://bucket/x"}, "StepCheckpoint\\(dirpath\\) is s3://bucket/x"),
-    ],
-)
-def test_settings_that_are_not_known_are_named(options, flag):
-    with pytest.raises(ValueError, match=flag):
-        StepCheckpoint(**options)

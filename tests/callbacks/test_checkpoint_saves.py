@@ -3,13 +3,11 @@
 import errno
 import os
 import re
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from foreign import Foreign, assert_same, fit, make_trainer, run_ranks
+from foreign import Foreign, fit, make_trainer, run_ranks
 from lightning.pytorch.callbacks import Callback
 
 from lit_llm.callbacks import WSD, StepCheckpoint, ValidateEvery
@@ -30,10 +28,6 @@ def link(tmp_path, name):
     return int(os.readlink(tmp_path / "checkpoints" / f"{name}.ckpt")[5:-5])
 
 
-def content(tmp_path, step):
-    return disk_format.read(tmp_path / "checkpoints" / f"step-{step:08d}.ckpt")
-
-
 def saves_of(tmp_path, callbacks, steps=8, module=None, **options):
     """The saved steps, in order."""
     trainer = make_trainer(callbacks, tmp_path, steps=steps, **options)
@@ -44,38 +38,6 @@ def saves_of(tmp_path, callbacks, steps=8, module=None, **options):
 
 
 # -- with our folders ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("io", IOS)
-def test_folders_are_rotated_and_linked_like_files(tmp_path, io):
-    module = Foreign(steps=8, val_losses=[3.0, 1.0, 2.0, 2.5])
-    callback = StepCheckpoint(3, keep_last=1)
-    fit([ValidateEvery(2), callback], tmp_path, module=module, steps=8, plugins=[io()], **VAL)
-    assert files(tmp_path) == [4, 8]
-    assert link(tmp_path, "best") == 4 and link(tmp_path, "last") == 8
-    assert callback.best_model_score.item() == 1.0 and callback.last_model_path.endswith("step-00000008.ckpt")
-    assert disk_format.newest_good(tmp_path / "checkpoints") == (tmp_path / "checkpoints" / "step-00000008.ckpt", [])
-    assert content(tmp_path, 8)["callbacks"]["StepCheckpoint"]["kept"] == ["step-00000004.ckpt", "step-00000008.ckpt"]
-
-
-@pytest.mark.parametrize("io", IOS)
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_resumed_from_any_folder_the_rest_is_bit_identical(tmp_path, io, accumulate):
-    options = {"accumulate_grad_batches": accumulate, **VAL}
-
-    def run(folder, resume=None):
-        checkpoint = StepCheckpoint(2, keep_last=100, dirpath=str(folder))
-        module = Foreign(steps=8, seed=0 if resume is None else 99)
-        return fit([ValidateEvery(4), checkpoint], tmp_path, module=module, resume=resume, plugins=[io()], **options)[1]
-
-    straight = run(tmp_path / "a")
-    final = disk_format.read(tmp_path / "a" / "step-00000008.ckpt")
-    for step in (2, 4, 6):
-        resumed = run(tmp_path / f"from-{step}", tmp_path / "a" / f"step-{step:08d}.ckpt")
-        assert resumed.seen == straight.seen[step * accumulate :]
-        ended = disk_format.read(tmp_path / f"from-{step}" / "step-00000008.ckpt")
-        assert_same(final["state_dict"], ended["state_dict"])
-        assert_same(final["optimizer_states"], ended["optimizer_states"])
 
 
 def full_disk(at):
@@ -101,16 +63,6 @@ def test_a_full_disk_costs_those_saves_and_nothing_else(tmp_path, io, monkeypatc
     assert [match[1] for match in failed if match] == ["4", "6"]
     assert module.seen == straight.seen
     assert files(tmp_path) == [12] and link(tmp_path, "last") == 12
-
-
-@pytest.mark.parametrize("io", IOS)
-def test_when_nothing_newer_could_be_saved_the_old_one_is_still_kept_and_linked(tmp_path, io, monkeypatch):
-    monkeypatch.setattr(disk_format, "write", full_disk(at=(4, 6, 8)))
-    callback = StepCheckpoint(2, keep_last=1, monitor=None)
-    with pytest.warns(UserWarning, match="could not be saved"):
-        fit([callback], tmp_path, plugins=[io()])
-    assert files(tmp_path) == [2] and link(tmp_path, "last") == 2
-    assert callback.last_model_path.endswith("step-00000002.ckpt")
 
 
 @pytest.mark.parametrize("io", IOS)
@@ -237,15 +189,6 @@ def test_they_are_made_too_when_no_step_is_left(tmp_path, io):
     assert files(tmp_path) == [2, 8] and [link(tmp_path, name) for name in ("last", "best")] == [8, 2]
 
 
-def test_code_in_the_state_is_refused_at_the_first_save_and_not_at_the_resume(tmp_path):
-    class Stateful(Callback):
-        def state_dict(self):
-            return {"now": SimpleNamespace()}
-
-    with pytest.raises(ValueError, match=r"step-00000002\.ckpt cannot be loaded .* it holds types\.SimpleNamespace"):
-        fit([Stateful(), StepCheckpoint(2, monitor=None)], tmp_path, plugins=[FolderCheckpointIO()])
-
-
 # -- what is due --------------------------------------------------------------------------------------------------------
 
 
@@ -260,12 +203,6 @@ def test_a_permanent_one_stays_though_the_resumed_run_has_other_settings(tmp_pat
     path = tmp_path / "checkpoints" / "last.ckpt"
     fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path, module=Foreign(steps=8), resume=path)
     assert files(tmp_path) == [4, 8]
-
-
-def test_a_permanent_one_that_was_the_best_stays_when_it_is_no_longer(tmp_path):
-    module = Foreign(steps=8, val_losses=[5.0, 1.0, 3.0, 0.5])
-    fit([ValidateEvery(2), StepCheckpoint(100, keep_last=1, keep_every_n_steps=4)], tmp_path, module=module, **VAL)
-    assert files(tmp_path) == [4, 8] and link(tmp_path, "best") == 8
 
 
 def test_the_last_step_before_the_decay_is_saved_linked_and_kept(tmp_path):
@@ -301,11 +238,6 @@ class Signal(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.global_step == self.step:
             self.save_now = trainer.should_stop = True
-
-
-def test_save_now_saves_at_that_step(tmp_path):
-    assert saves_of(tmp_path, [Signal(3), StepCheckpoint(100, monitor=None)]) == [3]
-    assert link(tmp_path, "last") == 3
 
 
 def test_save_now_does_not_wait_for_a_validation_and_is_saved_again_after_it(tmp_path):
@@ -358,19 +290,6 @@ def test_first_steps_that_seem_to_take_no_time_do_not_put_the_save_off(tmp_path,
     clock = Clock(monkeypatch, lambda step: 0.001 if step < 10 else 1.0)
     saves = saves_of(tmp_path, [clock, StepCheckpoint(10**6, monitor=None, every_n_minutes=1)], steps=130)
     assert 70 <= saves[0] <= 80
-
-
-def test_a_save_by_minutes_waits_for_the_validation_that_follows(tmp_path, monkeypatch):
-    clock = Clock(monkeypatch, lambda step: 10)
-    module = Foreign(steps=8, val_losses=[1.0, 2.0])
-    options = {"module": module, **VAL}
-    saves = saves_of(tmp_path, [clock, ValidateEvery(6), StepCheckpoint(100, every_n_minutes=1)], **options)
-    assert saves == [6, 8]
-    assert content_file(tmp_path, 6)["callbacks"]["StepCheckpoint"]["best_score"] == 1.0
-
-
-def content_file(tmp_path, step):
-    return torch.load(tmp_path / "checkpoints" / f"step-{step:08d}.ckpt", weights_only=True)
 
 
 RANKS = """
@@ -426,13 +345,6 @@ def test_two_ranks_agree_on_time_on_failed_saves_and_resume_what_a_thread_wrote(
         assert each["best"].endswith("step-00000008.ckpt") and each["score"] == 1.0
         assert each["last"].endswith("step-00000016.ckpt")
         assert each["resumed"] == each["seen"][8:]
-
-
-def test_saving_in_the_background_warns_of_nothing_when_all_is_well(tmp_path):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit([StepCheckpoint(2, monitor=None)], tmp_path, plugins=[AsyncFolderCheckpointIO()])
-    assert not [w for w in caught if "heckpoint" in str(w.message) and "could not" in str(w.message)]
 
 
 @pytest.mark.parametrize("why", ["no links", "a folder of that name"])

@@ -193,15 +193,6 @@ def test_parameters_that_are_unfrozen_while_training_are_averaged_from_then_on(t
         torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_metrics_of_the_end_of_a_validation_measure_the_average(tmp_path):
-    class MeasuresAtTheEnd(Foreign):
-        def on_validation_epoch_end(self):
-            self.log("val/end", sum(self.loss(Batches(2)[i]) for i in range(2)) / 2)
-
-    trainer, *_ = fit([EMA(0.9), ValidateEvery(8)], tmp_path, module=MeasuresAtTheEnd(), **VAL)
-    assert trainer.callback_metrics["val/end"].item() == pytest.approx(trainer.callback_metrics["val/loss"].item(), rel=1e-6)
-
-
 def test_weights_are_back_after_a_validation_that_fails_and_in_a_checkpoint_saved_within_one(tmp_path):
     class Fails(Foreign):
         def validation_step(self, batch, batch_idx):

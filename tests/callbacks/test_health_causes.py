@@ -59,15 +59,6 @@ class Plain(Small):
             layer.drop.p = 0.0
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-def test_an_update_by_the_gradient_has_a_cosine_of_one(tmp_path, maximize):
-    module = Plain()
-    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=1e-3, maximize=maximize)
-    row = rows_of(module, tmp_path)[2]
-    cosines = [value for tag, value in row.items() if tag.startswith("health/descent/")]
-    assert len(cosines) == 6 and cosines == pytest.approx([-1.0 if maximize else 1.0] * 6, abs=1e-3)
-
-
 @pytest.mark.parametrize("trains", [False, True])
 def test_two_evaluations_of_a_validation_batch_differ_if_dropout_is_on(tmp_path, trains):
     class Validated(Small):
@@ -79,7 +70,6 @@ def test_two_evaluations_of_a_validation_batch_differ_if_dropout_is_on(tmp_path,
 
     row = rows_of(Validated(batches()), tmp_path, num_sanity_val_steps=0, limit_val_batches=1, val_check_interval=1)[2]
     assert (row["health/validation_noise"] > 0.01) == trains and row["health/validation_length"] == 0.5
-    assert row["health/validation_ignored_targets"] == 4 / 32  # the first four of the first sequence
     assert trains or row["health/validation_noise"] < 1e-5
 
 
@@ -110,14 +100,12 @@ def test_columns_that_all_sequences_share_are_counted():
         assert readings.read().get("health/equal_columns") == share
 
 
-def test_opening_targets_and_answer_ends_are_counted():
+def test_answer_ends_are_counted():
     ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8]])
     targets = torch.tensor([[-100, 9, 0, -100, -100, 9, 0, -100], [5, 9, 1, -100, 3, 2, 9, 0]])  # the last one is cut
     readings = Readings(torch.device("cpu"))
     check_targets(ids, targets, readings)
-    values = readings.read()
-    assert values["health/opening_targets"] == 0.5
-    assert values["health/answer_ends"] == pytest.approx(2 / 3)  # 0 and 0 and 1
+    assert readings.read()["health/answer_ends"] == pytest.approx(2 / 3)  # 0 and 0 and 1
 
 
 def test_a_model_of_single_tokens_uses_no_context(tmp_path):
@@ -127,22 +115,6 @@ def test_a_model_of_single_tokens_uses_no_context(tmp_path):
         layer.attention.project.bias.data.zero_()
     used, none = (rows_of(each, tmp_path / str(i))[2] for i, each in enumerate((module, blind)))
     assert used["health/context_use"] > 0 and none["health/context_use"] == 0
-
-
-def test_epsilons_of_norms_are_measured(tmp_path):
-    class Normed(Plain):
-        def __init__(self):
-            super().__init__()
-            self.net["h"][1].mlp.insert(0, nn.LayerNorm(self.net["wte"].embedding_dim, eps=0.5))
-            self.start = None
-
-    module = Normed()
-    row = rows_of(module, tmp_path, steps=1)[1]
-    net = Normed().net
-    with torch.no_grad():
-        x = net["h"][0](net["wte"](module.batches[0]["input_ids"][:2]))
-        inner = x + net["h"][1].attention(x)
-    assert row["health/norm_epsilon"] == pytest.approx(0.5 / inner.var(-1, correction=0).mean().item(), rel=1e-4)
 
 
 def test_gradients_that_vanish_show(tmp_path):

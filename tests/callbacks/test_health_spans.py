@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_llm.callbacks.health_readings import Readings
-from lit_llm.callbacks.health_spans import RepeatedSpans, ValidationOverlap, span_hashes, span_length
+from lit_llm.callbacks.health_spans import RepeatedText, ValidationOverlap, span_hashes
 
 
 def ids(rows: int, length: int, seed: int) -> torch.Tensor:
@@ -30,16 +30,12 @@ def test_equal_spans_have_equal_hashes_at_any_position_and_others_do_not():
     assert len({*zip(hashes, exact, strict=True)}) == len(set(hashes)) == len(set(exact)) < len(exact)
 
 
-def test_the_length_of_a_span_is_half_a_sequence_at_most():
-    assert [span_length(ids(1, length, 0)) for length in (31, 32, 64, 96, 4096)] == [None, 16, 32, 48, 48]
-
-
 def test_a_copy_counts_as_repeated_wherever_it_begins():
     text = ids(1, 4000, 1).flatten()
     first = text[: 64 * 30].view(30, 64)
     again = text[11 : 11 + 64 * 30].view(30, 64)  # the same text in other sequences
     known = set(spans(first, 32))
-    repeated = RepeatedSpans()
+    repeated = RepeatedText()
     repeated.add(first)
     assert read(repeated)["health/repeated_spans"] < 0.01
     repeated.add(again)
@@ -85,12 +81,3 @@ def test_a_share_of_few_spans_is_none(rows, share):
     overlap.compare_from_now(torch.device("cpu"))
     overlap.add(validation)
     assert read(overlap) == share
-
-
-def test_short_sequences_are_left_out():
-    repeated, overlap = RepeatedSpans(), ValidationOverlap()
-    repeated.add(ids(4, 16, 0))
-    overlap.remember(ids(4, 16, 0))
-    overlap.compare_from_now(torch.device("cpu"))
-    overlap.add(ids(4, 16, 0))
-    assert read(repeated) == read(overlap) == {}

@@ -116,7 +116,6 @@ def test_counts_of_any_tensor_are_those_of_numpy(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "options", "said"),
     [
-        (lambda: Histograms(every_n_steps=0), {}, r"Histograms\(every_n_steps\)"),
         (lambda: Histograms(parameters="("), {}, r"Histograms\(parameters\)"),
         (lambda: Histograms(parameters="nothing"), {}, r"Histograms\(parameters\)"),
     ],

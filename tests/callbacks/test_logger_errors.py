@@ -70,13 +70,13 @@ def test_after_a_full_disk_the_rows_continue_in_a_new_event_file(tmp_path, clock
     shutil.move(tmp_path / "before", full)
     for tag in ("a", "b"):
         assert steps_of(events, tag) == [1, 2, 3, 4, 8, 9, 10, 11, 12]  # tried again 3 s after step 5
-    assert 3 <= errors.lost <= 3 + 2  # the bound counts the texts in the writer's queue
+    assert 2 <= errors.lost <= 3
     said = [str(warning.message) for warning in said if "TensorBoardLogger" in str(warning.message)]
     assert said == [
         "TensorBoardLogger cannot write: No space left on device. Training goes on without its rows. It is tried again every "
         "3 s: make room on the disk, or restore the folder.",
-        f"TensorBoardLogger writes again. Rows lost until here: at most {errors.lost}.",
-        f"TensorBoardLogger could not write {errors.lost} rows at most. The curves have gaps there.",
+        f"TensorBoardLogger writes again. It has lost about {errors.lost} rows.",
+        f"TensorBoardLogger could not write about {errors.lost} rows. The curves have gaps there.",
     ]
 
 
@@ -89,7 +89,7 @@ def test_a_folder_that_is_gone_is_not_made_again_but_used_when_it_is_back(tmp_pa
     lost = range(3, 9) if restored else range(3, STEPS + 1)  # tried at 6, and again at 9
     assert steps_of(events if restored else away, "a") == [step for step in range(1, STEPS + 1) if step not in lost]
     assert events.exists() == restored
-    assert len(lost) <= errors.lost <= len(lost) + 2
+    assert len(lost) - 1 <= errors.lost <= len(lost)
 
 
 def test_other_loggers_keep_their_rows_and_their_other_errors(tmp_path, clock):
@@ -103,7 +103,7 @@ def test_other_loggers_keep_their_rows_and_their_other_errors(tmp_path, clock):
     with pytest.warns(UserWarning, match="CSVLogger cannot write: No space left on device"):
         errors = train(tmp_path, [logger], clock, s5=fill, s7=file.unlink)
     written = [int(line.split(",")[-1]) for line in file.read_text().splitlines()[1:]]
-    assert set(written) >= set(range(8, STEPS + 1)) and errors.lost >= len(set(range(5, STEPS + 1)) - set(written))
+    assert set(written) >= set(range(8, STEPS + 1)) and 1 <= errors.lost <= STEPS - 5
 
     class Broken(CSVLogger):
         def log_metrics(self, metrics, step=None):

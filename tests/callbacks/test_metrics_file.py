@@ -6,11 +6,13 @@ import struct
 from types import SimpleNamespace
 
 import pytest
+import torch
 from foreign import Foreign, make_trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_llm.callbacks import Cosine, GradientNorm, LoggerErrors, MetricsFile, ValidateEvery, logger_errors, metrics_file
+from lit_llm.callbacks import Cosine, GradientNorm, MetricsFile, ValidateEvery, metrics_file
 
 
 @pytest.fixture(autouse=True)
@@ -85,31 +87,37 @@ def test_rows_after_the_resumed_step_and_a_half_line_are_removed_before_the_firs
     assert list(file.parent.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("link", [lambda old, new: new.symlink_to(old), lambda old, new: new.hardlink_to(old)])
-def test_a_file_with_another_name_is_continued_here_only(file, tmp_path, link):
-    file.parent.mkdir()
-    for there in (True, False):
-        (tmp_path / "copy").unlink(missing_ok=True)
-        (tmp_path / "copy").write_text('{"step": 1}\n')
-        file.unlink(missing_ok=True)
-        link(tmp_path / "copy", file)
-        if not there:
-            (tmp_path / "copy").unlink()
-        logger = MetricsFile(file, 5)
-        logger.log_metrics({"loss": 7.0}, step=6)
-        logger.save()
-        assert [row["step"] for row in rows(file)][-1] == 6 and not file.is_symlink()
-        assert not there or (tmp_path / "copy").read_text() == '{"step": 1}\n'
-        assert there or not (tmp_path / "copy").exists()
+class RestoresLate(SingleDeviceStrategy):
+    """As FSDP: Lightning sets the Trainer's ckpt_path after it has called the loggers."""
+
+    restore_checkpoint_after_setup = True
 
 
-def test_lines_that_are_no_rows_are_removed_when_a_file_is_continued(file):
-    file.parent.mkdir()
-    file.write_text('{"step": 1, "time": 1.0}\nnothing\n[1]\n{"step": "1"}\n{"time": 1}\n\n' + "[" * 100_000 + "\n")
-    logger = MetricsFile(file, 5)
-    logger.log_metrics({"loss": 7.0}, step=6)
-    logger.save()
-    assert [row["step"] for row in rows(file)] == [1, 6]
+def test_a_trainer_that_begins_at_step_0_renames_the_file_of_an_earlier_run_and_a_resumed_one_continues_it(tmp_path, file):
+    def fit(steps, resume_step=None, strategy="auto", **options):
+        logger = MetricsFile(file, resume_step)
+        trainer = make_trainer([GradientNorm()], tmp_path, steps=steps, logger=logger, strategy=strategy)
+        trainer.fit(Foreign(9), **options)
+        return trainer
+
+    def named():
+        return {path.name: [row["step"] for row in rows(path)] for path in file.parent.iterdir()}
+
+    trainer = fit(3)
+    trainer.save_checkpoint(tmp_path / "3.ckpt")
+    trainer.fit_loop.epoch_loop.max_steps = 4
+    trainer.fit(trainer.model)
+    assert named() == {file.name: [1, 2, 3, 4]}
+    fit(5, ckpt_path=tmp_path / "3.ckpt", weights_only=True)
+    assert named() == {file.name: [1, 2, 3, 4, 4, 5]}, "every row is kept without resume_step"
+    for older, steps in enumerate([2, 1], start=1):
+        with pytest.warns(UserWarning, match=rf"earlier run, which are now in .*{file.name}\.{older}:"):
+            fit(steps)
+    assert named() == {file.name: [1], f"{file.name}.1": [1, 2, 3, 4, 4, 5], f"{file.name}.2": [1, 2]}
+    fit(5, ckpt_path=tmp_path / "3.ckpt", weights_only=True, strategy=RestoresLate(torch.device("cpu")))
+    assert named()[file.name] == [1, 4, 5] and len(named()) == 3
+    fit(2, resume_step=-1)
+    assert named()[file.name] == [1, 2] and len(named()) == 3, "a run that says where it begins"
 
 
 def test_a_module_that_knows_nothing_of_it_gets_the_rows_that_tensorboard_gets(tmp_path, file):
@@ -150,23 +158,3 @@ def test_a_line_that_the_disk_took_a_part_of_is_removed_when_there_is_room_again
     logger.log_metrics({"loss": 3.0}, step=3)
     logger.save()
     assert [row["step"] for row in rows(file)] == [1, 2, 3]
-
-
-def test_a_full_disk_costs_rows_and_not_the_run(tmp_path, file, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(logger_errors, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(logger_errors, "RETRY_SECONDS", 3.0)
-    full = {3: lambda: (file.rename(tmp_path / "before"), file.symlink_to("/dev/full"))}
-    room = {6: lambda: (file.unlink(), (tmp_path / "before").rename(file))}
-
-    class Writing(Foreign):
-        def on_train_batch_end(self, *_):
-            step = now[0] = self.trainer.global_step
-            {**full, **room}.get(step, lambda: None)()
-            self.trainer.logger.log_metrics({"a": float(step)}, step=step)
-            self.trainer.logger.save()
-
-    errors = LoggerErrors()
-    with pytest.warns(UserWarning, match="MetricsFile cannot write"):
-        make_trainer([errors], tmp_path, steps=8, logger=MetricsFile(file)).fit(Writing(steps=8))
-    assert [row["step"] for row in rows(file)] == [1, 2, 3, 6, 7, 8] and errors.lost == 2

@@ -84,9 +84,6 @@ def test_a_run_that_breaks_leaves_neither_a_file_nor_a_profiler(tmp_path):
 
 
 def test_what_cannot_be_recorded_is_refused(tmp_path):
-    for arguments, flag in (({"wait": -1}, r"Profile\(wait\)"), ({"steps": 0}, r"Profile\(steps\)")):
-        with pytest.raises(ValueError, match=flag):
-            Profile(**arguments)
     with pytest.raises(ValueError, match=r"this run uses cpu: remove Profile\(memory_snapshot\)"):
         fit([Profile(memory_snapshot=True)], tmp_path)
     trainer = make_trainer([], tmp_path, profiler="pytorch")

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.callbacks import TextSamples
-from lit_llm.callbacks.samples import log_text, markdown, tags_of, takes_text
+from lit_llm.callbacks.samples import log_text, tags_of, takes_text
 
 
 class Writer(Foreign):
@@ -53,12 +53,6 @@ def test_samples_are_written_at_due_steps_and_at_the_end(tmp_path, accumulate):
     assert list(written["samples/def/text_summary"]) == list(written["samples/class/text_summary"]) == [3, 6, 8]
 
 
-def test_the_last_step_is_not_sampled_twice(tmp_path):
-    module = Writer()
-    run(tmp_path, module, TextSamples(["a"], every_n_steps=4))
-    assert [call[0] for call in module.calls] == [4, 8]
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_prompt_and_continuation_are_one_block_with_its_white_space(tmp_path, whole):
     run(tmp_path, Writer(whole=whole), TextSamples(["def "], every_n_steps=8))
@@ -95,28 +89,6 @@ def test_each_logger_gets_text_in_its_way_and_others_get_none(tmp_path):
         log_text(mlflow, "samples/a", "b", 3)
 
 
-def test_a_block_survives_any_text():
-    assert markdown("a\n\n```\tb") == "    a\n    \n    ```\tb"
-
-
-def test_training_is_bit_identical_with_and_without(tmp_path):
-    def losses(*callbacks):
-        class Random(Writer):
-            def training_step(self, batch, batch_idx):  # reads all three generators
-                noise = torch.rand(1).item() + np.random.rand() + random.random()
-                self.seen_noise = [*getattr(self, "seen_noise", []), noise]
-                return super().training_step(batch, batch_idx) * noise
-
-        torch.manual_seed(0), np.random.seed(0), random.seed(0)
-        module = Random()
-        torch.manual_seed(1)
-        run(tmp_path, module, *callbacks)
-        assert not module.drop.training and module.embed.training and module.training
-        return module.seen_noise, module.seen
-
-    assert losses() == losses(TextSamples(["x"], every_n_steps=1))
-
-
 def test_other_loggers_get_no_text_and_nothing_is_generated_for_them(tmp_path):
     module = Writer()
     _, _, rows = fit([TextSamples(["x"], every_n_steps=1)], tmp_path, module=module)
@@ -128,17 +100,3 @@ def test_a_module_that_cannot_generate_is_refused_before_training(tmp_path):
     with pytest.raises(ValueError, match="needs a method generate_text, which Foreign does not have"):
         fit([TextSamples(["x"], every_n_steps=1)], tmp_path, module=module)
     assert module.seen == []
-
-
-@pytest.mark.parametrize(
-    ("options", "flag"),
-    [
-        ({"every_n_steps": 0}, "every_n_steps"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"top_k": 0}, "top_k"),
-    ],
-)
-def test_settings_out_of_range_are_named(options, flag):
-    with pytest.raises(ValueError, match=rf"TextSamples\({flag}\)"):
-        TextSamples(["x"], **{"every_n_steps": 1, **options})

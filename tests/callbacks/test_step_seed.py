@@ -3,7 +3,6 @@
 import random
 
 import numpy as np
-import pytest
 import torch
 from foreign import Foreign, make_trainer
 from torch import nn
@@ -56,10 +55,6 @@ def test_a_dropout_run_continues_bit_for_bit(tmp_path):
     assert resumed_parameters == parameters
 
 
-def test_without_it_the_same_run_forks(tmp_path):
-    assert interrupted(tmp_path, [])[1].seen != run(tmp_path, [])[1].seen[6:]
-
-
 def test_what_validation_draws_changes_nothing(tmp_path):
     quiet = run(tmp_path, [StepSeed()])[1]
     disturbed = run(tmp_path, [StepSeed()], limit_val_batches=2, val_check_interval=2, num_sanity_val_steps=2)[1]
@@ -87,37 +82,3 @@ def test_the_position_is_the_step_and_the_micro_batch_in_it(tmp_path):
                 )
             )
     assert drawn == expected
-
-
-def test_micro_batches_are_counted_in_manual_optimization_too(tmp_path):
-    class Manual(Dropping):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            self.manual_backward(super().training_step(batch, batch_idx))
-            if batch_idx % 3 == 2:
-                self.optimizers().step()
-                self.optimizers().zero_grad()
-
-    drawn = run(tmp_path, [StepSeed()], steps=2, accumulate=1, module=Manual(steps=6))[1].drawn
-    automatic = run(tmp_path, [StepSeed()], steps=2, accumulate=3)[1].drawn
-    assert drawn == automatic
-
-
-@pytest.mark.parametrize(("kwargs", "rank"), [(None, 3), ({"rank": 1, "num_replicas": 2}, 1)])
-def test_tensor_parallel_ranks_draw_alike(kwargs, rank):
-    class Strategy:
-        root_device = torch.device("cpu")
-        distributed_sampler_kwargs = kwargs
-
-    class Trainer:
-        strategy, global_rank, world_size, global_step = Strategy(), 3, 4, 0
-
-    def draw(seeded_as):
-        callback = StepSeed()
-        callback.on_train_start(Trainer(), None)
-        callback._rank = callback._rank if seeded_as is None else seeded_as
-        callback.on_train_batch_start(Trainer(), None, None, 0)
-        return torch.rand(()).item()
-
-    assert draw(None) == draw(rank) != draw(2)

@@ -1,6 +1,5 @@
 """StopOnSignal: after a signal, a run stops between two optimizer steps and saves a checkpoint."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -13,7 +12,6 @@ import fork_server
 import pytest
 from foreign import IMPORTS, Batches, Foreign, fit, make_trainer, run_ranks
 from lightning.pytorch.callbacks import EarlyStopping
-from ports import free_port
 from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import (
@@ -91,11 +89,6 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
     with pytest.raises(SystemExit):  # Lightning's answer to KeyboardInterrupt
         run(tmp_path, module)
     assert len(module.seen) == 5 and not (tmp_path / "checkpoints").exists()
-
-
-def test_two_terms_are_no_second_interrupt(tmp_path):
-    module = Told({2: [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]})
-    assert run(tmp_path, module)[0].global_step == 3
 
 
 def test_the_validation_that_lightning_adds_to_a_stop_is_not_made(tmp_path):
@@ -177,16 +170,6 @@ def test_a_signal_during_validation_stops_before_its_next_batch_and_the_resumed_
     assert early_rest == early and score_rest == score
 
 
-def test_a_signal_while_the_interrupted_validation_is_repeated_interrupts_it_again(tmp_path):
-    callbacks, options = sources_of_validation("ValidateEvery")
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    run(tmp_path, ToldInValidation((4, 0)), callbacks(), **options)
-    _, again, stop = run(tmp_path, ToldInValidation((4, 2)), callbacks(), resume=last, **options)
-    assert again.batches == whole_validation(4)[:3] and again.seen == [] and stop.stopped_by == "SIGTERM"
-    _, rest, _ = run(tmp_path, ToldInValidation(), callbacks(), resume=last, **options)
-    assert rest.batches == whole_validation(4) + whole_validation(8)
-
-
 def test_a_validation_at_the_end_of_an_epoch_that_is_not_the_end_of_training_is_finished(tmp_path):
     module = ToldInValidation((4, 1), steps=4)  # micro-batches of an epoch
     trainer = make_trainer([StopOnSignal()], tmp_path, steps=-1, limit_val_batches=1.0)
@@ -214,12 +197,6 @@ def test_a_term_before_the_first_step_counts(tmp_path):
 
     trainer, _, stop = run(tmp_path, Early())
     assert trainer.global_step == 1 and stop.stopped_by == "SIGTERM"
-
-
-def test_the_same_trainer_can_go_on(tmp_path):
-    trainer, _, stop = run(tmp_path, Told({1: [signal.SIGTERM]}))
-    trainer.fit(Told(), ckpt_path=tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    assert trainer.global_step == 8 and stop.stopped_by is None
 
 
 def test_a_fit_in_another_thread_says_that_it_cannot(tmp_path):
@@ -358,13 +335,6 @@ cases = {"0": ([0],), "1": ([1],), "01": ([0, 1],), "int": ([1], 4, signal.SIGIN
 for case, told in cases.items():
     results[case] = story(*run(case, Told(*told)))
     results[case + " resumed"] = story(*run(case, Told(), OUT / case / "last.ckpt"))
-class Early(Told):  # before our handlers are there, Lightning's are
-    def train_dataloader(self):
-        if self.global_rank in self.who:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().train_dataloader()
-
-results["early"] = story(*run("early", Early([1], at=-1)))
 results["lagging"] = story(*run("lagging", Told([1]), sort=Lagging))
 class ToldInValidation(Told):  # rank 1 validates more batches than rank 0
     def val_dataloader(self):
@@ -425,68 +395,3 @@ def test_a_signal_to_one_rank_during_validation_stops_it_on_all_at_the_same_batc
         assert whole[4] == [[step, batch] for step in (3, 6) for batch in range(4 + rank)]
         assert part[:2] == [3, "SIGTERM"] and part[3] == 0 and part[4] == whole[4][:batches]
         assert rest[:2] == [6, None] and part[2] + rest[2] == whole[2] and rest[3:] == whole[3:]
-
-
-@pytest.mark.slow
-def test_a_term_to_one_rank_before_the_first_step_stops_all_after_it(ranks):
-    for each in ranks:
-        assert each["results"]["early"][:2] == [1, "SIGTERM"]
-
-
-LAUNCHED = """
-import sys, time
-from lit_llm.callbacks import *
-
-class Slow(Foreign):
-    def training_step(self, batch, batch_idx):
-        (OUT / f"pid-{self.global_rank}").write_text(str(os.getpid()))
-        time.sleep(0.02)
-        return super().training_step(batch, batch_idx)
-
-stop = StopOnSignal()
-callbacks = [stop, StepCheckpoint(1000, monitor=None)]
-trainer = make_trainer(callbacks, OUT, steps=3000, every=1000, strategy="ddp", devices=2, use_distributed_sampler=False)
-trainer.fit(Slow(steps=3000))
-report(trainer, step=trainer.global_step, stopped_by=stop.stopped_by)
-sys.exit(75 if stop.stopped_by and not trainer.global_rank else 0)  # Lightning kills rank 0 if another one fails
-"""
-
-
-def wait_for(condition, seconds=90.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    "whom", [pytest.param("parent", marks=pytest.mark.slow), pytest.param("group", marks=pytest.mark.soak)]
-)
-def test_a_run_started_by_lightning_exits_with_75_and_leaves_no_process_behind(tmp_path, whom):
-    script = tmp_path / "launched.py"
-    script.write_text(
-        "import json, os\nfrom pathlib import Path\nfrom foreign import *\n"
-        f"OUT = Path({str(tmp_path)!r})\n"
-        "def report(trainer, **values):\n"
-        "    (OUT / f'report-{trainer.global_rank}.json').write_text(json.dumps(values))\n" + LAUNCHED
-    )
-    env = {**os.environ, "PYTHONPATH": IMPORTS, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    pids = [tmp_path / "pid-0", tmp_path / "pid-1"]
-    with open(tmp_path / "log", "w") as log:
-        process = fork_server.Popen([sys.executable, str(script)], env=env, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait_for(lambda: all(p.exists() and p.read_text() for p in pids))
-            if whom == "group":
-                os.killpg(process.pid, signal.SIGINT)  # Ctrl-C in a terminal reaches every process
-            else:
-                process.send_signal(signal.SIGTERM)
-            code = process.wait(timeout=90)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert code == 75, (tmp_path / "log").read_text()[-4000:]
-    reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(2)]
-    assert reports[0]["step"] == reports[1]["step"] < 3000
-    assert {each["stopped_by"] for each in reports} == {"SIGINT" if whom == "group" else "SIGTERM"}
-    assert os.readlink(tmp_path / "checkpoints" / "last.ckpt") == f"step-{reports[0]['step']:08d}.ckpt"
-    wait_for(lambda: not Path(f"/proc/{pids[1].read_text()}").exists())

@@ -125,10 +125,10 @@ def test_losses_are_first_and_layers_are_summed_up_unless_they_are_asked_for(tmp
     )
     assert not any(tag.startswith("Loss/") for row in rows.values() for tag in row), "a name for TensorBoard alone"
     single = {tag for tag in rows[1] if re.fullmatch(r"health/\w+/(embed|head)", tag)}
-    assert {tag.split("/")[1] for tag in single} == {"weight_norm", "gradient_norm", "update_norm", "update_ratio", "descent"}
+    assert {tag.split("/")[1] for tag in single} == {"weight_norm", "gradient_norm", "update_norm", "update_ratio"}
     assert single & set(tags) == (single if layers else set())
     summed_up = {tag for tag in tags if tag.endswith(("/lowest", "/median", "/highest"))}
-    assert len(summed_up) == (0 if layers else 15)
+    assert len(summed_up) == (0 if layers else 12)
     for tag in summed_up:
         group, _, which = tag.rpartition("/")
         choose = {"lowest": min, "median": statistics.median, "highest": max}[which]

@@ -1,4 +1,3 @@
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -134,37 +133,6 @@ def test_a_save_inside_a_validation_is_left_out_once(tmp_path, clock):
     assert [rows[t]["throughput/tokens_per_second"] for t in range(2, 9)] == pytest.approx([TOKENS / 2] * 7)
 
 
-def test_the_clock_of_the_real_machine_is_read_too(tmp_path):
-    class Sleepy(Foreign):
-        def training_step(self, batch, batch_idx):
-            time.sleep(0.02)
-            return super().training_step(batch, batch_idx)
-
-    row = fit([Throughput()], tmp_path, module=Sleepy(steps=3), steps=3)[2][3]
-    assert 0 < row["throughput/tokens_per_second"] < TOKENS / 0.02
-    assert 0 <= row["time/data_fraction"] < 1
-
-
-def test_the_profiler_is_given_back(tmp_path):
-    trainer, _, _ = fit([Throughput()], tmp_path)
-    assert {"start", "stop"}.isdisjoint(vars(trainer.profiler))
-
-    class Broken(Foreign):
-        def training_step(self, batch, batch_idx):
-            raise RuntimeError("broken")
-
-    trainer = make_trainer([Throughput()], tmp_path)
-    with pytest.raises(RuntimeError, match="broken"):
-        trainer.fit(Broken())
-    assert {"start", "stop"}.isdisjoint(vars(trainer.profiler))
-
-
-def test_a_profiler_of_the_users_own_goes_on_working(tmp_path):
-    trainer, _, _ = fit([Throughput()], tmp_path, profiler="simple")
-    durations = trainer.profiler.recorded_durations
-    assert len(durations["[_TrainingEpochLoop].train_dataloader_next"]) == 8
-
-
 def test_the_token_count_continues_after_a_resume_and_the_first_window_is_not_measured(tmp_path, clock):
     first = make_trainer([Throughput()], tmp_path, steps=5)
     first.fit(Slow(clock, steps=5))
@@ -180,10 +148,6 @@ def test_mfu_is_tokens_per_second_times_flops_per_token_over_the_peak(tmp_path, 
     parameters = 11 * 8 + 8 * 11 + 11
     rows = fit([Throughput(peak_tflops=1e-9)], tmp_path, module=module)[2]
     assert rows[8]["throughput/mfu"] == pytest.approx(TOKENS / 2 * 6 * parameters / 1e3)
-    module = Slow(clock, step=2.0)
-    module.flops_per_token = 123.0
-    rows = fit([Throughput(peak_tflops=1e-9)], tmp_path, module=module)[2]
-    assert rows[8]["throughput/mfu"] == pytest.approx(TOKENS / 2 * 123 / 1e3)
 
 
 def test_mfu_names_its_convention_and_peak_once(tmp_path, clock, caplog):
@@ -201,20 +165,11 @@ def test_unknown_hardware_has_no_mfu(tmp_path, clock):
     ("name", "precision", "matmul", "peak"),
     [
         ("NVIDIA A100-SXM4-80GB", "bf16-mixed", "highest", 312),
-        ("NVIDIA A100 80GB PCIe", "16-mixed", "highest", 312),
         ("NVIDIA A100-SXM4-40GB", "32-true", "highest", 19.5),
         ("NVIDIA A100-SXM4-40GB", "32-true", "high", 156),
-        ("NVIDIA H100 80GB HBM3", "bf16-true", "highest", 989),
-        ("NVIDIA H100 PCIe", "bf16-mixed", "highest", 756),
         ("NVIDIA H200", "bf16-mixed", "highest", 989),
-        ("NVIDIA B200", "bf16-mixed", "highest", 2250),
         ("NVIDIA B200", "32-true", "high", None),
-        ("NVIDIA L4", "bf16-mixed", "highest", 121),
-        ("NVIDIA GeForce RTX 4090", "bf16-mixed", "highest", 165.2),
-        ("AMD Instinct MI300X", "bf16-mixed", "highest", 1307.4),
         ("NVIDIA H200", "64-true", "highest", None),
-        ("NVIDIA L40S", "bf16-mixed", "highest", 362.05),
-        ("Tesla V100-SXM2-16GB", "16-mixed", "highest", 125),
         ("NVIDIA H200 NVL", "bf16-mixed", "highest", None),
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16-mixed", "highest", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16-mixed", "highest", None),
@@ -240,11 +195,6 @@ def test_peak_memory_covers_what_the_process_held(tmp_path):
     row = fit([Throughput()], tmp_path)[2][8]
     assert held.sum() > 0
     assert 0.1 < row["memory/peak_gb"] < 100
-
-
-def test_a_peak_that_is_not_positive_is_refused():
-    with pytest.raises(ValueError, match=r"Throughput\(peak_tflops\)"):
-        Throughput(peak_tflops=0.0)
 
 
 def test_flops_per_token_are_asked_for_once_because_they_may_be_traced(tmp_path, clock):

@@ -1,7 +1,7 @@
 """TimeBreakdown with a simulated clock, so every figure is exact. Real processes: test_time_ranks.py."""
 
 import random
-from itertools import pairwise, permutations
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from foreign import Batches, Foreign, fit, make_trainer
 from lightning.pytorch.callbacks import Callback
 
-from lit_llm.callbacks import Profile, StepCheckpoint, Throughput, TimeBreakdown, ValidateEvery, _lightning, throughput
+from lit_llm.callbacks import Profile, StepCheckpoint, TimeBreakdown, ValidateEvery
 from lit_llm.callbacks import time_breakdown as module_under_test
 
 PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "checkpoint", "validation", "other")
@@ -158,79 +158,6 @@ def test_validation_and_saving_are_parts_of_their_own(tmp_path, clock, monkeypat
     assert fractions(rows[6]) == of(15 + 64, **step, checkpoint=64)
 
 
-@pytest.mark.parametrize("own_profiler", [None, "simple"])
-def test_the_trainer_is_given_back_as_it_was_beside_another_that_listens(tmp_path, clock, own_profiler):
-    class Broken(Slow):
-        def training_step(self, batch, batch_idx):
-            if self.trainer.global_step == 3:
-                raise RuntimeError("broken")
-            return super().training_step(batch, batch_idx)
-
-    for callbacks in ([Throughput(), TimeBreakdown()], [TimeBreakdown(), Throughput()]):
-        for module in (Slow(clock), Broken(clock)):
-            trainer = make_trainer(callbacks, tmp_path, profiler=own_profiler)
-            before = [set(vars(of)) for of in (trainer.profiler, trainer.fit_loop.epoch_loop)]
-            if isinstance(module, Broken):
-                with pytest.raises(RuntimeError, match="broken"):
-                    trainer.fit(module)
-            else:
-                trainer.fit(module)
-                assert "throughput/tokens_per_second" in trainer.logger.rows[8]
-                if own_profiler:
-                    assert len(trainer.profiler.recorded_durations["[_TrainingEpochLoop].train_dataloader_next"]) == 8
-                    assert len(trainer.profiler.recorded_durations["[Strategy]SingleDeviceStrategy.backward"]) == 8
-            after = [set(vars(of)) - {"_lightning_module", "_stage"} for of in (trainer.profiler, trainer.fit_loop.epoch_loop)]
-            assert all(a <= b | {"_lightning_module", "_stage"} for a, b in zip(after, before, strict=True))
-            assert "run" not in vars(trainer.fit_loop.epoch_loop.val_loop)
-
-
-@pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_several_listeners_of_one_kind_measure_the_same_and_stop_in_any_order(tmp_path, clock, monkeypatch, order):
-    monkeypatch.setattr(throughput, "time", module_under_test.time)
-
-    class Second(Throughput):  # the Trainer refuses two stateful callbacks of one class
-        pass
-
-    alone = {}
-    for kind in (Throughput, TimeBreakdown):
-        alone |= {x: alone.get(x, {}) | row for x, row in fit([kind()], tmp_path, module=Slow(clock))[2].items()}
-    three = [Throughput(), Second(), TimeBreakdown()]
-    trainer = make_trainer(three, tmp_path)
-    before = set(vars(trainer.profiler))
-
-    class StopEarlier(Callback):  # in the middle of the run, and in another order
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            if batch_idx == 5:
-                three[order[0]].teardown(trainer, module, "fit")
-
-        def on_train_end(self, trainer, module):
-            for i in order[1:]:
-                three[i].teardown(trainer, module, "fit")
-            assert {"start", "stop"}.isdisjoint(vars(trainer.profiler))
-
-    trainer.callbacks.append(StopEarlier())
-    trainer.fit(Slow(clock))
-    rows = trainer.logger.rows
-    timed = [name for name in rows[4] if name.startswith(("time/", "throughput/"))]
-    assert len(timed) == len(PARTS) + 2
-    for x in (2, 4, 6):  # with all three
-        assert {name: rows[x][name] for name in timed if name in rows[x]} == pytest.approx(
-            {name: alone[x][name] for name in timed if name in alone[x]}
-        )
-    assert set(vars(trainer.profiler)) - {"_lightning_module", "_stage"} <= before | {"_stage"}
-
-
-@pytest.mark.parametrize(("kind", "action"), [(Throughput, "FETCH"), (TimeBreakdown, "FETCH"), (TimeBreakdown, "_STRATEGY")])
-def test_an_action_that_the_trainer_no_longer_announces_is_an_error_and_not_a_zero(tmp_path, clock, monkeypatch, kind, action):
-    renamed = "[Loop].next" if action == "FETCH" else {"run_training_step": "forward", "backward": "backward"}
-    monkeypatch.setattr(_lightning, action, renamed)
-    if action == "FETCH":
-        monkeypatch.setattr(throughput, action, renamed)
-    message = "does not announce " + (r"'?\[Loop\].next" if action == "FETCH" else "forward") + ".* to its profiler, which"
-    with pytest.raises(_lightning.LightningChanged, match=message):
-        fit([kind()], tmp_path, module=Slow(clock))
-
-
 class Device:
     """Replaces the clock of a device: a time is not known before a synchronisation."""
 
@@ -335,5 +262,13 @@ def test_what_cannot_be_told_apart_is_refused(tmp_path):
     module.automatic_optimization = False
     with pytest.raises(ValueError, match="uses manual optimization"):
         fit([TimeBreakdown()], tmp_path, module=module)
-    with pytest.raises(ValueError, match=r"TimeBreakdown\(communication_every_n_steps\)"):
-        TimeBreakdown(0)
+
+
+def test_the_sampled_share_of_waits_becomes_communication():
+    """Of 10 s: half of 6 s backward and a quarter of 2 s optimizer step were waits."""
+    breakdown = TimeBreakdown()
+    breakdown._seconds = dict.fromkeys(PARTS, 0.0) | {"forward": 2.0, "backward": 6.0, "optimizer": 2.0}
+    breakdown._waits = {"backward": 0.5, "optimizer": 0.25}
+    fractions = breakdown._fractions()
+    assert fractions["time/communication_fraction"] == pytest.approx(0.35)
+    assert fractions["time/backward_fraction"] == pytest.approx(0.3) and sum(fractions.values()) == pytest.approx(1)

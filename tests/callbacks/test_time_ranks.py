@@ -129,12 +129,6 @@ CASES = {
     "all profiles": dict(measuring=[Profile(wait=2, steps=1, dirpath=str(OUT / "all"), all_ranks=True)]),
 }
 """
-FOUR = """
-CASES = {
-    "forward of 2": dict(where="forward", rank=2, measuring=[Stragglers()]),
-    "sharded forward of 3": dict(where="forward", rank=3, sharded=True, measuring=[Stragglers()]),
-}
-"""
 
 
 def start(cases, folder, ranks):
@@ -150,11 +144,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two(folder):
     return start(TWO, folder, 2)
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    return start(FOUR, tmp_path_factory.mktemp("four"), 4)
 
 
 # ---- TimeBreakdown ----------------------------------------------------------------------------------------------
@@ -210,13 +199,6 @@ def test_the_slow_one_of_two_is_named_with_its_own_time(two, case, straggler, na
     rows = [{name: value for name, value in each[case]["4"].items() if name.startswith("rank/")} for each in two]
     assert rows[0] == rows[1] and set(rows[0]) == {"rank/step_time_max", "rank/step_time_mean", "rank/straggler"}
     check(rows[0], straggler=straggler, ranks=2, naps=naps)
-
-
-@pytest.mark.parametrize(("case", "straggler"), [("forward of 2", 2), ("sharded forward of 3", 3)])
-def test_the_slow_one_of_four_is_named_with_its_own_time(four, case, straggler):
-    for each in four:
-        assert list(each[case]) == ["4"]
-        check(each[case]["4"], straggler=straggler, ranks=4)
 
 
 def test_where_none_is_slower_the_mean_is_near_the_maximum(two):

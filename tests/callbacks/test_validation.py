@@ -14,11 +14,6 @@ def test_validation_runs_after_every_n_optimizer_steps_and_the_last(tmp_path, ac
     assert module.validated == expected
 
 
-def test_the_sanity_check_still_runs_and_does_not_count_as_a_validation(tmp_path):
-    module = fit([ValidateEvery(4)], tmp_path, **{**VAL, "num_sanity_val_steps": 1})[1]
-    assert module.validated == [4, 8]
-
-
 def test_limit_val_batches_zero_turns_validation_off(tmp_path):
     module = fit([ValidateEvery(2)], tmp_path, limit_val_batches=0)[1]
     assert module.validated == []

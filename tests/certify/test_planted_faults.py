@@ -4,21 +4,14 @@ That checks which `make certify` requires pass without a fault is not repeated h
 """
 
 import warnings
-from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from certifying import outcome
-from torch.nn.attention.flex_attention import flex_attention
 
-from lit_llm.certify import attention, watch
+from lit_llm.certify import watch
 from lit_llm.certify.watch import WaitsWatch
 from lit_llm.data import TextFiles
-from lit_llm.models import attention as attention_of_models
-from lit_llm.models import attention_flex
-from lit_llm.models.attention import attend
-from lit_llm.models.attention_kernel_choice import choose
 from lit_llm.models.block import Block
 from lit_llm.training.language_model import LanguageModel
 
@@ -34,49 +27,6 @@ def passes(name: str, devices: int = 1) -> bool:
     found = outcome(name, devices)
     assert found.outcome in ("passed", "failed"), found
     return found.outcome == "passed"
-
-
-def seen(changed, *args, see, **kwargs):
-    return attend(*args, see=changed(see), **kwargs)
-
-
-def test_a_window_that_is_one_too_wide(monkeypatch):
-    wider = lambda see: replace(see, window=None if see.window is None else see.window + 1)  # noqa: E731
-    monkeypatch.setattr(attention, "attend", partial(seen, wider))
-    assert not passes("attention/blocks/window") and passes("attention/blocks/documents")
-
-
-def test_documents_that_see_each_other(monkeypatch):
-    monkeypatch.setattr(attention, "attend", partial(seen, lambda see: replace(see, documents=None)))
-    assert not passes("attention/blocks/documents") and passes("attention/blocks/window")
-
-
-def test_a_mask_of_flex_that_is_off_by_one(monkeypatch):
-    """Forward only: FlexAttention has no backward pass on a CPU, where the check itself is skipped."""
-    monkeypatch.setattr(attention_flex, "_kernel", lambda: flex_attention)
-    generator = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(2, heads, 96, 16, generator=generator) for heads in (4, 2, 2))
-    exact = attention.naive(*(x.double() for x in (q, k, v)), 7, None, None, None)
-    for window, good in ((7, True), (8, False), (6, False)):
-        mask = attention_flex.make_block_mask(window, None, 96, 96, q.device)
-        found = attention_flex.attend_flex(q, k, v, mask, scale=0.25, softcap=None, sinks=None)
-        error = (found.double() - exact).abs().max() / exact.abs().max()
-        assert (error.item() <= attention.FP32_TOLERANCE) == good, window
-
-
-def test_flex_is_checked_with_flex_whatever_its_kind(monkeypatch, tmp_path):
-    """With the choice of CUDA on a CPU, where FlexAttention says that it has no backward pass."""
-    monkeypatch.setattr(attention_flex, "_kernel", lambda: flex_attention)
-    for module in (attention, attention_of_models):
-        monkeypatch.setattr(module, "choose", lambda kernel, device, **asked: choose(kernel, "cuda", **asked))
-    for kind in attention.KINDS:
-        with pytest.raises(NotImplementedError, match="FlexAttention"):
-            attention.error(tmp_path, ranks=1, accelerator="cpu", kernel="flex", kind=kind)
-
-
-def test_sinks_that_are_left_out(monkeypatch):
-    monkeypatch.setattr(attention, "attend", lambda *a, sinks, **k: attend(*a, sinks=None if sinks is None else sinks - 1, **k))
-    assert not passes("attention/blocks/sinks") and passes("attention/blocks/causal")
 
 
 @pytest.mark.slow
@@ -189,6 +139,6 @@ def test_a_plan_of_traffic_that_is_off(monkeypatch):
 
 @pytest.mark.slow
 def test_a_state_that_another_layout_does_not_get(monkeypatch):
-    assert passes("checkpoint/fsdp2/in/ddp", 2)
+    assert passes("checkpoint/fsdp2/in/replicas", 2)
     monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", lambda self, state: None)
-    assert not passes("checkpoint/fsdp2/in/ddp", 2)
+    assert not passes("checkpoint/fsdp2/in/replicas", 2)

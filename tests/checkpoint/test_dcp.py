@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import random
 import weakref
 from dataclasses import replace
 
@@ -119,11 +118,8 @@ def attacks(mark):
         pickle.dumps(Calls(eval, code)),
         pickle.dumps(Calls(exec, code), protocol=0),
         pickle.dumps({"state_dict_metadata": [Calls(open, str(mark), "w")]}),
-        pickle.dumps(Calls(__import__, "os")),
         dotted("torch.distributed.checkpoint.metadata:os.getcwd"),
         dotted("torch:load"),
-        dotted("torch.distributed.checkpoint.metadata:Metadata.__init__"),
-        pickle.dumps(Calls(torch.load, str(mark))),
     ]
 
 
@@ -137,7 +133,7 @@ def test_a_pickle_that_would_run_something_is_refused_in_one_sentence(folder, tm
 
 def test_a_pickle_in_place_of_a_tensor_is_refused(folder, tmp_path):
     (file,) = folder.glob("*.distcp")
-    place = DcpFolder(folder)._metadata.tensors["state_dict.model.a"].pieces[0][2]
+    place = DcpFolder(folder)._tensors["state_dict.model.a"].pieces[0][2]
     torch.save(Calls(os.system, f"touch {tmp_path / 'ran'}"), tmp_path / "attack.pt")
     raw, attack = bytearray(file.read_bytes()), (tmp_path / "attack.pt").read_bytes()
     assert len(attack) <= place.length
@@ -161,11 +157,6 @@ def info(metadata, name):
     return next(index for index in metadata.storage_data if index.fqn == name)
 
 
-def outside(metadata):
-    index = info(metadata, "state_dict.model.a")
-    metadata.storage_data[index] = replace(metadata.storage_data[index], relative_path="../dcp/__0_0.distcp")
-
-
 def beyond_the_end(metadata):
     index = info(metadata, "state_dict.model.a")
     metadata.storage_data[index] = replace(metadata.storage_data[index], offset=10**12)
@@ -186,15 +177,20 @@ def other_dtype(metadata):
     metadata.state_dict_metadata["state_dict.model.a"].properties.dtype = torch.float16
 
 
+def elsewhere(metadata):
+    index = info(metadata, "state_dict.model.a")
+    metadata.storage_data[index] = replace(metadata.storage_data[index], relative_path="../secret")
+
+
 def text(metadata):
     metadata.storage_data = "text"
 
 
 DAMAGES = {
-    outside: "names a file outside of its folder",
     beyond_the_end: "is truncated",
     half: "are not the whole tensor",
     huge: "are not the whole tensor",
+    elsewhere: "a file outside the folder",
     other_dtype: "is not as .metadata describes it",
     text: "not the metadata of torch.distributed.checkpoint",
 }
@@ -206,18 +202,3 @@ def test_metadata_that_does_not_fit_its_files_is_one_sentence(folder, edit):
     with pytest.raises(UserError, match=DAMAGES[edit]) as caught:
         DcpFolder(folder)["state_dict.model.a"]
     assert "\n" not in str(caught.value)
-
-
-def test_any_changed_byte_of_the_metadata_is_harmless_or_a_sentence(folder):
-    rng, good = random.Random(0), (folder / ".metadata").read_bytes()
-    refused = 0
-    for _ in range(120):
-        bad = bytearray(good)
-        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
-        (folder / ".metadata").write_bytes(bad)
-        try:
-            read = DcpFolder(folder)
-            _ = [read[name] for name in read.files]
-        except UserError:
-            refused += 1
-    assert refused > 40

@@ -16,20 +16,9 @@ def run(*arguments):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("kills", [pytest.param(30, id="30-kills"), pytest.param(200, id="200-kills", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("kind", [pytest.param("sync", marks=pytest.mark.slow), "async"])
-@pytest.mark.slow
-def test_after_kills_at_random_moments_the_newest_checkpoint_is_found_and_loads(kind, kills, tmp_path):
-    """One process after the other continues from the newest good one and saves on, some steps twice, deleting older ones."""
-    seen = run("random", kind, kills, 17, tmp_path)
-    assert seen["lost"] == []  # saved, and known to be saved, yet not found
-    assert seen["damaged"] == []  # no visible folder is ever half of one
-    assert len(seen["steps"]) == kills and seen["steps"] == sorted(seen["steps"]) and seen["steps"][-1] >= kills
-
-
 @pytest.fixture(scope="module")
 def killed_at_each(tmp_path_factory):
-    return run("each", tmp_path_factory.mktemp("each"))
+    return run(tmp_path_factory.mktemp("each"))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """A checkpoint whose checksums are right and whose content is wrong: one sentence that names the key."""
 
-import sys
-import zipfile
-
 import pytest
 import torch
 from saved import checkpoint, step_path
@@ -42,12 +39,9 @@ WRONG = {
     "loops": [[], 3],
     "lr_schedulers": [{}, [3]],
     "optimizer_states": [
-        {},
         [3],
-        [{"state": [], "param_groups": []}],
         [{"state": {0: 3}, "param_groups": [{"params": [0]}]}],
         [{"state": {7: {}}, "param_groups": [{"params": [0]}]}],
-        [{"state": {}, "param_groups": [{"lr": 1}]}],
         [{"state": {}, "param_groups": [{"lr": "high", "params": []}]}],
         [{"state": {0: {"exp_avg": torch.eye(3).to_sparse()}}, "param_groups": [{"params": [0]}]}],
     ],
@@ -81,7 +75,6 @@ def test_a_wrong_value_is_refused_by_its_key(read, key, value, tmp_path):
     "placeholder",
     [
         PLACEHOLDER | {"dtype": "os"},
-        PLACEHOLDER | {"dtype": 3},
         PLACEHOLDER | {"shape": [-1]},
         PLACEHOLDER | {"sharded tensor": 3},
     ],
@@ -92,41 +85,10 @@ def test_a_placeholder_names_a_tensor(placeholder, tmp_path):
         disk_format.read(tmp_path / "step.ckpt")
 
 
-def test_a_content_that_contains_itself_is_read_once(tmp_path):
-    ring, loop = [], {}
-    ring.append(ring)
-    loop["loop"] = loop
-    torch.save(checkpoint(3, x=ring, loops=loop), tmp_path / "step.ckpt")
-    assert disk_format.read(tmp_path / "step.ckpt")["global_step"] == 3
-
-
 def test_a_shard_has_parts():
     assert part_problem({"w": {"offset": [0, 0], "part": torch.ones(2, 3)}}) is None
     for wrong in (3, {}, {"offset": [0], "part": torch.ones(2, 3)}, {"offset": ["0", 0], "part": torch.ones(2, 3)}):
         assert "'w'" in part_problem({"w": wrong})
-
-
-def test_compressed_entries_are_refused_before_they_are_unpacked(tmp_path):
-    torch.save(checkpoint(3), tmp_path / "plain.ckpt")
-    with (
-        zipfile.ZipFile(tmp_path / "plain.ckpt") as plain,
-        zipfile.ZipFile(tmp_path / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as bomb,
-    ):
-        for entry in plain.infolist()[:-1]:
-            bomb.writestr(entry.filename, plain.read(entry))
-        with bomb.open("plain/data/9", "w", force_zip64=True) as file:
-            for _ in range(64):
-                file.write(bytes(2**20))
-        with zipfile.ZipFile(tmp_path / "turned.ckpt", "w") as turned:
-            for entry in plain.infolist():
-                other = {"little": b"big", "big": b"little"}[sys.byteorder]
-                turned.writestr(entry, other if entry.filename.endswith("byteorder") else plain.read(entry))
-    with pytest.raises(UserError, match="byte order"):
-        disk_format.read(tmp_path / "turned.ckpt")
-    assert disk_format.damage(tmp_path / "plain.ckpt") is None
-    assert "compress" in disk_format.damage(tmp_path / "bomb.ckpt")
-    with pytest.raises(UserError, match="compress"):
-        disk_format.read_values(tmp_path / "bomb.ckpt")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.bool, torch.float8_e4m3fn])

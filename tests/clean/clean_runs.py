@@ -17,12 +17,12 @@ def write(path: Path, texts: list[str | None]) -> Path:
     return path
 
 
-def run(paths: list[Path], out: Path, *, workers: int = 0, **settings: Any) -> list[dict[str, str]]:
+def run(paths: list[Path], out: Path, **settings: Any) -> list[dict[str, str]]:
     """The documents of the output."""
     read = CleanSettings(tuple(map(str, paths)), **settings)
     assert read.problems() == []
     out.mkdir(exist_ok=True)
-    clean([Input(Source.local(path), "train", read.read_settings()) for path in paths], read, out, workers=workers)
+    clean([Input(Source.local(path), "train", read.read_settings()) for path in paths], read, out)
     return [json.loads(line) for part in sorted(out.glob("part-*")) for line in part.read_bytes().splitlines()]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import sys
@@ -13,7 +12,6 @@ from clean.clean_runs import write
 
 from lit_llm.__main__ import main
 from lit_llm.clean.clean_settings import CleanSettings
-from lit_llm.clean.datatrove_script import datatrove_script
 from lit_llm.clean.removal_report import Tally, write_report
 from lit_llm.ingest.paths import list_sources
 
@@ -54,7 +52,7 @@ def test_the_report_has_no_password_of_a_url(tmp_path):
     assert settings["paths"] == settings["against"] == ["https://host/x.jsonl?…"]
 
 
-def test_a_run_without_steps_says_so_and_unchanged_documents_are_not_counted(project, capsys, without_worker):
+def test_a_run_without_steps_says_so_and_unchanged_documents_are_not_counted(project, capsys):
     Path("raw/b.txt").write_text("x = 1\n")
     code, out, err = run(capsys, "--data.paths", "raw", "--out", "copied")
     assert code == 0 and "removed" not in out
@@ -68,26 +66,17 @@ def test_a_run_without_steps_says_so_and_unchanged_documents_are_not_counted(pro
 
 MISTAKES = {
     "--near_duplicates 0.1": "near_duplicates is 0.1, but must be at least 0.3",
-    "--near_duplicates 5": "near_duplicates is 5.0, but must be at least 0.3 and at most 1 or null (--near_duplicates).",
-    "--near_duplicates nan": "near_duplicates is .nan, but must be a finite number",
-    "--near_duplicates 0.7 --near_ngram 0": "near_ngram is 0, but must be at least 1 and at most 50 (--near_ngram)",
-    "--near_duplicates 0.7 --near_permutations 8": "near_permutations is 8, but must be at least 16",
     "--near_ngram 3": "near_ngram is 3, but near_duplicates is off: switch it on (--near_duplicates)",
-    "--emit_datatrove x.py": "emit_datatrove is x.py, but near_duplicates is off",
-    "--near_duplicates 0.7 --emit_datatrove raw/a.jsonl": "raw/a.jsonl exists already: give another name (--emit_datatrove)",
-    "--normalise yes": "--normalise is 'yes', it must be true or false",
-    "--workers 0": "workers is 0, but must be at least 1 (--workers)",
+    "--workers 2": "workers is 2, but executor is off: switch it on (--executor)",
     "--normalize true": "unknown flag --normalize; did you mean --normalise?",
     "--data.format xml": "format is 'xml', but must be auto, text",
     "--data.text_key body": "raw/a.jsonl line 1 has no key 'body', it has text: name the key",
-    "--config none.yaml": "none.yaml cannot be read: No such file or directory (--config)",
     "--out raw/cleaned": "raw/cleaned lies in raw, which is read: give a place outside of it (--out)",
-    "--out raw": "raw",
 }
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_sentence_and_leaves_nothing(project, capsys, words, without_worker):
+def test_a_mistake_is_one_sentence_and_leaves_nothing(project, capsys, words):
     given = ["--data.paths", "raw", "--out", "cleaned", *words.split()]
     code, _, err = run(capsys, *given)
     said = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -95,7 +84,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(project, capsys, words, wi
     assert set(os.listdir()) <= {"raw", ".cleaned.log"} and os.listdir("raw") == ["a.jsonl"]
 
 
-def test_paths_without_documents_and_a_missing_package_are_sentences(project, capsys, monkeypatch, without_worker):
+def test_paths_without_documents_and_a_missing_package_are_sentences(project, capsys, monkeypatch):
     code, _, err = run(capsys, "--out", "cleaned")
     assert (code, err) == (2, "error: No documents: give files, folders, globs or URLs (--data.paths).\n")
     code, _, err = run(capsys, "--data.paths", "nothing/*", "--out", "cleaned")
@@ -106,17 +95,3 @@ def test_paths_without_documents_and_a_missing_package_are_sentences(project, ca
     monkeypatch.setitem(sys.modules, "rensa", None)
     code, _, err = run(capsys, "--data.paths", "raw", "--near_duplicates", "0.7", "--out", "cleaned")
     assert (code, err) == (2, "error: near_duplicates needs the package rensa: pip install rensa.\n")
-
-
-def test_a_script_for_datatrove_has_the_same_parameters(project, capsys, without_worker):
-    words = ("--data.paths", "raw", "--near_duplicates", "0.8", "--near_ngram", "3", "--emit_datatrove", "near.py")
-    code, out, _ = run(capsys, *words, "--out", "cleaned")
-    assert code == 0 and "python near.py --tasks 1" in out
-    text = Path("near.py").read_text()
-    assert text == datatrove_script(Path("cleaned"), threshold=0.8, ngram=3, permutations=128)
-    (config,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and "n_grams=" in ast.unparse(node))
-    values = {one.arg: ast.literal_eval(one.value) for one in config.keywords if one.arg != "norm_config"}
-    buckets, hashes = values["num_buckets"], values["hashes_per_bucket"]
-    assert values["n_grams"] == 3 and buckets * hashes <= 128
-    assert 0.5 <= 1 - (1 - 0.8**hashes) ** buckets < 0.7  # of the pairs at the threshold
-    assert json.loads(Path("cleaned/report.json").read_text())["kept"]["documents"] == 3  # nothing is removed here

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
-import unicodedata
-
-import numpy as np
 
 from lit_llm.clean.contamination import Contamination, ReferenceIndex
 from lit_llm.clean.rules import Document, Removed
-from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes, words
+from lit_llm.clean.word_ngrams import word_hashes
 
 SENTENCE = "Twelve small boats left the old harbour at dawn; none of them came back."  # 14 words
 
 
 def index(*texts: str, n: int = 13) -> ReferenceIndex:
-    return ReferenceIndex.of_documents((Document(text, f"test.jsonl:{i}") for i, text in enumerate(texts, start=1)), n=n)
+    return ReferenceIndex((Document(text, f"test.jsonl:{i}") for i, text in enumerate(texts, start=1)), n=n)
 
 
 def removed(text: str, *references: str, n: int = 13, share: float = 0.0) -> bool:
@@ -34,29 +29,8 @@ def test_words_are_runs_of_letters_and_digits():
     assert hashes[: len(expected)] == [known[word] for word in expected]
     assert len(set(known.values())) == len(known) == 13
     assert hashes[-1] == word_hashes("END!").tolist()[0]
+    assert word_hashes("x²").tolist() == word_hashes("x2").tolist()
     assert word_hashes("").tolist() == word_hashes(" .,- \n").tolist() == []
-
-
-def test_no_word_is_cut_before_a_combining_mark():
-    word = "\u0939\u093f\u0928\u094d\u0926\u0940"  # Hindi: letters with vowel signs, which are no letters of their own
-    for begins in (2**16 - 5, 2**16 - 3, 2**16 - 1):  # texts are hashed in parts of 2**16 characters
-        assert word_hashes("." * begins + word + " end").tolist() == word_hashes(f"{word} end").tolist()
-
-
-def test_letters_are_alone_or_together_as_they_are_for_near_duplicates():
-    letters = [c for c in map(chr, range(0x32000)) if unicodedata.category(c)[0] == "L"]
-    twice = [c * 2 for c in letters if unicodedata.normalize("NFKC", c).lower() == c]
-    text = " ".join(twice)
-    assert len(twice) > 100_000
-    assert len(word_hashes(text)) == len(words(text)) > 1.7 * len(twice)  # most are Han
-    assert words("བོད ㄅㄆ")[-2:] == ["ㄅ", "ㄆ"] and len(words("ཀཁ")) == 2
-
-
-def test_a_hash_is_the_same_in_every_process():
-    code = "from lit_llm.clean.word_ngrams import *; print(ngram_hashes(word_hashes('one two three'), 2).tolist())"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert other.strip() == str(ngram_hashes(word_hashes("One, two. THREE"), 2).tolist())
-    assert len(np.unique(ngram_hashes(word_hashes("a b a"), 2))) == 2  # the order of words counts
 
 
 def test_one_common_n_gram_is_enough_whatever_the_case_and_punctuation():
@@ -96,12 +70,3 @@ def test_shares_are_those_of_sets_of_n_grams():
         most = max(n / len(grams(one)) for n, one in zip(common, references, strict=True))
         for share in (most, most + 1e-9):
             assert isinstance(Contamination(built, share=share)(text), Removed) == (0 < share <= most)
-
-
-def test_a_saved_index_finds_the_same(tmp_path):
-    built = index(SENTENCE, "one two")
-    built.save(tmp_path / "index.npz")
-    read = ReferenceIndex.load(tmp_path / "index.npz")
-    assert read.identity() == built.identity() != index("x " + SENTENCE).identity()
-    assert read.source(0) == "test.jsonl:1"
-    assert read.too_short == 1 and Contamination(read, share=1.0)(SENTENCE) != SENTENCE

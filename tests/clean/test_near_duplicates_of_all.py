@@ -1,4 +1,4 @@
-"""Near-duplicates among all documents: signatures against exact sets, and which one of a pair is kept."""
+"""Near-duplicates among all documents: against exact sets of n-grams, and which one of a pair is kept."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 from clean.clean_runs import kept_numbers, write
 
-from lit_llm.clean.word_ngrams import Signer, bands_of, words
+from lit_llm.clean.word_ngrams import bands_of, words
 
 
 def document(seed: int, count: int = 300) -> list[str]:
@@ -31,34 +30,14 @@ def jaccard(one: list[str], other: list[str], ngram: int) -> float:
     return len(a & b) / len(a | b)
 
 
-@pytest.mark.parametrize("ngram", [1, 5])
-def test_equal_values_of_two_signatures_are_the_jaccard_similarity(ngram):
-    signer, deviations = Signer(ngram, 256), []
-    for seed in range(60):
-        one = document(seed)
-        other = edited(one, seed % 12 / 100, seed)
-        exact = jaccard(one, other, ngram)
-        equal = np.mean(signer.sign(" ".join(one)) == signer.sign(" ".join(other)))
-        deviations.append(equal - exact)
-        assert abs(equal - exact) <= 4.5 * max(exact * (1 - exact) / 256, 1e-9) ** 0.5  # 60 draws of 4.5 sigma: 1 in 2,500
-    assert abs(np.mean(deviations)) < 4 * (0.25 / 256 / 60) ** 0.5  # no bias: 4 sigma of the mean, at most
-
-
 def test_words_have_no_case_and_no_punctuation_and_are_characters_where_no_spaces_are():
     assert words("Don't STOP, x_1 (3.5)!") == ["don", "t", "stop", "x_1", "3", "5"]
     assert words("Äpfel, naïve; Don't x_1") == ["äpfel", "naïve", "don", "t", "x_1"]
     assert words("東京は big. ไทย") == ["東", "京", "は", "big", "ไ", "ท", "ย"]
 
 
-def test_a_long_document_is_signed_in_chunks_with_nearly_the_same_result(monkeypatch):
-    text = document(1, 3000)
-    whole = Signer(5, 128).sign(" ".join(text))
-    monkeypatch.setattr("lit_llm.clean.word_ngrams._CHUNK", 3000)
-    assert np.mean(whole == Signer(5, 128).sign(" ".join(text))) > 0.95  # 8 cuts cost 4 or 5 of 2,996 n-grams each
-
-
-@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 1.0])
-@pytest.mark.parametrize("permutations", [16, 128, 500])
+@pytest.mark.parametrize("threshold", [0.3, 0.7, 1.0])
+@pytest.mark.parametrize("permutations", [16, 128])
 def test_bands_miss_few_pairs_at_the_threshold_and_have_no_room_for_more_values(threshold, permutations):
     def missed(rows: int) -> float:
         return (1 - threshold**rows) ** (permutations // rows)
@@ -80,10 +59,7 @@ def test_the_first_is_kept_and_a_chain_of_changes_is_not_one_document(tmp_path):
     )
     assert kept == [1, 3, 4]  # the third text nearly repeats the second one only, which is not there
     samples = [json.loads(line) for line in (tmp_path / "out/removed.jsonl").read_text().splitlines()]
-    assert {(one["source"][-1], one["detail"][:4] >= "0.55", one["detail"][-1]) for one in samples} == {
-        ("2", True, "1"),
-        ("5", True, "1"),
-    }
+    assert {(one["source"][-1], one["detail"][-1]) for one in samples} == {("2", "1"), ("5", "1")}
     assert report["steps"]["near_duplicates"]["removed"]["near_duplicates"]["documents"] == 2
 
 

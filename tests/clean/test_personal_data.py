@@ -13,9 +13,6 @@ KEY = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", BASE64, BASE64, "abc=", "---
 CASES = {
     "aws": ("id = '{}'", "AKIA" + "QYLPMN5HFIQR7TUV"),
     "github_token": ("token: {}.", "ghp_" + "wWPw5k4aXcaT4fNP0UcnZwJUVFk6LO0pINUx"),
-    "gitlab_token": ("GITLAB={}\n", "glpat-" + "Xy7_kq2mPzR9tLw4sVbN"),
-    "slack": ("({})", "xoxb-" + "263594206564-2343594206564-FGqddMF8t08v8N7Oq4i57vs1"),
-    "stripe": ("{};", "sk_live_" + "4eC39HqLyjWDarjtT1zdp7dc"),
     "jwt": ("Bearer {} ", "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"),
     "password_in_url": ("postgres://admin:{}@db.example.org/x", "hunter2-x"),
     "hugging_face_token": ("'{}'", "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"),
@@ -70,12 +67,3 @@ def test_prose_about_secrets_is_kept(redact, text):
 def test_addresses_are_replaced(text, expected):
     assert Emails("redact")(text) == (text if expected is None else expected)
     assert isinstance(Emails("remove")(text), Removed) == (expected is not None)
-
-
-def test_addresses_are_those_that_datatrove_finds():
-    from datatrove.pipeline.formatters.pii import PIIFormatter
-
-    theirs = PIIFormatter(remove_ips=False, email_replacement=EMAIL)
-    names, hosts = ["a", "a.b", "a_b-c", "x9+tag", "Q%"], ["b.org", "a-b.c.de", "x1.museum", "UPPER.COM"]
-    text = "".join(f"{before}{name}@{host}{after}" for name in names for host in hosts for before, after in ["  ", "<>", "(,"])
-    assert Emails("redact")(text) == theirs.format(text)

@@ -36,7 +36,7 @@ def test_commands_use_the_average_where_they_are_asked_to(trained, capsys):
 
     for name, value in load_model(trained / LAST, average=True).state_dict().items():
         assert torch.equal(value, saved[ema.AVERAGE][f"model.{name}"])
-    assert run(capsys, "consolidate", "--run", "tiny", "--out", "average.ckpt", "--weights", "--ema")[0] == 0
+    assert run(capsys, "export", "--format", "ckpt", "--run", "tiny", "--out", "average.ckpt", "--weights", "--ema")[0] == 0
     consolidated = torch.load("average.ckpt", weights_only=True)
     assert ema.AVERAGE not in consolidated and consolidated["state_dict"].keys() == saved["state_dict"].keys()
     assert all(torch.equal(value, saved[ema.AVERAGE][name]) for name, value in consolidated["state_dict"].items())
@@ -86,4 +86,4 @@ def test_a_run_starts_from_the_average_of_another_and_is_evaluated_by_its_own_we
         assert code == 2 and "holds no average of the weights: train with --ema EMA, or leave out --" in err, err
     lora = ["--lora.rank", "2", "--optimizer", "AdamW", "--run_dir", "adapters"]
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--init_from", "tiny", "--use_ema", "true", *lora)
-    assert code == 2 and "write the average with `consolidate --ema` (--use_ema)" in err, err
+    assert code == 2 and "`export --format ckpt --ema` (--use_ema)" in err, err

@@ -147,17 +147,6 @@ def test_a_transcript_has_one_writer_and_what_cannot_be_done_loses_nothing(tmp_p
     assert code == 2 and "another file (--transcript)" in err and Path("kept.jsonl").read_text() == f"{line}\n"
 
 
-def test_lines_end_as_on_any_system(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    chat_run(Path("run"))
-    monkeypatch.setattr(
-        sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hi\r\n/save run/kept.jsonl\r\n/save kept.jsonl\r\n/quit\r\n"))
-    )
-    assert main(["chat", "--run", "run", "--max_new_tokens", "1"]) == 2
-    assert "lies in run" in capsys.readouterr().err and sorted(os.listdir()) == ["kept.jsonl", "run"]
-    assert json.loads(Path("kept.jsonl").read_text())["messages"][0] == user("hi")
-
-
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -188,16 +177,6 @@ def test_what_a_model_writes_does_nothing_to_a_terminal(out, words, tmp_path, mo
     else:
         assert not {*map(chr, range(32)), *map(chr, range(127, 160))} & set(written) - {"\t", "\n"}
         assert r"]52;c;aGk=" in written and written.endswith((f"{text[-3:]}\n", 'ç\u3000"}\n')) and r"\x9bm\x7f" in written
-
-
-def test_a_system_message_that_leaves_no_room_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    chat_run(Path("run"))
-    long = "word " * 96
-    code, _, err = chat(monkeypatch, capsys, "hi\n", "--system", long)
-    assert code == 2 and err.startswith("error: the system message") and "(--system) has " in err
-    code, _, err = chat(monkeypatch, capsys, f"hi\n/system {long}\n/undo\n", "--max_new_tokens", "1")
-    assert code == 2 and "(/system) has " in err and "no message" not in err
 
 
 @pytest.mark.parametrize(

@@ -143,21 +143,11 @@ def test_the_command_writes_an_overlay_that_fit_takes(folder, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_logs_the_noise_changes_nothing_else_and_continues_exactly(folder, capsys):
+def test_a_run_logs_the_noise_and_changes_nothing_else(folder, capsys):
     logging = ["--gradient_noise", "GradientNoise", "--gradient_noise.every_n_steps", "2"]
     assert run(capsys, "fit", *TINY, "--run_dir", "runs/plain")[0] == 0
     assert run(capsys, "fit", *TINY, *logging, "--run_dir", "runs/noise")[0] == 0
     assert curve(Path("runs/plain"), "train/loss") == curve(Path("runs/noise"), "train/loss")
-    assert (
-        run(capsys, "fit", *TINY, *logging, "--run_dir", "runs/cut", "--trainer.max_steps", "3", "--schedule", "Constant")[0]
-        == 0
-    )
-    assert run(capsys, "fit", *TINY, *logging, "--run_dir", "runs/whole", "--schedule", "Constant")[0] == 0
-    resumed = ["--run_dir", "runs/cut", "--schedule", "Constant", "--resume", "auto"]
-    assert run(capsys, "fit", *TINY, *logging, *resumed)[0] == 0
-    for name in ("variance", "squared_norm"):
-        whole = curve(Path("runs/whole"), f"gradient_noise/{name}")
-        assert len(whole) == 8 and whole == curve(Path("runs/cut"), f"gradient_noise/{name}")
     scales = curve(Path("runs/noise"), "gradient_noise/scale_samples")
     assert {step: 16 * value for step, value in scales.items()} == pytest.approx(
         curve(Path("runs/noise"), "gradient_noise/scale_tokens")

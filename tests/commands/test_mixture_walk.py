@@ -127,27 +127,3 @@ def test_three_sources_become_a_mixture_with_curves_of_their_own(raw, capsys):
     evaluated = done(capsys, "validate", "--run", "runs/mixed")
     for name in WORDS:
         assert f"{curve(folder, f'val/{name}/loss')[STEPS]:.4f}" in evaluated
-
-    # The few books repeat in the batches that `check` reads, which is expected.
-    more = ["--trainer.max_steps", "60", "--data.phases", "[{weights: {books: 60, web: 40, code: 0}}]"]
-    checked = done(capsys, "check", *recipe, *more)
-    found = " ".join(re.findall(r"[\w,]+", checked.partition("data do not repeat")[2].partition("loader is fast")[0]))
-    repeats, sequences, expected, epoch = map(int, re.findall(r"\d+", found))
-    # From step 4 on 57 steps of 4 samples are read, 6 in 10 of them books; those of the steps before may come again, too.
-    assert (sequences, epoch) == (57 * 4, blocks) and 0 < sequences * 6 // 10 - blocks <= repeats <= expected
-
-
-def test_a_mixture_resumed_in_its_last_phase_has_the_same_curves_by_source(raw, capsys):
-    tokenizer = ["BPE", "--data.tokenizer.vocab_size", "320"]
-    for file in ("web.jsonl", "code.jsonl.gz", "books.parquet"):
-        name = file.partition(".")[0]
-        words = ["prepare", "--data", "TextFiles", "--data.paths", f"raw/{file}", "--data.tokenizer", *tokenizer]
-        done(capsys, *words, "--data.val_fraction", "0.3", "--out", f"shards/{name}")
-        tokenizer = ["TokenizerJSON", "--data.tokenizer.path", "shards/web/tokenizer.json"]
-    command = ["fit", "--config", "small.yaml", "--checkpoint.every_n_steps", "6", "--checkpoint.keep_every_n_steps", "6"]
-    done(capsys, *command, "--run_dir", "runs/straight")
-    checkpoint = "runs/straight/checkpoints/step-00000018.ckpt"
-    done(capsys, *command, "--run_dir", "runs/branch", "--resume", checkpoint)
-    for tag in ("train/loss", *(f"{split}/{name}/loss" for split in ("train", "val") for name in WORDS)):
-        straight, branch = curve(Path("runs/straight"), tag), curve(Path("runs/branch"), tag)
-        assert branch == {step: loss for step, loss in straight.items() if step > 18}

@@ -205,15 +205,6 @@ def test_constructor_errors_are_reported_in_one_line(capsys, arguments, said):
     assert said in line
 
 
-@pytest.mark.slow
-def test_a_folder_of_the_name_callbacks_in_the_project_changes_nothing(tmp_path):
-    (tmp_path / "callbacks").mkdir()
-    (tmp_path / "callbacks/__init__.py").write_text("raise ImportError")
-    run = [sys.executable, "-m", "lit_llm"]
-    shown = subprocess.run([*run, "recipes", "show", "quickstart"], cwd=tmp_path, capture_output=True, text=True)
-    assert shown.returncode == 0 and "class_path: lit_llm.callbacks.Cosine" in shown.stdout, shown.stderr
-
-
 def test_the_page_shows_the_first_lines_of_the_list_as_they_are_printed(capsys):
     main(["recipes"])
     printed = capsys.readouterr().out.splitlines()

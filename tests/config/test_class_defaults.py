@@ -69,20 +69,6 @@ def test_the_rate_of_the_short_name_follows_the_size(layers, width, rate):
     assert [adamw(*SHORT, *sizes, *flags)["lr"] for flags in other] == [0.5, 0.001, 0.001, 0.001]
 
 
-def test_three_steps_of_the_short_name_are_those_of_the_formula():
-    """Loshchilov and Hutter 2019, algorithm 2, for one number in float64."""
-    settings = values(*SHORT, "--optimizer.lr", "0.1")["optimizer"]["init_args"]
-    weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
-    optimizer = torch.optim.AdamW([weight], **settings)
-    w, m, v = 2.0, 0.0, 0.0
-    for t, gradient in enumerate((0.5, -3.0, 1.0), start=1):
-        weight.grad = torch.tensor([gradient], dtype=torch.float64)
-        optimizer.step()
-        m, v = 0.9 * m + 0.1 * gradient, 0.95 * v + 0.05 * gradient**2
-        w -= 0.1 * 0.1 * w + 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)) ** 0.5 + 1e-8)
-        assert weight.item() == pytest.approx(w, rel=1e-12)
-
-
 def test_a_schedule_has_the_defaults_of_its_class():
     own = inspect.signature(callbacks.WSD).parameters
     arguments = values("--schedule", "WSD")["schedule"]["init_args"]

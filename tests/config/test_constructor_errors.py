@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_llm.__main__ import main
 from lit_llm.callbacks import Cosine, SpikeGuard, ValidateEvery
 from lit_llm.config import preflight
 from lit_llm.core.errors import UserError
+from lit_llm.models.custom import Architecture
 from lit_llm.optim import Lion
 
 
@@ -47,13 +48,16 @@ def test_a_callback_names_an_argument_in_python_and_its_flag_on_the_command_line
     assert "(--spike_guard.min_steps)" in capsys.readouterr().err
     with pytest.raises(UserError, match="SpikeGuard"):  # the command's way of naming ends with it
         SpikeGuard(min_steps=200)
-    with pytest.raises(TypeError, match=r"Cosine\."):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'warmup'"):
         Cosine(warmup=3)
 
 
 class Net(torch.nn.Module):
     def __init__(self, vocab_size, width, depth: int) -> None:
         super().__init__()
+
+    def forward(self, input_ids):
+        return input_ids
 
 
 class Counts(Callback):
@@ -88,6 +92,25 @@ def test_a_missing_argument_of_a_users_class_is_named(folder, capsys, key):
     assert not (folder / "runs").exists()
 
 
+BOARD = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {"save_dir": "logs"}}
+ROWS = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "logs"}}
+
+
+@pytest.mark.parametrize("logger", [BOARD, [ROWS, BOARD]])
+def test_an_argument_that_a_class_gives_to_its_base_class_is_not_asked_for(folder, capsys, logger):
+    """TensorBoardLogger takes `save_dir` and gives it to Lightning Fabric's logger as `root_dir`."""
+    Path("logger.yaml").write_text(yaml.dump({"trainer": {"logger": logger}}))
+    assert main(["fit", "--config", "tiny.yaml", "--config", "logger.yaml", "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["logger"] == logger
+
+
+@pytest.mark.parametrize("board", [BOARD | {"init_args": {}}, "TensorBoardLogger"])
+def test_of_two_loggers_the_one_that_lacks_an_argument_is_named(folder, capsys, board):
+    Path("logger.yaml").write_text(yaml.dump({"trainer": {"logger": [ROWS, board]}}))
+    assert main(["fit", "--config", "tiny.yaml", "--config", "logger.yaml"]) == 2
+    assert "TensorBoardLogger, which needs save_dir" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("cls", "flags"), [(Cosine, []), (Lion, ["--optimizer", "Lion"])])
 def test_a_bug_in_a_constructor_of_ours_keeps_its_traceback(folder, monkeypatch, cls, flags):
     init = cls.__init__
@@ -114,3 +137,75 @@ def test_a_logger_whose_package_is_missing_names_the_pip_command(folder, capsys,
     config["trainer"]["logger"] = {"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": {"notes": "of wandb"}}
     recorded.write_text(yaml.safe_dump(config))
     assert main(["validate", "--run", "runs/tiny"]) == 0, "validation logs nothing"
+
+
+class Silent(torch.nn.Module):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+
+
+class Lightnings(LightningModule):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(("name", "said"), [("Lightnings", "a LightningModule: a recipe trains"), ("Silent", "has no forward")])
+def test_an_architecture_that_would_not_train_as_its_author_means_is_refused(name, said):
+    with pytest.raises(UserError, match=said):
+        Architecture(f"test_constructor_errors.{name}").build(32)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--data", "mydta.TextFiles"], "there is no module mydta ("),
+        (
+            ["--schedule", "test_constructor_errors.Cosin"],
+            "module test_constructor_errors has no class Cosin; did you mean Cosine?",
+        ),
+        (["--trainer.callbacks+", "EarlyStoping"], "there is no callback EarlyStoping; did you mean EarlyStopping?"),
+        (["--trainer.callbacks", "[{class_path: mydta.My}]"], "there is no module mydta ("),
+        (["--trainer.logger", "TensorBoardLoger"], "there is no logger TensorBoardLoger; did you mean TensorBoardLogger?"),
+    ],
+)
+def test_a_module_or_class_that_does_not_exist_is_named(folder, capsys, flags, said):
+    assert main(["fit", "--config", "tiny.yaml", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+class Batches(LightningDataModule):
+    vocab_size = 32
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        ids = torch.arange(16)
+        self.sample = {"tuple": (ids, ids), "labels": {"input_ids": ids, "labels": ids}, "int32": None}[kind]
+        self.sample = self.sample or {"input_ids": ids, "targets": ids.int()}
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader([self.sample] * 8, batch_size=2)
+
+    val_dataloader = train_dataloader
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "seen"),
+    [
+        ("fit", "tuple", "a list"),
+        ("fit", "labels", "a dict of input_ids, labels"),
+        ("fit", "int32", "input_ids (2, 16) int64 and targets (2, 16) int32"),
+        ("check", "tuple", "a list"),
+        pytest.param("validate", "labels", "a dict of input_ids, labels", marks=pytest.mark.slow),
+        ("find-lr", "tuple", "a list"),
+    ],
+)
+def test_a_batch_that_no_model_can_read_is_described(folder, capsys, command, kind, seen):
+    recipe = yaml.safe_load(Path("tiny.yaml").read_text())
+    recipe["data"] = {"class_path": "test_constructor_errors.Batches", "init_args": {"kind": kind}}
+    Path("own.yaml").write_text(yaml.dump(recipe))
+    flags = ["--seeds", "1", "--out", "rate.yaml"] if command == "find-lr" else []
+    if command == "validate":
+        assert main(["fit", "--config", "tiny.yaml"]) == 0
+        flags = ["--ckpt_path", "runs/tiny/checkpoints/last.ckpt", "--model.vocab_size", "257"]
+    assert main([command, "--config", "own.yaml", *flags]) == 2
+    assert f"error: a batch of Batches is {seen}, but must be a dict of input_ids and targets" in capsys.readouterr().err

@@ -7,9 +7,9 @@ import yaml
 
 from lit_llm.__main__ import main
 from lit_llm.config.arguments import read
-from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.resolve import resolved
 from lit_llm.core.errors import UserError
+from lit_llm.plan.planned_recipe import PlannedRecipe
 
 
 def values(*words: str) -> dict[str, object]:

@@ -8,7 +8,6 @@ from recipe_runs import RECIPE, TEXT, curve, run
 
 from lit_llm.checkpoint.compatibility import model_changes, saved_model_config
 from lit_llm.core.errors import UserError
-from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.layout import layout
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
@@ -93,16 +92,6 @@ def test_experts_that_ranks_cannot_share_are_refused_with_the_nearest_size(moe, 
     model = GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, moe=moe)
     problems = layout(MeshStrategy(**sizes), 4, model)[1]
     assert any(all(word in problem for word in words) for problem in problems), problems
-
-
-@pytest.mark.parametrize(
-    "sizes", [{"expert": 4}, {"tensor_parallel": 2, "expert": 4}, {"context": 2}, {"pipeline": 2, "expert": 2}]
-)
-def test_layouts_of_experts_are_taken(sizes):
-    model = GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, moe={"experts": 4})
-    assert layout(MeshStrategy(**sizes), 4, model)[1] == []
-    [problem] = layout(MeshStrategy(expert=2), 4, model, compute=ComputeConfig(compile=True))[1]
-    assert "compute.compile is true" in problem and "--compute.compile false" in problem
 
 
 def test_a_checkpoint_tells_what_may_change():

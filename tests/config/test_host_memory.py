@@ -10,16 +10,14 @@ import torch
 from recipe_runs import RECIPE, TEXT, run
 from torch import nn
 
-from lit_llm.config import host_memory
-from lit_llm.config.host_memory import memory_problem
 from lit_llm.config.objects import Objects
 from lit_llm.core import memory
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
-from lit_llm.plan import find
-from lit_llm.training import plan_monitor
+from lit_llm.plan import find, host_memory, plan_monitor
+from lit_llm.plan.host_memory import memory_problem
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +97,8 @@ def test_on_a_gpu_fit_keeps_whole_weights_in_a_pipeline_only_if_the_run_fits(mon
     parts = {"model": GPTConfig(**flags), "data": data, "loss": LossConfig(), "compute": ComputeConfig()}
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, 2))])
     made = Objects(parts, None, None, optimizer, trainer, strategy, ())
-    assert memory_problem(made, "32-true", cut=False) is None
+    launch = SimpleNamespace(config=SimpleNamespace(trainer=SimpleNamespace(precision="32-true")), scratch=False)
+    assert memory_problem(launch, made) is None
     assert strategy.chosen == (keeps, True)
 
 

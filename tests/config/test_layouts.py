@@ -12,6 +12,7 @@ from resume.launcher import Launcher
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.config.build import build
 from lit_llm.config.parse import parse
+from lit_llm.core.errors import UserError
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -92,14 +93,28 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
         assert {step: found[step] for step in wanted} == pytest.approx(wanted, rel=1e-4), name
     for name in ("lr", "progress/tokens"):
         assert curve(moved, name) == curve(straight, name), name
-    code, out, _ = run(capsys, "consolidate", "--run", "runs/tiny", "--out", "one.ckpt", "--weights")
+    code, out, _ = run(capsys, "export", "--format", "ckpt", "--run", "runs/tiny", "--out", "one.ckpt", "--weights")
     assert code == 0 and "step 12" in out
     content = torch.load("one.ckpt", weights_only=True)
     assert content["global_step"] == 12 and "optimizer_states" not in content
     code, out, _ = run(capsys, "validate", "--config", "runs/tiny/config.yaml", "--ckpt_path", "one.ckpt")
     assert code == 0 and table(out)["val/loss"] == pytest.approx(curve(moved, "val/loss")[12], abs=1e-4)
-    code, _, err = run(capsys, "consolidate", "--run", "runs/tiny", "--out", "one.ckpt")
+    code, _, err = run(capsys, "export", "--format", "ckpt", "--run", "runs/tiny", "--out", "one.ckpt")
     assert code == 2 and "one.ckpt exists already: give another name (--out), or replace it with --replace true" in err
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp"])
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_launched_processes_without_a_device_each_are_counted_whatever_the_strategy(folder, monkeypatch, launcher, strategy):
+    """Strategies take the number of ranks from the launcher. Rank 1 would then look for a second device."""
+    rank = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    if launcher == "srun":
+        rank = dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
+        rank |= {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
+    for name, value in rank.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"2 processes are launched, but trainer.devices and trainer.num_nodes make 1 \("):
+        build(parse("fit", ["--config", "tiny.yaml", *overlay(f"strategy/{strategy}")]))
 
 
 @pytest.mark.parametrize(
@@ -180,15 +195,6 @@ def test_an_impossible_layout_is_refused_in_one_sentence(folder, no_gpu, capsys,
     assert code == 2 and said in err and "Traceback" not in err and "Given value" not in err, err
     assert all(line.startswith("error: ") for line in err.splitlines())
     assert not Path("runs").exists()
-
-
-def test_a_plan_reports_what_a_strategys_constructor_refuses_in_the_same_sentence(folder, capsys):
-    flags = [*overlay("strategy/pp"), "--trainer.devices", "2", "--trainer.strategy.stages_per_rank", "2"]
-    code, _, err = run(capsys, "plan", "--config", "tiny.yaml", *flags)
-    assert code == 2 and err == (
-        "error: stages_per_rank is 2, but schedule 1f1b has 1 (--trainer.strategy.stages_per_rank 1, or "
-        "--trainer.strategy.schedule interleaved1f1b)\n"
-    )
 
 
 DEFAULT_SAVES = {  # devices, strategy, flags: in shards, in the background

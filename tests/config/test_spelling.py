@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_llm.__main__ import main
 from lit_llm.config.arguments import leaves, read
 from lit_llm.config.groups import CLASSES, PLAIN
 from lit_llm.config.parser import known_classes
@@ -39,6 +40,7 @@ QUICK = ["--config", "quickstart"]
             ["fit", *QUICK, "fast"],
             "unexpected argument 'fast'; write values after their flag, like --model.n_layer 4, and several as a list",
         ),
+        (["fit", "--data.paths", "a.txt"], "name other data, with --data TextFiles for text files (--data.paths, in"),
         (["trian"], "unknown command 'trian'"),
     ],
 )
@@ -49,6 +51,16 @@ def test_a_mistake_in_spelling_is_reported_without_torch(tmp_path, arguments, me
         [sys.executable, "-c", SCRIPT, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert message in done.stderr and done.stdout == "2 []\n", done.stdout + done.stderr
+
+
+def test_data_of_an_imported_run_need_the_name_of_their_class(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("data: {class_path: PythonStdlib}\n")  # as `import` writes it, for the tokenizer
+    for key, classes in (("path", "TokenShards for token shards"), ("val", "TokenShards for token shards or --data TextFiles")):
+        assert main(["validate", "--run", "run", f"--data.{key}", "chats"]) == 2
+        said = f"unknown key data.{key}; the data of this run have none: name other data, with --data {classes}"
+        assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
 OFTEN = ("trainer", "optimizer", "data", "schedule")

@@ -11,9 +11,9 @@ from lit_llm import callbacks
 from lit_llm.commands.short_runs import ShortRuns
 from lit_llm.config.arguments import read
 from lit_llm.config.groups import WARMUPS
-from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import SHIPPED, with_base
 from lit_llm.config.resolve import resolved
+from lit_llm.plan.planned_recipe import PlannedRecipe
 
 WITH_WARMUP = ["Cosine", "Linear", "WSD", "Constant", "InverseSquareRoot"]
 RAMP = "[[0, 128], [500, 256], [2000, 512]]"

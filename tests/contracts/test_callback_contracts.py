@@ -16,7 +16,7 @@ from lit_llm.training.language_model import LanguageModel
 
 MODULE = {"SaysStepLoss", "SaysWhetherTargetsCount", "ScalesFirstGradient", "HoldsAllLogits", "SaysFlops", "WritesText"}
 MODULE |= {"ScoresText", "ContinuesText", "CountsExperts"}
-DATA = {"HasMicroBatches", "NumbersSamples", "HasVocabulary", "CountsTokens", "HasUnknownToken", "HasOpeningToken"}
+DATA = {"HasMicroBatches", "NumbersSamples", "TellsOfText"}
 OTHERS = {
     "SplitsLayers": lambda: MeshStrategy(),
     "ScalesLoss": lambda: MixedPrecision("16-mixed", "cpu", scaler=SimpleNamespace()),

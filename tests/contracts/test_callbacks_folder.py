@@ -117,7 +117,6 @@ def test_all_callbacks_are_exported():
     assert set(callbacks.__all__) - defined == {"ignore_signals"}
     assert defined - set(callbacks.__all__) == {
         "UserError",
-        "UnusableFile",
         "Domain",
         "Stage",
         "LogLikelihoods",
@@ -125,6 +124,5 @@ def test_all_callbacks_are_exported():
         "Question",
         "LmEvalTasks",
         "MeanOfMicroBatches",
-        *("Probe", "Readings", "UpdateSample", "CountedText"),
-        *("SeenSequences", "SeenTokens", "RepeatedSpans", "ValidationOverlap"),
+        *("Probe", "Readings", "UpdateSample", "CountedText", "RepeatedText", "ValidationOverlap"),
     }

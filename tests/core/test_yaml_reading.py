@@ -1,9 +1,7 @@
-"""What is read as YAML: values, limits, and one sentence for everything that is refused."""
+"""What is read as YAML: values, and one sentence for everything that is refused."""
 
 import math
-import os
 import re
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import lit_llm
 from lit_llm.__main__ import main
 from lit_llm.config.parse import parse
 from lit_llm.core.errors import UserError
-from lit_llm.core.yaml_reading import MAX_BYTES, MAX_DEPTH, MAX_VALUES, InvalidYaml, dump_yaml, read_yaml, read_yaml_file
+from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml, read_yaml, read_yaml_file
 
 SCALARS = {
     "1e-3": 0.001, "1E+3": 1000.0, ".5": 0.5, "-.5": -0.5, "1.": 1.0, "+1": 1, "-0": 0, "1_000": 1000, "0x10": 16, "0b11": 3,
@@ -28,63 +26,31 @@ def test_scalars(text):
         assert (tree, type(tree)) == (SCALARS[text], type(SCALARS[text]))
 
 
-def bomb(levels: int) -> str:
-    text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
-    for i in range(levels):
-        text += f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n"
-    return text
-
-
 REFUSED = {
     "lr: 1\nbetas: 2\nlr: 3": "sets the key lr at line 1 and again at line 3",
     "a:\n  b: {c: 1,\n c: 2}": "sets the key c at line 2 and again at line 3",
     "1: a\n'1': b": "sets the key 1 at line 1 and again at line 2",
     "1.5: a": "has the key 1.5 at line 1",
     "a: b\ntrue: a": "has the key True at line 2",
-    "null: a": "has the key None at line 1",
     "? [a]\n: b": "has the key that is a list or dict at line 1",
-    "[" * 5000: "nests values more than 32 levels deep",
-    "[" * 5000 + "]" * 5000: "nests values more than 32 levels deep",
-    "{" * 5000: "nests values more than 32 levels deep",
-    "- " * 5000: "nests values more than 32 levels deep",
-    bomb(9): "has more than 20,000 values at line 5, with each use of an alias counted",
-    "[" + "1," * (MAX_VALUES + 1) + "]": "has more than 20,000 values",
-    "a: &a [1, *a]": "has the alias *a at line 1 inside its own anchor",
-    "a: *b": "has the alias *b at line 1, but no anchor",
+    "[" * 5000 + "]" * 5000: "is not valid YAML",
+    "a: &a [1, *a]": "has an alias inside its own anchor",
+    "a: *b": "is not valid YAML at line 1",
     "a: !!python/object/apply:os.system [x]": "has the tag tag:yaml.org,2002:python/object/apply:os.system at line 1",
-    "a: !!str 1": "has the tag",
     "a: !mine 1": "has the tag !mine",
-    "a: 1\n---\nb: 1": "has a second document at line 2",
-    "a: x\0": "has the control character U+0000 at line 1",
-    'a:\n "x\\0"': "has the control character U+0000 at line 2",
-    "a: \x1b[0m": "has the control character U+001B at line 1",
+    "a: 1\n---\nb: 1": "is not valid YAML at line 2",
     "a: {<<: 3}": "but only mappings can be merged",
-    'a: &x "<<"\nb: {*x : {c: 1}, *x : 2}': "sets the key << at line 2 and again at line 2",
     "a: 1\nb: [": "is not valid YAML at line 3",
-    "a: " + "9" * 5000: "which has 5,000 digits",
-    "a: 0x" + "f" * 5000: "which has 5,002 digits",
-    "#" * (MAX_BYTES + 1): "is longer than 1,000,000 characters",
     **{f"a:\n  b: {text}": f"has the value {text} at line 2, which means" for text in
        ("yes", "No", "ON", "off", "010", "-07", "08", "0o17", "12:30", "1:30.5")},
-    **{f"a:\n  b: {text}": f"has the value {text} at line 2, which has digits of" for text in ("٣", "３２", "1٣", "٣.٥")},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: repr(text[:20]))
-def test_what_is_refused_takes_little_memory_and_one_sentence(text):
-    tracemalloc.start()
+def test_what_is_refused_is_one_sentence(text):
     with pytest.raises(InvalidYaml, match=re.escape(REFUSED[text])) as error:
         read_yaml(text)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
     assert len(str(error.value)) < 200 and "\n" not in str(error.value)
-    assert peak < 50e6
-
-
-def test_what_is_just_within_the_limits_is_read():
-    assert read_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH)
-    assert len(read_yaml("[" + "1," * (MAX_VALUES - 1) + "]")) == MAX_VALUES - 1
-    assert read_yaml(bomb(2))["a2"] == [[["x"] * 10] * 10] * 10
 
 
 def test_anchors_and_merge_keys_make_copies():
@@ -116,81 +82,23 @@ def test_numbers_are_written_and_read_exactly():
     assert read_yaml(dump_yaml(tree)) == tree
 
 
-def test_nothing_else_reads_or_writes_yaml():
-    ours = Path(lit_llm.__file__).parent
-    users = [
-        p.relative_to(ours).as_posix()
-        for p in ours.rglob("*.py")
-        if re.search(r"^\s*(import|from) yaml\b", p.read_text(), re.M)
-    ]
-    assert users == ["core/yaml_reading.py"]
-
-
 # -- through the command line -------------------------------------------------------------------------------------------
 
-KEYS = {
-    "optimizer.lr": "optimizer: {{init_args: {{lr: {}}}}}",
-    "model.n_layer": "model: {{n_layer: {}}}",
-    "compute.compile": "compute: {{compile: {}}}",
-    "trainer.limit_val_batches": "trainer: {{limit_val_batches: {}}}",
-    "run_dir": "run_dir: {}",
-}
-VALUES = [
-    "1e-3",
-    "-1e-3",
-    ".5",
-    "-.5",
-    ".inf",
-    "1_0",
-    "0x10",
-    "010",
-    "12:30",
-    "yes",
-    "no",
-    "true",
-    "false",
-    "1",
-    "1.",
-    "nan",
-    "x",
-]
 
-
-def value_or_refusal(words, key):
+def value_or_refusal(*words):
     try:
-        recipe = parse("fit", words)
+        recipe = parse("fit", list(words))
     except UserError:
         return UserError
-    value = recipe.config
-    for name in key.split("."):
-        value = value[name] if name in value else value["init_args"][name]
-    return UserError if recipe.problems else value
-
-
-def compare_flag_and_file(file, key, text):
-    """Returns the value; UserError if the text is refused."""
-    file.write_text(KEYS[key].format(text))
-    found = {value_or_refusal(words, key) for words in (["--config", str(file)], [f"--{key}", text])}
-    values = found - {UserError}
-    assert len({(type(value), value) for value in values}) <= 1, (text, found)
-    assert len(found) == 1 or key == "run_dir", (text, found)  # where text is needed, a file must put a number in quotes
-    return values.pop() if values else UserError
+    return UserError if recipe.problems else recipe.config.optimizer.init_args.lr
 
 
 def test_the_same_text_as_a_flag_and_in_a_file_is_the_same_value(tmp_path):
     expected = {"-1e-3": -0.001, "-.5": -0.5, "1_0": 10.0, "0x10": 16.0, "010": UserError, "12:30": UserError}
     for text, value in expected.items():
-        assert compare_flag_and_file(tmp_path / "recipe.yaml", "optimizer.lr", text) == value
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("key", KEYS)
-def test_no_text_has_two_values(tmp_path, key):
-    """Half of the texts: each is tried with two or three of the keys."""
-    half = VALUES[list(KEYS).index(key) % 2 :: 2]
-    found = [compare_flag_and_file(tmp_path / "recipe.yaml", key, text) for text in half]
-    accepted = [value for value in found if value is not UserError]
-    assert accepted and (key == "run_dir" or len(accepted) < len(half))
+        (tmp_path / "recipe.yaml").write_text(f"optimizer: {{init_args: {{lr: {text}}}}}")
+        found = value_or_refusal("--config", str(tmp_path / "recipe.yaml")), value_or_refusal("--optimizer.lr", text)
+        assert found == (value, value), text
 
 
 def special(tmp_path):
@@ -200,26 +108,19 @@ def special(tmp_path):
     (tmp_path / "list.yaml").write_text("[a]")
     (tmp_path / "latin.yaml").write_bytes(b"model:\n  n_layer: 1 # \xe9")
     (tmp_path / "utf16.yaml").write_bytes("model: {}".encode("utf-16"))
-    (tmp_path / "large.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
     (tmp_path / "number.yaml").write_text("base: 3")
     (tmp_path / "dup.yaml").write_text("model: {n_layer: 1}\nmodel: {n_layer: 2}\n")
-    os.mkfifo(tmp_path / "pipe.yaml")
 
 
 FILES = {
-    "folder.yaml": "folder.yaml is a folder, not a file",
+    "folder.yaml": "folder.yaml cannot be read: Is a directory",
     "empty.yaml": "empty.yaml has no settings",
     "comment.yaml": "comment.yaml has no settings",
     "list.yaml": "list.yaml has no settings",
     "latin.yaml": "latin.yaml is not UTF-8 text: byte 0xe9 at line 2",
     "utf16.yaml": "utf16.yaml is not UTF-8 text: byte 0xff at line 1",
-    "large.yaml": "large.yaml is larger than 1,000,000 bytes",
-    "pipe.yaml": "pipe.yaml is a pipe",
     "number.yaml": "base is 3, but must be the name of a recipe (base, in number.yaml)",
     "dup.yaml": "dup.yaml sets the key model at line 1 and again at line 2",
-    "/dev/zero": "/dev/zero is a pipe",
-    "x" * 5000: "cannot be read: File name too long",
-    "no\0name": "cannot be read: ",
 }
 
 
@@ -236,9 +137,7 @@ def test_files_that_cannot_be_recipes(tmp_path, monkeypatch, capsys, name):
     "flag, said",
     [
         (["--loss", "{z_loss: 1e-4, z_loss: 0}"], "the value of loss sets the key z_loss at line 1 and again at line 1"),
-        (["--batch_ramp.tokens_per_batch", "[" * 5000], "the value of batch_ramp.tokens_per_batch nests values more than 32"),
         (["--schedule", "{class_path: WSD, init_args: {decay_fraction: !!float 1}}"], "the value of schedule has the tag"),
-        (["--loss", bomb(9).replace("\n", ", ").join("{}")], "the value of loss has more than 20,000 values"),
     ],
 )
 def test_flags_keep_the_same_rules(tmp_path, monkeypatch, capsys, flag, said):
@@ -274,16 +173,3 @@ def test_a_base_can_be_a_shipped_recipe(tmp_path, monkeypatch, capsys):
     assert (
         "base recipe not found: quikstart (base: quikstart, in mine.yaml); did you mean quickstart?" in capsys.readouterr().err
     )
-
-
-@pytest.mark.parametrize("text", ["a: [", "model: {}\nmodel: {}", "- a", "resume: [3]", "resume: a\0b"])
-def test_the_config_of_a_run_folder_keeps_the_same_rules(folder, capsys, text):
-    run = folder / "runs/broken"
-    run.mkdir(parents=True)
-    (run / "config.yaml").write_text(text)
-    for words in (
-        ["fit", "--config", "tiny.yaml", "--run_dir", "runs/broken", "--resume", "auto"],
-        ["fit", "--run", "runs/broken"],
-    ):
-        assert main(words) == 2
-        assert "runs/broken/config.yaml" in capsys.readouterr().err

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 
 import numpy as np
 import pyarrow as pa
@@ -131,20 +134,30 @@ def test_a_content_that_is_a_list_is_its_texts(tmp_path, tokenizer):
         assert contents(tmp_path / "list")[file] == contents(tmp_path / "text")[file]
 
 
-def test_a_conversation_longer_than_a_piece_and_one_of_many_turns(tmp_path, tokenizer):
-    long = [{"role": "user", "content": "word " * 60_000}, {"role": "assistant", "content": "yes"}]
-    many = [message for i in range(150) for message in ROWS[i % 40]]
-    (tmp_path / "a.jsonl").write_text(lines([{"messages": row} for row in (long, many)]))
-    (tmp_path / "b.jsonl").write_text(lines([{"messages": ROWS[0]}]))
-    settings = {"train": str(tmp_path / "a.jsonl"), "val": str(tmp_path / "b.jsonl")}
-    prepare(module(tokenizer, **settings), tmp_path / "out")
-    stream = TokenStream([tmp_path / "out" / "train_000000.bin"])
-    decode = TokenizerJSON(str(tokenizer)).decode
-    learned = decode(stream.read(0, len(stream))[stream.read_mask(0, len(stream)) == 1])
-    assert learned == "yes<|im_end|>\n" + "".join(f"{i % 40}<|im_end|>\n" for i in range(150))
-
-
 CHAT = {"messages": ROWS[0]}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"id": 1, "prompt": 'Say "b"', "response": "b"}, 'Say "b"'),
+        ({"question": "Which?", "answer": "b"}, "Which?"),
+        ({"instruction": "Say b", "output": "b"}, "Say b"),
+        ({"instruction": "Repeat", "input": "b", "output": "b"}, "Repeat\n\nb"),
+        ({"instruction": "Say b", "input": "", "output": "b"}, "Say b"),
+    ],
+)
+def test_a_question_with_its_answer_is_converted_by_the_command_of_the_message(tmp_path, monkeypatch, tokenizer, row, asked):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pr.jsonl").write_text(lines([row]))
+    (tmp_path / "val.jsonl").write_text(lines([CHAT]))
+    with pytest.raises(UserError, match=r"pr\.jsonl line 1 has no key 'messages', it has .*: a row needs messages") as refused:
+        prepare(module(tokenizer, train="pr.jsonl", val="val.jsonl"), tmp_path / "out")
+    command = re.search(r"jq .* > chats.jsonl", str(refused.value))[0]
+    subprocess.run(command.replace("FILE", "pr.jsonl"), shell=True, check=True)
+    expected = [{"role": "user", "content": asked}, {"role": "assistant", "content": "b"}]
+    assert json.loads((tmp_path / "chats.jsonl").read_text()) == {"messages": expected}
 
 
 @pytest.mark.parametrize(
@@ -152,37 +165,15 @@ CHAT = {"messages": ROWS[0]}
     [
         (lines([CHAT, {"messages": ROWS[0][:1]}]), {}, "line 2 has no message of the role assistant"),
         (lines([{"messages": [{"role": "asistant", "content": "x"}]}]), {}, "line 1: message 1 has the role 'asistant'"),
-        (lines([{"messages": [{"role": "user"}]}]), {}, "line 1: message 1 has no content"),
-        (lines([{"messages": [{"role": "user", "content": 3}]}]), {}, "message 1 has a number as content"),
         (
             lines([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}]),
             {},
             "message 1 has an array as content, but must have a text, or a list of texts",
         ),
-        (
-            lines([{"messages": [*ROWS[0], {"role": "assistant", "content": "", "tool_calls": "[]"}]}]),
-            {},
-            "message 3 has a string as tool_calls",
-        ),
-        (
-            lines([{"messages": [*ROWS[0][:1], {"role": "assistant", "content": [{"type": "reasoning", "text": "x"}]}]}]),
-            {},
-            "message 2 has an array as content",
-        ),
         (lines([CHAT | {"system": "be nice"}]), {}, "line 1 has 'system' beside the messages"),
         (lines([CHAT | {"tools": "none"}]), {}, "line 1 has a string under 'tools', but must have an array"),
-        (lines([CHAT | {"documents": {"a": "b"}}]), {}, "line 1 has an object under 'documents', but must have an array"),
-        (
-            lines([CHAT | {"chat_template_kwargs": {"add_generation_prompt": True}}]),
-            {},
-            "cannot write conversation 1 of chat.jsonl: .* multiple values for keyword argument 'add_generation_prompt'",
-        ),
-        (lines([{"messages": "hello"}]), {}, "line 1 has a string under 'messages'"),
-        (lines([{"messages": ["hello"]}]), {}, "message 1 is a string, but must be an object"),
         (lines([{"text": "hello"}]), {}, r"line 1 has no key 'messages', it has text: .* \(--data.messages_key\)"),
         (lines([CHAT]) + "{]\n", {}, "line 2 is not a valid JSON object"),
-        ("", {}, r"chat.jsonl is empty: give a file with content \(--data.train\)"),
-        ("hello\n", {}, "chat.jsonl line 1 is not a valid JSON object"),
         (lines([CHAT]), {"tokenizer": BPE()}, "not BPE .*--data.tokenizer TokenizerJSON"),
         (
             lines([CHAT]),
@@ -190,7 +181,6 @@ CHAT = {"messages": ROWS[0]}
             "nowhere.jinja cannot be read: No such file or directory",
         ),
         (lines([CHAT]), {"chat_template": "empty.jinja"}, "empty.jinja writes nothing of what the assistant says"),
-        (lines([CHAT]), {"messages_key": ""}, r"messages_key is empty.*--data.messages_key"),
     ],
 )
 def test_what_is_no_conversation_is_one_sentence(tmp_path, monkeypatch, tokenizer, content, settings, sentence):
@@ -207,22 +197,14 @@ def test_what_is_no_conversation_is_one_sentence(tmp_path, monkeypatch, tokenize
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([{"messages": None}, {"messages": []}], "have no conversation: 2 records of all data have no messages"),
-        ([CHAT], "its only conversation was held out for validation"),
+        ([{"messages": None}, {"messages": []}], "have 0 conversations with 0 tokens; 2 records of all data without any"),
+        ([CHAT], "have 0 conversations with 0 tokens; 1 held out for validation"),
     ],
 )
 def test_too_few_conversations_to_choose_from_are_counted(tmp_path, tokenizer, rows, sentence):
     (tmp_path / "chat.jsonl").write_text(lines(rows))
     with pytest.raises(UserError, match=sentence):
         prepare(module(tokenizer, paths=str(tmp_path / "chat.jsonl")), tmp_path / "out")
-
-
-def test_a_split_without_conversations_is_named(tmp_path, tokenizer):
-    for name, row in (("train", {"messages": []}), ("val", CHAT)):
-        (tmp_path / f"{name}.jsonl").write_text(lines([row]))
-    data = module(tokenizer, **{name: str(tmp_path / f"{name}.jsonl") for name in ("train", "val")})
-    with pytest.raises(UserError, match="The train data have no conversation: 1 records"):
-        prepare(data, tmp_path / "out")
 
 
 def test_a_tokenizer_without_a_template_asks_for_one(tmp_path, tokenizer):

@@ -13,14 +13,13 @@ from recorder import TOKENS, SaveAt, T, expected_samples, fit, sample_numbers, w
 
 from lit_llm.callbacks import BatchRamp
 from lit_llm.core.errors import UserError
-from lit_llm.data import Bytes, TextFiles
-from lit_llm.ingest.shards import ShardWriter
+from lit_llm.data import Bytes
 from lit_llm.training.outcome import reason_for_end
 
 # ---- Training order ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("micro", "workers"), [(None, 0), (6, 0), (2, 0), (1, 0), (3, 2)])
+@pytest.mark.parametrize(("micro", "workers"), [(None, 0), (2, 0), (3, 2)])
 def test_samples_arrive_in_the_global_order_whatever_the_micro_batch_and_workers(tmp_path, shards, micro, workers):
     module, run = fit(tmp_path, shards(micro_batch_size=micro, num_workers=workers), max_steps=10)
     assert run.global_step == 10
@@ -34,29 +33,17 @@ def test_samples_arrive_in_the_global_order_whatever_the_micro_batch_and_workers
     assert list(run.train_dataloader) == []  # no batches remain
 
 
-def test_a_batch_larger_than_the_data_takes_samples_twice(tmp_path, shards):
-    module, _ = fit(tmp_path, shards(global_batch_size=60), max_steps=2)
-    assert sample_numbers(module.seen) == expected_samples(0, 120)
-
-
 def test_computing_the_order_in_chunks_changes_nothing(tmp_path, shards, monkeypatch):
     monkeypatch.setattr("lit_llm.data.batches._AHEAD", 13)  # two steps of six at a time
     module, _ = fit(tmp_path, shards(micro_batch_size=2), max_steps=7)
     assert sample_numbers(module.seen) == expected_samples(0, 42)
 
 
-def test_another_seed_is_another_order(tmp_path, shards):
-    module, _ = fit(tmp_path, shards(seed=4), max_steps=2)
-    assert sample_numbers(module.seen) == expected_samples(0, 12, seed=4) != expected_samples(0, 12)
-
-
 @pytest.mark.parametrize(
     ("limits", "steps", "end"),
     [
         ({"max_epochs": 2}, 9, "max_epochs=2"),  # 50 samples in batches of 6: 8.33
-        ({"max_epochs": 2, "max_steps": 100}, 9, "max_epochs=2"),
         ({"max_epochs": 2, "max_steps": 4}, 4, "max_steps=4"),
-        ({"max_steps": 4}, 4, "max_steps=4"),
         # each of the three continues where the last one ended
         ({"max_epochs": 3, "limit_train_batches": 2}, 6, "max_epochs=3"),
     ],
@@ -72,19 +59,15 @@ def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits, steps, end):
     [
         ({"limit_train_batches": 3, "max_epochs": 3}, 4, 6),
         ({"limit_train_batches": 0.37, "max_steps": 7}, 6, 7),  # 5.18 of 14 micro-batches
-        ({"limit_train_batches": 0.01, "max_steps": 2}, 2, 2),
-        ({"limit_train_batches": 6, "max_steps": 7}, 6, 7),
-        ({"limit_train_batches": 100, "max_steps": 7}, 14, 7),
         ({"fast_dev_run": 3}, 6, 3),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 1])
-def test_each_step_reads_its_whole_batch_wherever_an_epoch_is_cut(tmp_path, shards, capsys, limits, epoch, steps, workers):
-    module, run = fit(tmp_path, shards(micro_batch_size=3, num_workers=workers), **limits)
+def test_each_step_reads_its_whole_batch_wherever_an_epoch_is_cut(tmp_path, shards, capsys, limits, epoch, steps):
+    module, run = fit(tmp_path, shards(micro_batch_size=3), **limits)
     assert run.global_step == run.max_steps == steps and run.num_training_batches == epoch
     assert sample_numbers(module.seen) == expected_samples(0, 6 * steps)
     note = f"(--trainer.limit_train_batches {epoch})"
-    assert (note in capsys.readouterr().err) == (limits.get("limit_train_batches") in (3, 0.37, 0.01))
+    assert (note in capsys.readouterr().err) == (limits.get("limit_train_batches") in (3, 0.37))
 
 
 def test_a_validation_within_an_epoch_waits_for_the_end_of_its_step(tmp_path, shards):
@@ -124,22 +107,7 @@ def test_without_a_limit_the_loader_does_not_end_but_the_clock_does(tmp_path, sh
 # ---- Resume -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("micro", "workers"), [((6, 6), 0), ((2, 2), 0), ((2, 3), 0), ((3, 1), 2), ((6, 1), 0), ((1, 6), 0), ((6, 2), 0)]
-)
-@pytest.mark.parametrize("limits", [(5, 5), (1, 20), (20, 4), (0.5, 0.5)])
-def test_a_resumed_run_makes_whole_steps_where_epochs_are_cut(tmp_path, shards, micro, workers, limits):
-    path = tmp_path / "at4.ckpt"
-    for limit, at, more in zip(limits, micro, [{"callbacks": [SaveAt(4, path)]}, {"ckpt_path": path}], strict=True):
-        data = shards(micro_batch_size=at, num_workers=workers)
-        module, run = fit(tmp_path, data, max_steps=9, limit_train_batches=limit, **more)
-    assert run.global_step == 9 and sample_numbers(module.seen) == expected_samples(24, 54)
-    assert module.steps == [step for step in range(4, 9) for _ in range(6 // micro[1])]
-
-
-@pytest.mark.parametrize(
-    ("micro", "workers"), [((6, 6), 0), ((2, 2), 0), ((2, 3), 0), ((3, 1), 2), ((6, 1), 0), ((1, 6), 0), ((6, 2), 0)]
-)
+@pytest.mark.parametrize(("micro", "workers"), [((2, 2), 0), ((2, 3), 0), ((3, 1), 2)])
 def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards, micro, workers):
     path = tmp_path / "at4.ckpt"
     fit(tmp_path, shards(micro_batch_size=micro[0], num_workers=workers), max_steps=9, callbacks=[SaveAt(4, path)])
@@ -153,8 +121,8 @@ def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards,
     assert run.fit_loop.epoch_loop.batch_progress.total.completed == 54 // micro[1]
 
 
-@pytest.mark.parametrize(("limit", "epochs"), [(1.0, 1), (1, 5), (2, 3)])
-@pytest.mark.parametrize("step", [1, 2, 3, 4])
+@pytest.mark.parametrize(("limit", "epochs"), [(1.0, 1), (2, 3)])
+@pytest.mark.parametrize("step", [1, 2])
 def test_a_resumed_run_counts_its_epochs_as_the_first_would_have(tmp_path, shards, step, limit, epochs):
     path = tmp_path / "at.ckpt"
     fit(tmp_path, shards(), max_steps=5, limit_train_batches=limit, callbacks=[SaveAt(step, path)])
@@ -164,7 +132,7 @@ def test_a_resumed_run_counts_its_epochs_as_the_first_would_have(tmp_path, shard
 
 
 @pytest.mark.parametrize("inside", ["hook", "step"])
-@pytest.mark.parametrize("batch", [0, 1, 13, 14])
+@pytest.mark.parametrize("batch", [0, 14])
 def test_a_run_interrupted_inside_an_accumulation_window_repeats_the_whole_window(tmp_path, shards, batch, inside):
     path = tmp_path / "mid.ckpt"
 
@@ -183,14 +151,6 @@ def test_a_run_interrupted_inside_an_accumulation_window_repeats_the_whole_windo
     assert sample_numbers(module.seen) == expected_samples(first * 6, 54)
     assert module.steps == [step for step in range(first, 9) for _ in range(3)]
     assert run.fit_loop.epoch_loop.batch_progress.total.completed == 27
-
-
-def test_a_finished_run_can_be_extended(tmp_path, shards):
-    path = tmp_path / "end.ckpt"
-    fit(tmp_path, shards(micro_batch_size=2), max_steps=5, callbacks=[SaveAt(5, path)])
-    module, run = fit(tmp_path, shards(micro_batch_size=2), ckpt_path=path, max_steps=8)
-    assert run.global_step == 8
-    assert sample_numbers(module.seen) == expected_samples(30, 48)
 
 
 def test_a_resume_of_a_resume_with_another_global_batch_skips_and_repeats_nothing(tmp_path, shards):
@@ -251,8 +211,8 @@ def held_out(loader):
     return inputs[targets != -100], targets[targets != -100], batches
 
 
-@pytest.mark.parametrize("tokens", [2, 8, 9, 10, 17, 30, 65])
-@pytest.mark.parametrize("micro", [1, 2, 6])
+@pytest.mark.parametrize("tokens", [2, 9, 30])
+@pytest.mark.parametrize("micro", [2, 6])
 def test_every_held_out_token_but_the_first_is_predicted_once(tmp_path, shards, tokens, micro):
     write(tmp_path, "few", 500 + np.arange(tokens))
     data = shards(val=str(tmp_path / "few_*.bin"), micro_batch_size=micro)
@@ -293,18 +253,6 @@ def test_it_works_without_a_trainer(shards):
     assert data.state_dict()["global_step"] == 100
 
 
-def test_the_fingerprint_follows_the_tokens_not_the_files(tmp_path, shards):
-    data, same, other = shards(), shards(), shards()
-    data.setup()
-    with ShardWriter(tmp_path, "again", vocab_size=1000, shard_tokens=1000) as writer:
-        writer.write(np.arange(TOKENS))
-    same.train = str(tmp_path / "again_000000.bin")
-    same.setup()
-    other.train, other.val = other.val, other.train
-    other.setup()
-    assert data.fingerprint == same.fingerprint != other.fingerprint
-
-
 def test_a_vocabulary_larger_than_the_tokenizer_has_ids_of_no_bytes(tmp_path, shards):
     write(tmp_path, "bytes", np.arange(257))
     write(tmp_path, "held", np.arange(257))
@@ -318,12 +266,6 @@ def test_a_vocabulary_larger_than_the_tokenizer_has_ids_of_no_bytes(tmp_path, sh
     assert shards(vocab_size=100, tokenizer=Bytes()).problems() == [
         "vocab_size 100 is smaller than the tokenizer's 257: remove --data.vocab_size."
     ]
-
-
-def test_gpt2s_vocabulary_is_the_default_for_shards(shards):
-    data = shards(vocab_size=None)
-    data.setup()
-    assert data.vocab_size == 50257
 
 
 def test_problems_of_shards_and_sizes_are_reported_together(tmp_path, shards):
@@ -354,11 +296,6 @@ def test_problems_of_shards_and_sizes_are_reported_together(tmp_path, shards):
     ]
 
 
-def test_a_token_beyond_the_vocabulary_stops_before_training(tmp_path, shards):
-    with pytest.raises(ValueError, match=r"train_000001\.bin holds token id 100 at position 36,.*--data\.vocab_size"):
-        fit(tmp_path, shards(vocab_size=100), max_steps=1)
-
-
 def test_a_token_that_the_first_scan_did_not_see_is_never_served(shards):
     data = shards()
     data.setup()
@@ -379,12 +316,3 @@ def test_accumulation_configured_by_hand_must_agree(tmp_path, shards):
         fit(tmp_path, shards(micro_batch_size=2), max_steps=1, accumulate_grad_batches=2)
     with pytest.raises(ValueError, match="overfit_batches"):
         fit(tmp_path, shards(), max_steps=1, overfit_batches=1)
-
-
-def test_text_files_are_prepared_and_trained_by_a_plain_trainer(tmp_path):
-    (tmp_path / "my.txt").write_text("To be, or not to be, that is the question:\n" * 20)
-    data = TextFiles(paths=str(tmp_path / "my.txt"), cache_dir=str(tmp_path / "c"), block_size=16, global_batch_size=4)
-    module, _ = fit(tmp_path, data, max_steps=3, limit_val_batches=1.0)
-    text = data.tokenizer.decode(module.seen[0]["input_ids"][0].numpy())
-    assert text in "To be, or not to be, that is the question:\n" * 20
-    assert {tuple(b["input_ids"].shape) for b in module.seen} == {(4, 16)}

@@ -44,21 +44,6 @@ def test_each_rank_takes_its_slice_of_every_global_batch_in_order(ranks):
         assert [starts for _, starts in result["train"]] == expected[:, rank].reshape(12, 2).tolist()
 
 
-def test_the_ranks_together_read_the_global_batches_of_one_process(folder, ranks):
-    data = TokenShards(
-        train=str(folder / "train_*.bin"),
-        val=str(folder / "val_*.bin"),
-        vocab_size=1000,
-        block_size=8,
-        global_batch_size=12,
-        seed=3,
-    )
-    data.setup("fit")
-    for step, batch in zip(range(4), data.train_dataloader(), strict=False):
-        union = [start for result in ranks for at, starts in result["train"] if at == step for start in starts]
-        assert union == batch["input_ids"][:, 0].tolist()
-
-
 def test_the_ranks_together_validate_every_token_once_in_equally_many_batches(ranks):
     assert len(ranks[0]["val"]) == len(ranks[1]["val"]) == 2  # 8 blocks, 4 on each rank, 2 at a time
     seen = [target for result in ranks for _, targets in result["val"] for target in targets]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
 import numpy as np
@@ -13,8 +12,7 @@ from test_masked_targets import MASK, TOKENS, folder_with_masks
 
 from lit_llm.callbacks import BatchRamp
 from lit_llm.data import Bytes, Mixture, MixturePhase, MixtureSource, TokenShards
-from lit_llm.data.batches import GlobalOrder
-from lit_llm.data.first_batch import batch_as_text, first_batch
+from lit_llm.data.first_batch import first_batch
 from lit_llm.ingest.shards import ShardWriter
 
 
@@ -52,14 +50,6 @@ def test_the_lines_are_the_batch_that_a_trainer_reads_first(shards, tmp_path, ca
         assert ids(first_batch(data, 2)) == read[:2].tolist()
 
 
-def test_of_two_ranks_rank_0_reads_the_first_half(shards):
-    data = shards(micro_batch_size=3)
-    lines = ids(first_batch(data, 6))
-    orders = [GlobalOrder(data.train_blocks(), data, rank=rank, world_size=2) for rank in (0, 1)]
-    parts = [data.train_blocks()[next(iter(order))]["input_ids"].tolist() for order in orders]
-    assert parts == [lines[:3], lines[3:]]
-
-
 def test_a_mixture_says_the_source_of_each_sequence(tmp_path):
     sources = {}
     for name, first in (("web", 0), ("code", 500)):
@@ -90,13 +80,3 @@ def test_masked_targets_are_counted_outside_of_the_quotes(tmp_path):
     decoded = Bytes().decode(TOKENS[3:6])  # the answer: the first target that counts is its first token
     assert MASK[:6] == [0, 0, 0, 1, 1, 1] and f"    targets  [2 masked] {decoded!r}" in lines
     assert f"    inputs   {Bytes().decode(TOKENS[:5])!r}" in lines
-
-
-def test_control_characters_are_escaped_and_nothing_is_lost():
-    text = "\x1b[31mred\r\n\ttab \\n \u202e'\" [3 masked] é日"
-    row = torch.tensor([list(text.encode())])
-    targets = torch.cat([row[:, 1:], torch.tensor([[256]])], dim=1)
-    head, size, inputs, shifted = batch_as_text({"input_ids": row, "targets": targets}, Bytes())
-    assert head == "sequence 1" and size == f"  document 1: {len(text.encode())} tokens"
-    assert inputs.isprintable() and ast.literal_eval(inputs.split(maxsplit=1)[1]) == text
-    assert ast.literal_eval(shifted.split(maxsplit=1)[1]) == text[1:] + "<|endoftext|>"

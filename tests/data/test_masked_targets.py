@@ -46,6 +46,20 @@ def test_a_target_is_learned_if_its_own_byte_of_the_mask_is_one(tmp_path, kind):
             assert rows.input_ids[block, t] == (TOKENS[place - 1] if place < 30 else rows.input_ids[block, t])
 
 
+@pytest.mark.parametrize(("size", "masked", "cut"), [(4, True, 2), (5, True, 1), (8, True, 0), (4, False, 0)])
+def test_conversations_that_are_longer_than_a_block_are_counted(tmp_path, size, masked, cut):
+    for name in ("train", "val"):
+        with ShardWriter(tmp_path, name, vocab_size=257, shard_tokens=100, masked=masked) as writer:
+            for tokens in (3, 7, 6, 4, 5):  # a document of n tokens has n - 1 pairs
+                writer.write(np.arange(tokens), *([np.ones(tokens, np.uint8)] if masked else []))
+                writer.end_document()
+    files = {name: str(tmp_path / f"{name}_*.bin") for name in ("train", "val")}
+    data = TokenShards(**files, vocab_size=257, block_size=size, global_batch_size=2, packing="best_fit")
+    data.setup("fit")
+    said = f"{cut} of 5 training conversations are longer than data.block_size {size} and are cut"
+    assert data.cut_conversations().startswith(said) if cut else data.cut_conversations() == ""
+
+
 def test_a_run_knows_that_targets_are_ignored_and_notices_another_mask(tmp_path):
     fingerprints = []
     for number, mask in enumerate((MASK, [0, 0, 1] * 10)):
@@ -66,15 +80,3 @@ def test_a_run_knows_that_targets_are_ignored_and_notices_another_mask(tmp_path)
     (tmp_path / "0" / "val_000001.mask").unlink()
     data = TokenShards(path=str(tmp_path / "0"), block_size=4, global_batch_size=2)
     assert any("val_000001.mask is missing" in problem for problem in data.problems())
-
-
-def test_packed_documents_are_learned_where_their_mask_says_so(tmp_path):
-    folder = folder_with_masks(tmp_path / "shards")
-    data = TokenShards(path=str(folder), block_size=13, global_batch_size=1, packing="best_fit")
-    data.setup("fit")
-    blocks = data.train_blocks()
-    rows = blocks.rows(np.arange(len(blocks)))
-    learned = rows.targets != -100
-    assert sorted(rows.targets[learned]) == sorted([20, 21, 256] * 5)
-    before = {20: 12, 21: 20, 256: 21}  # what each is predicted from
-    assert [before[target] for target in rows.targets[learned]] == rows.input_ids[learned].tolist()

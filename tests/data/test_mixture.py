@@ -8,7 +8,7 @@ from prepared import prepared
 from recorder import SaveAt, fit, write
 
 from lit_llm.core.errors import UserError
-from lit_llm.data import Bytes, Characters, Mixture, MixturePhase, MixtureSource, ShardWriter
+from lit_llm.data import Bytes, Mixture, MixturePhase, MixtureSource, ShardWriter
 from lit_llm.ingest.chat import ChatForm
 
 T = 4
@@ -78,21 +78,6 @@ def test_validation_reads_every_held_out_token_of_every_source_once(sources):
         assert sorted(of_source[of_source != -100].tolist()) == list(range(first + 1, first + 30))
 
 
-def test_the_first_batches_of_validation_have_text_of_every_source_in_its_share(sources, tmp_path):
-    write(tmp_path / "code", "val", 500 + np.arange(121))  # 30 blocks, beside 8
-    data = mixture(sources, (1.0, {"web": 1}))
-    data.phases[0].weights["code"] = 0
-    data.setup()
-    numbers = np.concatenate([batch["sources"].numpy() for batch in data.val_dataloader()])[:38]
-    for blocks in range(1, 39):
-        assert abs(int((numbers[:blocks] == 0).sum()) - blocks * 8 / 38) <= 1
-
-
-def test_a_name_that_yaml_reads_as_a_number_is_a_name(sources):
-    data = mixture({2024: sources["web"], "code": sources["code"]}, (1.0, {2024: 50, "code": 50}))
-    assert data.problems() == [] and data.source_names == ["2024", "code"]
-
-
 # ---- What is refused ------------------------------------------------------------------------------------------------
 
 
@@ -100,10 +85,8 @@ def test_a_name_that_yaml_reads_as_a_number_is_a_name(sources):
     ("phases", "sentence"),
     [
         ([], "A mixture needs weights"),
-        ([(1.0, {"web": 80, "code": 30})], "Phase 1: The weights sum to 110, but must sum to 100 or to 1"),
         ([(1.0, {"web": 1, "coed": 0})], "Phase 1 has a weight for coed, which is not a source: the sources are web, code"),
         ([(1.0, {"web": 1})], "Source code has no weight in any phase: give it one, or 0"),
-        ([(1.2, {"web": 1, "code": 0})], "Phase 1 ends at 1.2, but until is a fraction of the run"),
         ([(0.9, {"web": 1, "code": 0})], "The last phase ends at 0.9, but the run goes on: set its until to 1"),
         ([(0.9, {"web": 1}), (0.5, {"code": 1})], "Phase 2 ends at 0.5, but the one before ends at 0.9: put them in order"),
     ],
@@ -117,12 +100,7 @@ def test_wrong_phases_are_refused(sources, phases, sentence):
     ("web", "sentence"),
     [
         (MixtureSource(), "Source web has no shards: give --data.sources.web.path"),
-        (MixtureSource(path="a", train="b"), "--data.sources.web.path is a folder with all splits: it cannot be combined with"),
         (MixtureSource(path="nowhere"), "nowhere is not found: give a folder that prepare wrote (--data.sources.web.path)"),
-        (
-            MixtureSource(train="nowhere/*.bin"),
-            "No non-empty file matches nowhere/*.bin: write shards with prepare (--data.sources.web",
-        ),
         (MixtureSource(path="a", max_epochs=0), "max_epochs of web is 0, but must be above 0, or null"),
     ],
 )
@@ -147,16 +125,6 @@ def test_a_run_that_would_read_a_source_more_often_than_allowed_is_refused(sourc
     assert later.describe_phases() == ["phases: until step 55 web 4, code 1"]
     later.find_run(max_steps=10, max_epochs=-1, saved=saved | {"phases": [[100, {"web": 1}]]})
     assert later.describe_phases() == []  # the run is finished
-
-
-def test_a_run_of_unknown_length_is_refused(sources):
-    data = mixture(sources, (1.0, {"web": 80, "code": 20}))
-    data.find_run(max_steps=-1, max_epochs=-1, saved=None)
-    assert data.problems() == [
-        "A mixture needs the length of the run, of which its phases are fractions: set --trainer.max_steps."
-    ]
-    data.find_run(max_steps=10, max_epochs=3, saved=None)
-    assert "max_epochs is 3, but a mixture has no epochs of its own" in data.problems()[0]
 
 
 def test_sources_that_do_not_fit_together_are_refused(sources, tmp_path):
@@ -201,23 +169,8 @@ def test_folders_give_vocabulary_tokenizer_and_ids_and_a_source_may_lack_trainin
     data.setup()
     assert (data.vocab_size, data.eos_id, data.bos_id, data.train_tokens, data.val_tokens) == (257, 256, None, 200, 50)
     assert data.tokenizer.identity() == Bytes().identity()
-    assert data.token_bytes_of("val").equal(data.token_bytes)  # Bytes is exact
+    assert data.corpus.token_bytes_of("val").equal(data.token_bytes)  # Bytes is exact
     assert set(next(iter(data.train_dataloader()))["sources"].tolist()) == {1}
-
-
-def test_folders_of_other_tokenizers_or_partly_missing_are_checked_as_far_as_they_are_there(tmp_path):
-    web = MixtureSource(str(prepared(tmp_path / "web", {"train": np.arange(200), "val": np.arange(20)}, vocab_size=300)))
-    data = mixture({"web": web, "code": MixtureSource("away")}, (1.0, {"web": 50, "code": 50}), vocab_size=None)
-    [found] = data.problems()
-    assert found.startswith("away is not found") and data.known_vocab_size == 300
-    other = Characters(vocab_size=100)
-    other.train(["some text to learn from"])
-    data = mixture({"web": web}, (1.0, {"web": 1}), vocab_size=None, tokenizer=other)
-    assert any("was prepared with another tokenizer" in problem for problem in data.problems())
-    data = mixture({"web": web}, (1.0, {"web": 1}), vocab_size=None)
-    data.setup()
-    with pytest.raises(UserError, match=r"^No test text in any source: prepare the data again with it \(prepare … --data.test"):
-        data.test_dataloader()
 
 
 # ---- Runs that continue ---------------------------------------------------------------------------------------------

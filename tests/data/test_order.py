@@ -71,12 +71,6 @@ def test_epochs_and_seeds_give_unrelated_orders():
             assert abs(np.corrcoef(first, second)[0, 1]) < 0.05  # five standard deviations
 
 
-def test_there_is_no_fixed_stride():
-    size = 10_007
-    steps = np.diff(permute(np.arange(size), size=size, seed=0, epoch=0))
-    assert np.unique(steps, return_counts=True)[1].max() < 15  # a linear congruence has two steps, thousands of times
-
-
 def chi_square(counts: np.ndarray) -> float:
     """Of counts that are equally likely."""
     expected = counts.sum() / counts.size
@@ -99,21 +93,6 @@ def test_every_order_of_a_small_set_is_equally_likely(size, epochs, critical):
     orders, counts = np.unique(code, return_counts=True)
     assert len(orders) == math.factorial(size)
     assert chi_square(counts) < critical
-
-
-def test_every_pair_of_places_of_a_small_set_is_equally_likely():
-    rows = epochs_of(12, 350_000)
-    for first, second in [(0, 1), (6, 7)]:
-        pairs = np.bincount(rows[:, first] * 12 + rows[:, second], minlength=144).reshape(12, 12)
-        assert np.trace(pairs) == 0
-        assert chi_square(pairs[~np.eye(12, dtype=bool)]) < 223.0  # 131 degrees of freedom
-
-
-def test_every_element_is_equally_likely_at_every_place_of_the_largest_set_that_is_sorted():
-    rows = epochs_of(256, 4_000)
-    counts = np.stack([np.bincount(rows[:, place], minlength=256) for place in range(256)])
-    # 255 * 255 degrees of freedom, as all rows and columns have fixed sums.
-    assert abs(chi_square(counts) - 255**2) < 5 * math.sqrt(2 * 255**2)
 
 
 def test_an_index_outside_the_set_is_refused():

@@ -4,9 +4,7 @@ import errno
 import pickle
 import re
 import struct
-import tracemalloc
 from collections import Counter
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -118,21 +116,6 @@ def test_documents_that_begin_with_an_id_are_read_from_it(tmp_path):
     assert numbers.tolist() == [0, 0, 0, 1, 1, 2, 2, T]
 
 
-@pytest.mark.parametrize("shape", ["even", "all at the start", "all at the end"])
-def test_documents_are_found_among_many(tmp_path, shape):
-    lengths = np.full(4000, 3)
-    if shape != "even":
-        lengths[0 if shape == "all at the end" else -1] = 50_000
-    with ShardWriter(tmp_path, "train", vocab_size=10, shard_tokens=10**6) as writer:
-        for length in lengths:
-            writer.write(np.ones(length, dtype=np.int64))
-            writer.end_document()
-    found = Documents(TokenStream(writer.paths), ends_open=False)
-    owner = np.repeat(np.arange(4000), lengths)
-    for start in np.random.default_rng(0).integers(0, len(owner) - 2000, 40).tolist():
-        assert found.numbers(start, 2000).tolist() == (owner[start : start + 2000] - owner[start]).tolist()
-
-
 @pytest.mark.parametrize("ends_open", [False, True])
 def test_numbers_of_consecutive_rows_are_those_of_the_list_of_documents(tmp_path, ends_open):
     made = random_documents(1)
@@ -172,41 +155,12 @@ def test_the_plan_depends_on_neither_shards_nor_who_makes_it(tmp_path, documents
     assert sum(len(plan.block(i)) for i in range(len(plan))) == plan.pieces
 
 
-def test_writing_a_plan_takes_the_memory_that_it_states(tmp_path):
-    blocks, pools = 500, 200
-    pool = np.arange(blocks) * T, np.full(blocks, T)
-    documents = SimpleNamespace(pools=lambda size: (pool for _ in range(pools)), stream=SimpleNamespace(pairs=False))
-    write_plan(tmp_path / "warm", documents, size=T, key=bytes(16))  # what is allocated once
-    tracemalloc.start()
-    write_plan(tmp_path / "plan", documents, size=T, key=bytes(16))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(PackPlan(tmp_path / "plan", size=T, key=bytes(16))) == blocks * pools
-    assert peak < 1.5 * 8 * blocks * pools
-
-
-def test_processes_of_two_machines_with_one_number_make_a_plan_at_once(tmp_path):
-    def documents(pools):
-        return SimpleNamespace(pools=pools, stream=SimpleNamespace(pairs=False))
-
-    def of_other(size):
-        yield np.array([0]), np.array([T])
-
-    def interrupted(size):
-        write_plan(tmp_path / "plan", documents(of_other), size=T, key=bytes(16))
-        yield from of_other(size)
-
-    write_plan(tmp_path / "plan", documents(interrupted), size=T, key=bytes(16))
-    assert len(PackPlan(tmp_path / "plan", size=T, key=bytes(16))) == 1
-    assert list(tmp_path.iterdir()) == [tmp_path / "plan"]
-
-
 def test_a_plan_for_other_data_or_blocks_and_missing_documents_are_refused(tmp_path, documents, monkeypatch):
     data(tmp_path).setup("fit")
     path = tmp_path / "train_pack-T8.idx"
     made = path.read_bytes()
     path.rename(tmp_path / "train_pack-T16.idx")
-    with pytest.raises(UserError, match=r"is a plan of version 1 for blocks of 8 tokens, not of version 1 for 16: delete it"):
+    with pytest.raises(UserError, match="or for blocks of 8 tokens: delete it"):
         data(tmp_path, block_size=16).setup("fit")
     data(tmp_path).setup("fit")
     assert path.read_bytes() == made
@@ -221,7 +175,7 @@ def test_a_plan_for_other_data_or_blocks_and_missing_documents_are_refused(tmp_p
             module.setup("fit")
             module.train_blocks().rows(np.arange(len(module.train_blocks())))
     path.write_bytes(made)
-    with pytest.raises(UserError, match="is the plan of other shards, or of another tokenizer's: delete it"):
+    with pytest.raises(UserError, match="is the plan of other shards, of another tokenizer's"):
         data(tmp_path, eos_id=None).setup("fit")  # documents would be read from elsewhere
     path.unlink()
     with monkeypatch.context() as patched:
@@ -247,37 +201,8 @@ def test_padding_is_no_part_of_an_epoch(tmp_path):
     assert run_length(made, 3) == f"3 steps = {(4 + 2 + 2) * T} tokens = 0.80 epochs"
 
 
-def test_rank_0_joins_the_others_also_if_it_has_checked_the_data_alone(tmp_path, documents):
-    made = data(tmp_path)
-    made.setup()  # as `fit` does on rank 0, before there are other ranks
-    broadcast = Mock(side_effect=lambda sent: sent)
-    made.trainer = Mock(world_size=2, is_global_zero=True, local_rank=0, callbacks=[], overfit_batches=0, max_epochs=-1)
-    made.trainer.limit_train_batches, made.trainer.limit_val_batches, made.trainer.val_check_interval = 1.0, 1.0, 1.0
-    made.trainer.max_steps, made.trainer.check_val_every_n_epoch, made.trainer.fast_dev_run = 10, None, 0
-    made.trainer.strategy = Mock(distributed_sampler_kwargs={"rank": 0, "num_replicas": 2}, broadcast=broadcast)
-    made.trainer.accumulate_grad_batches = 1
-    for _ in range(2):
-        made.setup("fit")
-    assert [type(call.args[0]) for call in broadcast.call_args_list] == [tuple, list]  # the shards, then the plans; once
-
-
 def test_the_plan_of_some_shards_stands_beside_that_of_all(tmp_path, documents):
     for pattern in ("train_*.bin", "train_00000[01].bin", "train_*.bin"):
         data(tmp_path, train=str(tmp_path / pattern)).setup("fit")
     of_all, of_some = sorted(tmp_path.glob("*.idx"), key=lambda path: -path.stat().st_size)
     assert of_all.name == "train_pack-T8.idx" and re.fullmatch(r"train_pack-T8-[0-9a-f]{8}\.idx", of_some.name)
-
-
-def test_documents_of_one_token_have_nothing_to_predict(tmp_path):
-    write(tmp_path, [[5]] * 20)
-    write(tmp_path, [[5, 6]] * 5, name="val")
-    with pytest.raises(UserError, match="have a single token each, so that nothing can be predicted: give longer ones, or set"):
-        data(tmp_path, eos_id=None).setup("fit")
-
-
-def test_a_run_continues_only_with_the_packing_of_its_checkpoint(tmp_path, documents):
-    before = data(tmp_path, packing="concatenate")
-    before.setup("fit")
-    saved = {"TokenShards": before.state_dict()}
-    assert before.changes_since(saved) == []
-    assert "data.packing was concatenate in the checkpoint and is best_fit" in data(tmp_path).changes_since(saved)[0]

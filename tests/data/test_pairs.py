@@ -77,13 +77,13 @@ def test_rows_of_all_forms_become_pairs_of_which_the_answers_are_learned(shards,
             for document in (2 * pair, 2 * pair + 1):
                 here = targets[(documents == document) & (targets >= 0)].tolist()
                 texts.append(tokenizer.decode(here).replace("<|im_end|>", "").strip())
-            number = data.pair_positions().tolist().index(seen[-1]) % 4
+            number = data.corpus.pair_positions().tolist().index(seen[-1]) % 4
             assert texts[0] == ["It is 3.", "Three", "Three, of course.", "3"][number]
             assert texts[1].startswith(["No idea", "Four or five", "Two", "7"][number])
-    assert sorted(seen) == data.pair_positions()[:20].tolist()  # each once; then that of val
-    (_, held_out) = data.pair_loaders()
+    assert sorted(seen) == data.corpus.pair_positions()[:20].tolist()  # each once; then that of val
+    held_out = data.held_out_loader("val")
     (val,) = list(held_out)
-    assert val["pairs"].tolist() == [[int(data.pair_positions()[20])]]
+    assert val["pairs"].tolist() == [[int(data.corpus.pair_positions()[20])]]
 
 
 def test_ranks_share_whole_pairs_and_what_no_row_takes_is_left_out(shards, caplog):
@@ -91,7 +91,7 @@ def test_ranks_share_whole_pairs_and_what_no_row_takes_is_left_out(shards, caplo
     blocks = data.train_blocks()
     found = blocks[np.arange(len(blocks))]["pairs"]
     assert 0 < (found >= 0).sum() < 20
-    assert set(found[found >= 0].tolist()) < set(whole.pair_positions().tolist())
+    assert set(found[found >= 0].tolist()) < set(whole.corpus.pair_positions().tolist())
     ranks = [
         [blocks[each]["pairs"] for each in HeldOutOrder(blocks, micro_batch_size=2, rank=r, world_size=3)] for r in range(3)
     ]

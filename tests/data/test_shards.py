@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import struct
 
 import numpy as np
@@ -34,34 +33,12 @@ def test_a_shard_has_the_bytes_of_llm_c(tmp_path, vocab_size, magic, version, co
     assert path.read_bytes() == expected.read_bytes()
 
 
-def test_a_shard_written_by_hand_is_read_and_uint32_keeps_large_ids(tmp_path):
-    small = raw_shard(tmp_path / "a.bin", [5, 50256])
-    large = raw_shard(tmp_path / "b.bin", [128_000, 7], magic=20240801, version=7, code="I")
-    stream = TokenStream([small, large])
-    assert len(stream) == 4
-    assert stream.read(0, 4).tolist() == [5, 50256, 128_000, 7]
-
-
-def test_tokens_roll_over_to_the_next_shard_whatever_pieces_they_came_in(tmp_path):
-    tokens = np.arange(25) * 7
-    with ShardWriter(tmp_path, "val", vocab_size=300, shard_tokens=10) as writer:
-        for piece in np.split(tokens, [1, 3, 12, 12, 20]):
-            writer.write(piece)
-    assert [p.name for p in writer.paths] == ["val_000000.bin", "val_000001.bin", "val_000002.bin"]
-    assert writer.tokens == 25
-    assert [len(TokenStream([p])) for p in writer.paths] == [10, 10, 5]
-    np.testing.assert_array_equal(TokenStream(writer.paths).read(0, 25), tokens)
-
-
 def test_any_range_reads_as_if_the_shards_were_one_array(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 300, 37)
     stream = TokenStream(write(tmp_path, "x", tokens, shard_tokens=5))
     for start in range(38):
         for length in range(38 - start):
             np.testing.assert_array_equal(stream.read(start, length), tokens[start : start + length])
-    for start, length in [(-1, 2), (30, 8), (38, 0)]:
-        with pytest.raises(IndexError):
-            stream.read(start, length)
 
 
 def test_an_interrupted_writer_leaves_no_files(tmp_path):
@@ -70,14 +47,6 @@ def test_an_interrupted_writer_leaves_no_files(tmp_path):
         raise KeyError
     assert [p.name for p in tmp_path.iterdir()] == ["x_000000.bin"]  # complete, with its four tokens
     assert len(TokenStream([tmp_path / "x_000000.bin"])) == 4
-
-
-def test_pickling_carries_names_not_maps(tmp_path):
-    stream = TokenStream(write(tmp_path, "x", np.arange(250).repeat(4)))
-    stream.read(0, 10)
-    data = pickle.dumps(stream)
-    assert len(data) < 1000  # the tokens alone are 2000 bytes
-    np.testing.assert_array_equal(pickle.loads(data).read(0, 1000), stream.read(0, 1000))
 
 
 def test_bare_uint16_needs_headerless_and_then_reads(tmp_path):
@@ -137,15 +106,6 @@ def test_a_token_beyond_the_vocabulary_is_found_and_placed(tmp_path):
     assert len(stream.scan(258)) == 32
 
 
-def test_the_hash_depends_on_the_tokens_only(tmp_path):
-    tokens = np.random.default_rng(1).integers(0, 300, 1000)
-    reference = TokenStream(write(tmp_path, "a", tokens)).scan(300)
-    assert TokenStream(write(tmp_path, "b", tokens, shard_tokens=77)).scan(300) == reference
-    assert TokenStream(write(tmp_path, "c", tokens, vocab_size=100_000)).scan(300) == reference
-    tokens[500] ^= 1
-    assert TokenStream(write(tmp_path, "d", tokens)).scan(300) != reference
-
-
 def test_a_long_stream_is_sampled_from_its_first_to_its_last_token(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "FULL_SCAN_TOKENS", 100_000)
     tokens = np.zeros(200_000, dtype=np.int64)
@@ -154,9 +114,3 @@ def test_a_long_stream_is_sampled_from_its_first_to_its_last_token(tmp_path, mon
         with pytest.raises(ValueError, match=f"position {position}"):
             TokenStream(write(tmp_path, f"x{position}", tokens, shard_tokens=200_000)).scan(299)
         tokens[position] = 0
-
-
-def test_shard_sizes_the_header_cannot_count_are_refused(tmp_path):
-    for size in (0, 2**31):
-        with pytest.raises(ValueError, match="--shard_tokens"):
-            ShardWriter(tmp_path, "x", vocab_size=300, shard_tokens=size)

@@ -10,8 +10,7 @@ import pytest
 from prepared import SPLITS, prepared
 
 from lit_llm.core.errors import UserError
-from lit_llm.data import BPE, Bytes, Characters, TokenizerJSON, TokenShards, token_stream
-from lit_llm.ingest.shards import ShardWriter
+from lit_llm.data import BPE, Bytes, Characters, TokenizerJSON, TokenShards
 
 
 def opened(**settings):
@@ -45,12 +44,6 @@ def test_a_folder_is_enough(folder):
     ]
 
 
-def test_files_that_a_manifest_lists_get_the_same_from_it_and_equal_the_folder(folder):
-    data, whole = opened(**patterns(folder)), opened(path=str(folder))
-    assert (data.vocab_size, data.eos_id, data.tokenizer.identity()) == (257, 256, Bytes().identity())
-    assert data.fingerprint == whole.fingerprint
-
-
 def test_no_shard_is_opened_to_start_and_nothing_is_looked_up_twice(folder, monkeypatch):
     seen = {"open": [], "stat": []}
 
@@ -74,17 +67,6 @@ def test_no_shard_is_opened_to_start_and_nothing_is_looked_up_twice(folder, monk
     assert 1 <= len(seen["open"]) <= 4
 
 
-def test_without_a_manifest_each_header_is_read_once(tmp_path, monkeypatch):
-    folder = prepared(tmp_path / "shards")
-    (folder / "meta.json").unlink()
-    starts, pread = [], os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, n, at: starts.append(at) or pread(fd, n, at))
-    data = TokenShards(block_size=8, global_batch_size=4, vocab_size=257, **patterns(folder))
-    assert data.problems() == []
-    data.setup("fit")
-    assert starts.count(0) == 6 and data.tokenizer is None
-
-
 def test_the_fingerprint_is_that_of_the_tokens_with_and_without_a_manifest(tmp_path):
     first, other = prepared(tmp_path / "a"), prepared(tmp_path / "b", shard_tokens=33)
     (other / "meta.json").unlink()
@@ -94,52 +76,7 @@ def test_the_fingerprint_is_that_of_the_tokens_with_and_without_a_manifest(tmp_p
         parts.append(f"{name}={len(tokens)}:{digest}")
     expected = hashlib.sha256(" ".join(parts).encode())
     fingerprints = {opened(path=str(first)).fingerprint, opened(vocab_size=257, **patterns(other)).fingerprint}
-    assert fingerprints == {f"tokens-{expected.hexdigest()[:32]}"}
-
-
-def changes(data, fingerprint):
-    """What differs from a checkpoint of these data with that fingerprint."""
-    return data.changes_since({"TokenShards": data.state_dict() | {"fingerprint": fingerprint}})
-
-
-def test_a_run_continues_when_its_shards_get_a_manifest_and_not_when_they_lose_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_stream, "FULL_SCAN_TOKENS", 150)  # training is now long, and read in windows
-    monkeypatch.setattr(token_stream, "WINDOWS", 8)
-    rng = np.random.default_rng(0)
-    splits = {"train": rng.integers(0, 250, 2**17), "val": np.arange(50)}
-    folder = prepared(tmp_path / "a", splits, shard_tokens=2**16)
-    data = opened(path=str(folder))
-
-    def sampled(train):
-        """The fingerprint of long shards without a manifest."""
-        starts = np.linspace(0, 2**17 - 2**16, 8).astype(np.int64)
-        digest = hashlib.blake2b(digest_size=16)
-        for start in starts:
-            digest.update(train[start : start + 2**16].astype("<u4").tobytes())
-        held_out = hashlib.blake2b(splits["val"].astype("<u4").tobytes(), digest_size=16).hexdigest()
-        return hashlib.sha256(f"train={2**17}:{digest.hexdigest()} val=50:{held_out}".encode()).hexdigest()[:32]
-
-    assert changes(data, data.fingerprint) == changes(data, sampled(splits["train"])) == []
-    changed = splits["train"].copy()
-    changed[70_000] ^= 1
-    assert len(changes(data, sampled(changed))) == 1
-    (folder / "meta.json").unlink()
-    without = opened(vocab_size=257, train=f"{folder}/train_*.bin", val=f"{folder}/val_*.bin")
-    assert without.fingerprint == sampled(splits["train"])
-    (said,) = changes(without, data.fingerprint)
-    assert said.startswith("the checkpoint has a hash of every token, and the shards have none any more: restore the meta.json")
-
-
-def test_a_part_of_the_shards_has_the_manifests_vocabulary_but_its_own_fingerprint(folder):
-    part = opened(train=[f"{folder}/train_000002.bin", f"{folder}/train_000000.bin"], val=f"{folder}/val_*.bin")
-    assert (part.train_tokens, part.vocab_size, part.eos_id) == (128, 257, 256)
-    np.testing.assert_array_equal(part.corpus.streams["train"].read(60, 10), [*range(188, 192), *range(6)])
-    digests = {
-        name: hashlib.blake2b(np.array(ids, dtype="<u4").tobytes(), digest_size=16).hexdigest()
-        for name, ids in {"train": [*range(128, 192), *range(64)], "val": range(100, 130)}.items()
-    }
-    content = f"train=128:{digests['train']} val=30:{digests['val']}"
-    assert part.fingerprint == f"tokens-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
+    assert fingerprints == {expected.hexdigest()[:32]}
 
 
 def test_unknown_characters_have_the_bytes_that_were_counted_over_the_whole_split(tmp_path):
@@ -147,9 +84,9 @@ def test_unknown_characters_have_the_bytes_that_were_counted_over_the_whole_spli
     characters.train(["some text to learn from"])
     folder = prepared(tmp_path / "shards", {name: ids % 10 for name, ids in SPLITS.items()}, tokenizer=characters)
     whole = opened(path=str(folder))
-    assert [whole.token_bytes_of(name)[0] for name in SPLITS] == [2.5, 2.5, 2.5]  # 10 bytes of 4 tokens
+    assert [whole.corpus.token_bytes_of(name)[0] for name in SPLITS] == [2.5, 2.5, 2.5]  # 10 bytes of 4 tokens
     part = opened(train=f"{folder}/train_000000.bin", val=f"{folder}/val_*.bin")
-    assert (part.token_bytes_of("train")[0], part.token_bytes_of("val")[0]) == (3, 2.5)
+    assert (part.corpus.token_bytes_of("train")[0], part.corpus.token_bytes_of("val")[0]) == (3, 2.5)
     (tmp_path / "same").mkdir()
     characters.save(tmp_path / "same")
     assert opened(path=str(folder), tokenizer=TokenizerJSON(str(tmp_path / "same"))).vocab_size == characters.vocab_size
@@ -157,23 +94,9 @@ def test_unknown_characters_have_the_bytes_that_were_counted_over_the_whole_spli
         opened(path=str(folder), tokenizer=Bytes())  # ids below 257, and no other sign that they mean other text
 
 
-def test_files_of_other_names_use_no_manifest(folder):
-    with ShardWriter(folder, "more", vocab_size=300, shard_tokens=64) as writer:
-        writer.write(np.arange(290))
-    data = opened(train=f"{folder}/more_*.bin", val=f"{folder}/val_*.bin", vocab_size=300)
-    assert (data.tokenizer, data.eos_id, data.vocab_size) == (None, None, 300)
-
-
 def test_an_id_outside_a_smaller_vocabulary_is_found_without_reading(folder):
     with pytest.raises(UserError, match=r"train_00000\d\.bin holds token id 199, but the vocabulary has 199 ids"):
         opened(path=str(folder), vocab_size=199)
-
-
-def test_settings_that_a_folder_leaves_no_room_for_are_named_together(folder):
-    assert problems(path=str(folder), train="x", test="y", headerless=True) == [
-        "--data.path is a folder with all splits: it cannot be combined with --data.train, --data.test.",
-        "--data.path is a folder of shards with headers: remove --data.headerless.",
-    ]
 
 
 def test_folders_without_what_training_needs_are_one_sentence_each(tmp_path):
@@ -188,8 +111,6 @@ def test_folders_without_what_training_needs_are_one_sentence_each(tmp_path):
     ]
     (tmp_path / "file").touch()
     assert "is not a folder" in problems(path=str(tmp_path / "file"))[0]
-    for wrong in ("", "a\0b"):
-        assert problems(path=wrong) == [f"path is {wrong!r}, but must be a folder that prepare wrote (--data.path)."]
     only = prepared(tmp_path / "only", {"train": SPLITS["train"]})
     assert problems(path=str(only)) == [f"{only} has no val shards: prepare the data again with val text (--data.path)."]
     (only / "meta.json").write_text("{")

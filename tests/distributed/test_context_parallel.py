@@ -5,7 +5,7 @@ from pathlib import Path
 import context_script
 import pytest
 import torch
-from context_script import BATCH, CASES, MODELS, SIZE
+from context_script import BATCH, MODELS, SIZE
 from launch import run_ranks
 
 from lit_llm.core.errors import UserError
@@ -59,26 +59,11 @@ def ranks(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_outputs_and_gradients_of_attention_equal_one_process(ranks):
-    for each in ranks:
-        assert len(each["attention"]) == 2 * 3 * len(CASES)
-        for case, difference in each["attention"].items():
-            assert difference < 1e-12, case  # float64
-
-
-@pytest.mark.slow
 def test_sums_and_gradients_of_models_equal_one_process(ranks):
     for each in ranks:
         for case, differences in each["models"].items():
             assert differences["sums"] < 1e-10, case  # float64: sums of 80 losses of size 4
             assert differences["gradients"] < 1e-10, case
-
-
-@pytest.mark.slow
-def test_a_compiler_traces_blocks_whole_and_gradients_stay_equal(ranks):
-    for each in ranks:
-        assert len(each["compiled"]) == (4 if len(ranks) == 2 else 0)
-        assert max(each["compiled"].values(), default=0) < 1e-5  # fp32, sums of 78 losses
 
 
 @pytest.mark.slow

@@ -89,16 +89,6 @@ def test_each_layout_continues_from_whole_tensors_and_from_parts(folder, saved, 
     continue_with(folder, {name: moved[name] for name in wanted}, straight, 2)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_each_layout_continues_from_each(folder, saved, straight, ranks):
-    continue_on(folder, saved, straight, ranks)
-
-
-def continue_on(folder, saved, straight, ranks):
-    continue_with(folder, moves(saved, SAVED_AT, ranks, STEPS), straight, ranks)
-
-
 def continue_with(folder, jobs, straight, ranks):
     for rank, results in enumerate(run(folder, ranks, jobs)):
         for name, result in results.items():
@@ -114,8 +104,8 @@ def test_three_dimensions_continue_from_each_and_each_from_three_dimensions(fold
         result = layouts.train(folder, steps=STEPS, resume=checkpoint(place, SAVED_AT), **COMMON)
         continued(result, straight, f"{name} → single")
     for ranks in (2, 4):
-        continue_on(folder, three, straight, ranks)
-    continue_on(folder, everything_saved, straight, 8)
+        continue_with(folder, moves(three, SAVED_AT, ranks, STEPS), straight, ranks)
+    continue_with(folder, moves(everything_saved, SAVED_AT, 8, STEPS), straight, 8)
 
 
 TIED = {"model": "gpt2", "optimizer": "AdamW", "ema": 0.9}  # one matrix on the first and the last rank of a pipeline
@@ -141,23 +131,3 @@ def test_a_matrix_that_two_stages_hold_is_saved_once(folder):
     assert "state_dict.model.embedding.weight" in first and not first.keys() & last.keys()
     result = layouts.train(folder, steps=STEPS, resume=checkpoint("tied-shards", SAVED_AT), **TIED)
     continued(result, straight, "on one process")
-
-
-@pytest.mark.soak
-def test_resumed_in_the_same_layout_it_is_bit_for_bit_the_straight_run(folder, saved):
-    for ranks, of in LAYOUTS.items():
-        jobs = {}
-        for name, strategy in of.items():
-            jobs[f"{name} straight"] = {"strategy": strategy, "steps": STEPS, "parameters": True}
-            for source in [name, f"{name}, shards"]:
-                if source in saved:
-                    jobs[f"{source} resumed"] = {**jobs[f"{name} straight"], "resume": checkpoint(saved[source], SAVED_AT)}
-        for results in run(folder, ranks, jobs):
-            for name, result in results.items():
-                if not name.endswith("resumed"):
-                    continue
-                base = results[f"{name.split(',')[0].removesuffix(' resumed')} straight"]
-                for key in ("train/loss", "grad/norm"):
-                    assert result[key] == base[key][SAVED_AT:], (name, key)
-                for parameter, value in base["parameters"].items():
-                    assert torch.equal(result["parameters"][parameter], value), (name, parameter)

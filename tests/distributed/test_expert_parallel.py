@@ -30,6 +30,8 @@ TWO = {
 }
 MORE = {
     "tensor parallelism alone": {**EP, "strategy": {"shard": 1, "tensor_parallel": 2}},
+    "replicas": {**EP, "strategy": "ddp"},
+    "rows of five experts": {**EP, "strategy": {"shard": 2}, **FULL, "settings": {}},
     "cheap recomputation": {**EP, "compute": {"activation_checkpointing": "cheap"}},
     "bf16": {**EP, **FULL, "precision": "bf16-mixed"},
 }
@@ -56,15 +58,6 @@ FOUR = {
         "optimizer": "NorMuon",
     },
 }
-FURTHER = {  # what the cells above and those of checkpoints below have by pairs
-    "ep × fsdp2": {"strategy": {"shard": 4, "expert": 2}, **EXACT},
-    "tp": {"strategy": {"shard": 2, "tensor_parallel": 2}, **EXACT},
-    "ep × pp": {"strategy": {"pipeline": 2, "shard": 2, "expert": 2, "schedule": "interleaved1f1b"}, **MUON, **STAGES},
-    "two experts over four ranks": {
-        **{"strategy": {"shard": 4}, "settings": {"moe": {**MOE, "experts": 2, "top_k": 1}}},
-        "optimizer": "NorMuon",
-    },
-}
 DEGREES = {"ep 1": {"shard": 4}, "ep 2": {"shard": 4, "expert": 2}, "ep 4": {"shard": 4, "expert": 4}}
 ROWS = {"rows": {"shard": 4}, "ep, rows": {"shard": 4, "expert": 2}, "whole": {"replicate": 2, "shard": 2}}
 """Of two experts."""
@@ -86,19 +79,19 @@ def compare(found: dict, wanted: dict, rel: float) -> None:
     """Counts are whole numbers, so equal: no token has chosen another expert. Of other stages, a rank knows no bias."""
     for name in ("train/loss", "val/loss", "grad/norm"):
         assert found[name] == pytest.approx(wanted[name], rel=rel), name
-    assert found["load"] == wanted["load"]
-    for name, values in wanted["means"].items():
+    assert found.get("load") == wanted.get("load")
+    for name, values in wanted.get("means", {}).items():
         assert found["means"][name] == pytest.approx(values, rel=10 * rel), name
-    for name in ("biases", "shares"):
+    for name in ("biases", "shares") if "biases" in wanted else ():
         pairs = [(a, b) for a, b in zip(found[name], wanted[name], strict=True) if a is not None]
         assert pairs and all(a == b for a, b in pairs), name
     for name, value in found["parameters"].items():
         assert torch.allclose(value, wanted["parameters"][name], rtol=200 * rel, atol=40 * rel), name
 
 
-def check(folder: Path, ranks: int, jobs: dict[str, dict]) -> None:
-    """Compare each job with the same on one process: relative 5e-6 in fp32 after two steps, and 1e-10 in float64."""
-    jobs = {name: {**JOB, **job} for name, job in jobs.items()}
+def check(folder: Path, ranks: int, jobs: dict[str, dict], common: dict = JOB) -> None:
+    """Compare each job with the same on one process: relative 5e-6 in fp32 after a few steps, and 1e-10 in float64."""
+    jobs = {name: {**common, **job} for name, job in jobs.items()}
     (folder / "jobs.json").write_text(json.dumps(jobs))
     reports = run_ranks(Path(layouts.__file__), ranks, folder, folder / "jobs.json", timeout=400)
     alone: dict[str, dict] = {}
@@ -120,9 +113,8 @@ def test_two_ranks_share_experts(folder, jobs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [FOUR, pytest.param(FURTHER, marks=pytest.mark.soak)], ids=["pairs", "further"])
-def test_four_ranks_share_experts_beside_every_other_dimension(folder, jobs):
-    check(folder, 4, jobs)
+def test_four_ranks_share_experts_beside_every_other_dimension(folder):
+    check(folder, 4, FOUR)
 
 
 @pytest.mark.soak
@@ -131,9 +123,8 @@ def test_eight_ranks_share_experts(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pairs", ["a way", pytest.param("every way", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("degrees", [DEGREES, ROWS], ids=["degrees", "rows"])
-def test_a_checkpoint_of_any_expert_degree_continues_at_any_other(folder, degrees, pairs):
+def test_a_checkpoint_of_any_expert_degree_continues_at_any_other(folder, degrees):
     """Saved after two steps of four by each, and continued by itself and the next: the losses of an uninterrupted run."""
     job = {**JOB, "steps": 4, "optimizer": "NorMuon", "parameters": False, "validate": False}
     if degrees is ROWS:
@@ -153,7 +144,7 @@ def test_a_checkpoint_of_any_expert_degree_continues_at_any_other(folder, degree
         f"{old} → {new}": {**job, "strategy": sizes, "resume": f"{old}/step-00000002.ckpt"}
         for number, old in enumerate(degrees)
         for place, (new, sizes) in enumerate(degrees.items())
-        if pairs == "every way" or (place - number) % len(degrees) < 2
+        if (place - number) % len(degrees) < 2
     }
     (folder / "jobs.json").write_text(json.dumps(saves | loads))
     report = run_ranks(Path(layouts.__file__), 4, folder, folder / "jobs.json", timeout=400)[0]

@@ -17,9 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.fsdp import gathered_bytes, kept_whole
 from lit_llm.distributed.keep_rule import KeptWhole
-from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.parallelize import parallelize
-from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.models.gpt import GPT, GPTConfig
 
 SCRIPT = """
@@ -33,7 +31,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from lit_llm.distributed import fsdp as module
 from lit_llm.distributed.fsdp import apply_fsdp, gathered_bytes
-from lit_llm.distributed.fsdp import kept_whole, set_last_micro_batch
+from lit_llm.distributed.fsdp import kept_whole
+from lit_llm.distributed.mesh_strategy import set_last_micro_batch
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.models.gpt import GPT, GPTConfig
@@ -186,37 +185,6 @@ def test_weights_and_gradients_are_kept_up_to_an_eighth_of_the_memory_of_a_rank(
     assert kept_whole(model, strategy, 10**18) == strategy.chosen
     strategy.reshard_after_forward = False  # what is asked for by name is done
     assert kept_whole(model, strategy, 10**18) == KeptWhole(weights=True, gradients=True)
-
-
-def test_a_pipeline_refuses_to_reduce_each_micro_batch():
-    with pytest.raises(ValueError, match=r"reduces gradients once a step: use auto or false \(--trainer.strategy.reduce_each"):
-        MeshStrategy(pipeline=2, reduce_each_micro_batch=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "olmo", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("gemma", "gpt2"))])
-def test_whole_blocks_compile_under_tensor_parallelism(alone, kind):
-    """The whole block is one graph, its collectives included; a fake process group gives both sides the same values."""
-    ids = torch.randint(0, 61, (2, 32), generator=torch.Generator().manual_seed(0))
-    found = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(**{**SIZE, **MODELS[kind], "vocab_size": 61}))
-        apply_tensor_parallel(
-            model, init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor_parallel"))["tensor_parallel"]
-        )
-        if compiled:
-            torch.compiler.reset()
-            for block in model.blocks:
-                block.forward = torch.compile(block.forward, backend="aot_eager", fullgraph=True)
-        loss = model(ids, ids.roll(-1, dims=1)).loss
-        loss.backward()
-        found.append((loss.item(), {name: p.grad for name, p in model.named_parameters()}))
-    (loss, gradients), (reference, expected) = found
-    assert loss == reference
-    for name, gradient in expected.items():
-        assert gradients[name].placements == gradient.placements, name
-        torch.testing.assert_close(gradients[name].to_local(), gradient.to_local(), rtol=1e-5, atol=1e-6)
 
 
 def kept_numbers(kept: Counter[int], tensor: torch.Tensor) -> torch.Tensor:

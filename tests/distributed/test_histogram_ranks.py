@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import histogram_script
+import callback_script
 import layouts
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(histogram_script.__file__)
+SCRIPT = Path(callback_script.__file__)
 PIPELINE = {"shard": 1, "pipeline": 2}
 TWO = {
     "ddp": {"strategy": "ddp"},
@@ -30,12 +30,12 @@ FOUR = {"hsdp": {"strategy": {"replicate": 2, "shard": 2}}, "fsdp2-tp": {"strate
 def test_every_layout_counts_each_value_once_and_trains_as_without(tmp_path, ranks, jobs):
     (tmp_path / "text.txt").write_text(layouts.TEXT)
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    reports = run_ranks(SCRIPT, ranks, tmp_path, tmp_path / "jobs.json", timeout=600)
+    reports = run_ranks(SCRIPT, ranks, tmp_path, "histograms", tmp_path / "jobs.json", timeout=600)
     for name in jobs:
         assert all(each[name]["same"] for each in reports), name
         events = EventAccumulator(str(tmp_path / f"events of {name}"), size_guidance={"histograms": 0}).Reload()
         found = {(tag, e.step): e.histogram_value for tag in events.Tags()["histograms"] for e in events.Histograms(tag)}
-        whole = {(tag, step): tensor for each in reports for tag, step, tensor in each[name]["seen"]}
+        whole = {(tag, step): tensor for each in reports for tag, step, tensor in each[name]["rows"]}
         tied = {key for key in whole if "tied" in name and "head" in key[0]}  # the other stage has it as the embedding
         assert set(found) == set(whole) - tied and {step for _, step in found} == {1, 3}, name
         for key, value in found.items():

@@ -1,12 +1,9 @@
 """Latent attention on ranks trains what one process trains: heads over ranks, and positions over ranks in both ways."""
 
-import json
-from pathlib import Path
-
 import layouts
 import pytest
-import torch
-from launch import run_ranks
+from test_expert_parallel import check
+from test_strategies import make
 
 JOB = {"model": "deepseek", "steps": 4, "ignoring": True, "balance": 0.02, "parameters": True, "optimizer": "AdamW-fused"}
 EXACT = {"precision": "64-true"}
@@ -31,54 +28,21 @@ FOUR = {
     "ep × tp × pp": {"strategy": {"pipeline": 2, "tensor_parallel": 2, "expert": 2}, **EXACT},
     "fsdp2 × cp, Muon": {"strategy": {"shard": 2, "context": 2}, **MUON},
 }
-LONG = {
-    **{name: {**job, "steps": 20} for name, job in FOUR.items()},
-    "ep × tp × pp, Muon": {**FOUR["ep × tp × pp"], "precision": "32-true", **MUON, "steps": 20},
-    "fsdp2 × cp": {"strategy": {"shard": 2, "context": 2}, **EXACT, "steps": 20},
-}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("latent")
-    (folder / "text.txt").write_text(layouts.TEXT)
-    lines = layouts.TEXT.splitlines()
-    (folder / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    return folder
-
-
-def check(folder: Path, ranks: int, jobs: dict[str, dict]) -> None:
-    """Relative 5e-6 in fp32, and 1e-10 in float64."""
-    jobs = {name: {**JOB, **job} for name, job in jobs.items()}
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    reports = run_ranks(Path(layouts.__file__), ranks, folder, folder / "jobs.json", timeout=500)
-    alone: dict[str, dict] = {}
-    for name, job in jobs.items():
-        settings = {key: value for key, value in job.items() if key not in ("strategy", "compute")}
-        if (key := json.dumps(settings)) not in alone:
-            alone[key] = layouts.train(folder, **settings)
-        wanted = alone[key]
-        rel = 1e-10 if job.get("precision") == "64-true" else 5e-6
-        for report in reports:
-            for figure in ("train/loss", "val/loss", "grad/norm"):
-                assert report[name][figure] == pytest.approx(wanted[figure], rel=rel), (name, figure)
-            for parameter, value in report[name]["parameters"].items():
-                assert torch.allclose(value, wanted["parameters"][parameter], rtol=400 * rel, atol=100 * rel), (name, parameter)
+    return make(tmp_path_factory.mktemp("latent"))
 
 
 @pytest.mark.slow
-def test_two_ranks(folder):
-    check(folder, 2, TWO)
+@pytest.mark.parametrize(("ranks", "jobs"), [(2, TWO), (4, FOUR)], ids=["2", "4"])
+def test_ranks_train_what_one_process_trains(folder, ranks, jobs):
+    check(folder, ranks, jobs, JOB)
 
 
 @pytest.mark.slow
 def test_adapters_on_two_ranks(folder):
     layouts.train(folder, **{**JOB, **EXACT, "steps": 1, "to": "base", "validate": False})
     (folder / "base.ckpt").symlink_to(folder / "base/step-00000001.ckpt")
-    check(folder, 2, LORA)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [FOUR, pytest.param(LONG, marks=pytest.mark.soak)], ids=["pairs", "20 steps"])
-def test_four_ranks(folder, jobs):
-    check(folder, 4, jobs)
+    check(folder, 2, LORA, JOB)

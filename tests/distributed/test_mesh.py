@@ -5,76 +5,7 @@ import torch
 from launch import run_ranks
 from lightning.pytorch.strategies import FSDPStrategy
 
-from lit_llm.core.dtensor import draw_
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-
-PARTS = """
-import torch, torch.distributed as dist
-from launch import report
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from lit_llm.checkpoint.sharded import TensorOnDisk, split
-from lit_llm.core.dtensor import draw_, fill_, holds_first_copy, local_box
-
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor_parallel"))
-wrong = []
-for shape in [(8, 6), (7, 5), (3, 9), (1, 4), (5,)]:
-    whole = torch.arange(torch.tensor(shape).prod().item(), dtype=torch.float32).view(shape)
-    last = Shard(len(shape) - 1)
-    for placements in [(Shard(0), Shard(0)), (Shard(0), Replicate()), (Replicate(), last), (Replicate(), Replicate())]:
-        made = distribute_tensor(whole, mesh, placements)  # torch's own way, by communication
-        if not torch.equal(whole[local_box(made)], made.to_local()):
-            wrong.append(f"{shape} {placements}")
-        empty = torch.zeros_like(made)
-        fill_(empty, whole)
-        if not torch.equal(empty.full_tensor(), whole):
-            wrong.append(f"fill {shape} {placements}")
-
-# As FSDP2 over tensor parallelism makes them: strided shards of rows, and rows of columns.
-torch.manual_seed(1)
-model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Linear(20, 10))
-before = {name: p.detach().clone() for name, p in model.named_parameters()}
-parallelize_module(model, mesh["tensor_parallel"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
-fully_shard(model, mesh=mesh["shard"])
-for name, p in model.named_parameters():
-    gathered = p.full_tensor()
-    if not torch.equal(before[name][local_box(p)], p.to_local()) or not torch.equal(gathered, before[name]):
-        wrong.append(f"2-D {name} {local_box(p)}")
-
-# Every value is in exactly one rank's parts, and any box of it can be read from them.
-pieces = split({"state_dict": dict(model.named_parameters()), "step": 3})
-everyone = [None] * 4
-dist.all_gather_object(everyone, pieces["parts"])
-for name, whole in before.items():
-    key = f"state_dict.{name}"
-    parts = [(parts[key]["offset"], parts[key]["part"]) for parts in everyone if key in parts]
-    on_disk = TensorOnDisk(key, whole.shape, whole.dtype, parts)
-    if not torch.equal(on_disk[...], whole):
-        wrong.append(f"parts of {name}")
-    box = tuple(slice(1, n - 1) for n in whole.shape)
-    if not torch.equal(on_disk[box], whole[box]):
-        wrong.append(f"box of {name}")
-torch.manual_seed(7)
-for p in model.parameters():
-    draw_(p, torch.nn.init.normal_)
-report(wrong=wrong, drawn={name: p.full_tensor() for name, p in model.named_parameters()}, rest=str(pieces["rest"]["step"]))
-"""
-
-
-@pytest.mark.slow
-def test_local_parts_equal_the_parts_that_torch_communicates(tmp_path):
-    reports = run_ranks(PARTS, 4, tmp_path)
-    assert [each["wrong"] for each in reports] == [[]] * 4
-    torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Linear(20, 10))
-    torch.manual_seed(7)
-    for name, p in model.named_parameters():
-        draw_(p, torch.nn.init.normal_)
-        assert all(torch.equal(each["drawn"][name], p) for each in reports), name
-
 
 BUILD = """
 import resource, torch

@@ -138,21 +138,6 @@ def test_what_cannot_be_cut_is_refused_and_the_proposed_flags_work(schedule):
     assert refused > 50
 
 
-def test_what_works_is_not_refused():
-    assert problems(pipeline=4) == []
-    assert problems(pipeline=2, schedule="interleaved1f1b", shard=2, compute=ComputeConfig(compile=True)) == []
-    assert problems(pipeline=2, schedule="zbv", shard=2) == []
-    assert problems(pipeline=2, layers_first=1, layers_last=3) == []
-    assert problems(pipeline=2, precision="bf16-mixed", model={"tie_embeddings": True}) == []
-
-
-def test_settings_that_contradict_each_other_are_refused():
-    with pytest.raises(UserError, match=r"but schedule 1f1b has 1 \(--trainer.strategy.stages_per_rank 1, or"):
-        MeshStrategy(pipeline=2, stages_per_rank=2)
-    with pytest.raises(UserError, match="schedule is 2f2b, but must be one of gpipe, 1f1b"):
-        MeshStrategy(pipeline=2, schedule="2f2b")  # type: ignore[arg-type]
-
-
 def test_a_step_gets_as_many_micro_batches_as_the_stages_or_is_refused_before_the_run():
     data = TextFiles(paths=[], micro_batch_size=2, global_batch_size=8, block_size=8)
     missing = data.problems(1)

@@ -1,8 +1,7 @@
 """Every schedule, alone and with FSDP2, context and tensor parallelism, compared with one process."""
 
-import layouts
 import pytest
-from test_strategies import make, run
+from test_strategies import differences
 
 MODERN = {"settings": {"n_layer": 4}}
 EPOCH = {"limit_train_batches": 19, "steps": 3}  # a step has 8 micro-batches: the third has the 3 last of the epoch
@@ -72,21 +71,6 @@ def jobs_of(cells: dict) -> dict:
     ("ranks", "cells"), [(2, TWO), (4, FOUR), pytest.param(8, EIGHT, marks=pytest.mark.soak)], ids=["2", "4", "8"]
 )
 def test_losses_and_norms_equal_one_process(tmp_path, ranks, cells):
-    jobs = jobs_of(cells)
-    found = run(make(tmp_path), ranks, jobs)
-    wrong = []
-    for name, job in jobs.items():
-        alone = layouts.train(tmp_path, **{key: value for key, value in job.items() if key != "strategy"})
-        loss, norm = (worst(found[name][key], alone[key]) for key in ("train/loss", "grad/norm"))
+    for name, found in differences(tmp_path, ranks, jobs_of(cells), {}):
         # Norms after the first step belong to weights that differ by rounding, which Adam amplifies near zero.
-        first = worst(found[name]["grad/norm"][:1], alone["grad/norm"][:1])
-        val = worst([found[name]["val/loss"]], [alone["val/loss"]])
-        sources = [worst(found[name]["sources"][source], losses) for source, losses in alone["sources"].items()]
-        print(f"{ranks} ranks, {name}: loss {loss:.1e}, first norm {first:.1e}, norms {norm:.1e}, validation {val:.1e}")
-        if max(loss, first, val, *sources, 0) > 1e-6 or norm > 5e-5:
-            wrong.append((name, loss, first, norm, val, sources))
-    assert not wrong
-
-
-def worst(ours: list[float], reference: list[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True))
+        assert max(found.loss, found.first_norm, found.others) <= 1e-6 and found.norms <= 5e-5, (name, found)

@@ -70,12 +70,3 @@ def test_losses_norms_and_weights_equal_one_process(tmp_path, ranks, cells):
             wrong.append((name, "weights", difference))
     assert not wrong, "\n".join(map(str, wrong))
     assert all(torch.tensor(found[name]["train/loss_ahead"]).isfinite().all() for name in jobs)
-
-
-def test_a_resumed_run_repeats_every_bit(tmp_path):
-    job = {"settings": {**AHEAD, "dropout": 0.1}, "packed": True, "steps": 5, "parameters": True, "validate": False, **MUON}
-    straight = layouts.train(make(tmp_path), save_at=3, to="straight", **job)
-    resumed = layouts.train(tmp_path, resume="straight/step-00000003.ckpt", **job)
-    for key in ("train/loss", "train/loss_ahead", "grad/norm"):
-        assert resumed[key] == straight[key][3:]
-    assert all(torch.equal(resumed["parameters"][name], value) for name, value in straight["parameters"].items())

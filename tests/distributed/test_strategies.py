@@ -1,7 +1,9 @@
 """The same training on any layout: losses, norms and first weights of 2 and 4 gloo processes, compared with one."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import layouts
 import pytest
@@ -168,8 +170,32 @@ def cells(request, tmp_path_factory):
 
 
 def worst(ours: list[float], reference: list[float]) -> float:
-    assert len(ours) == len(reference) >= STEPS
     return max(abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True))
+
+
+class Differences(NamedTuple):
+    """The largest relative differences of a job from one process. `others`: of validation and of the losses of sources."""
+
+    loss: float
+    first_norm: float
+    norms: float
+    others: float
+
+
+def differences(folder: Path, ranks: int, jobs: dict, instead: dict[str, str]) -> Iterator[tuple[str, Differences]]:
+    """The name of each job, and its differences. `instead`: name → the job that it is compared with in place of one process."""
+    found = run(make(folder), ranks, jobs)
+    for name in jobs.keys() - instead.values():
+        if name in instead:
+            alone = found[instead[name]]
+        else:
+            alone = layouts.train(folder, **{key: value for key, value in jobs[name].items() if key != "strategy"})
+        ours = found[name]
+        others = [worst(ours["sources"][source], losses) for source, losses in alone["sources"].items()]
+        others.append(worst([ours["val/loss"]], [alone["val/loss"]]))
+        loss, norms = (worst(ours[key], alone[key]) for key in ("train/loss", "grad/norm"))
+        first = worst(ours["grad/norm"][:1], alone["grad/norm"][:1])
+        yield name, Differences(loss, first, norms, max(others))
 
 
 def test_losses_norms_and_weights_in_fp32_equal_one_process(cells, alone):

@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
+import callback_script
 import layouts
 import pytest
-import task_scores_script
 from launch import run_ranks
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(task_scores_script.__file__)
+SCRIPT = Path(callback_script.__file__)
 MESHES = {
     "fsdp2": {"shard": 2},
     "fsdp2, cpu offload": {"shard": 2, "cpu_offload": True},
@@ -47,13 +47,13 @@ FOUR = {
 def test_every_layout_gives_the_scores_of_one_process_and_trains_as_without_them(tmp_path, ranks, jobs):
     folder = prepare(tmp_path)
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    reports = run_ranks(SCRIPT, ranks, folder, folder / "jobs.json", timeout=400)
+    reports = run_ranks(SCRIPT, ranks, folder, "scores", folder / "jobs.json", timeout=400)
     alone = {}
     for name, job in jobs.items():
         settings = {key: value for key, value in job.items() if key != "strategy"}
         key = json.dumps(settings)
         if key not in alone:
-            alone[key] = task_scores_script.compare(folder, **settings)["rows"]
+            alone[key] = callback_script.compare(folder, "scores", **settings)["rows"]
         assert list(alone[key]) == [2, 3, 4] and alone[key][2] == alone[key][3], "the callback's metrics stay"
         for each in reports:
             assert each[name]["same"] and each[name]["parameters"] > 0, name

@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from launch import report
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from lit_llm.models import chunked_loss as loss_module
 from lit_llm.models.distillation_loss import TeacherLogits
@@ -50,25 +48,16 @@ class Case(NamedTuple):
 BOTH_TERMS: dict[str, Any] = {"softcap": 2.5, "z_loss": 0.3}
 CASES = {
     "plain": Case(),
-    "no-padding": Case(missing=0),
-    "softcap": Case(softcap=2.5),
-    "z-loss": Case(z_loss=0.3),
     "softcap-z-loss": Case(**BOTH_TERMS),
     "full": Case(chunk_size=None, **BOTH_TERMS),
     "one-chunk-of-one-block": Case(chunk_size=100, softmax_rows=100, **BOTH_TERMS),
-    "chunks-of-one-row": Case(chunk_size=1, **BOTH_TERMS),
     "one-row": Case(rows=1, ignored=0.0, **BOTH_TERMS),
     "a-rank-of-padding": Case(missing=SHARD, **BOTH_TERMS),
-    "a-rank-of-padding-full": Case(missing=SHARD, chunk_size=None),
-    "last-rank-has-one-row": Case(missing=SHARD - 1, **BOTH_TERMS),
     "two-shards-less-a-row-are-padding": Case(missing=2 * SHARD - 1, **BOTH_TERMS),
     "all-ignored": Case(ignored=1.0, **BOTH_TERMS),
-    "all-ignored-full": Case(ignored=1.0, chunk_size=None, z_loss=0.3),
     "frozen-weight": Case(frozen="weight", **BOTH_TERMS),
     "frozen-hidden": Case(frozen="hidden", **BOTH_TERMS),
-    "no-grad": Case(frozen="no_grad", **BOTH_TERMS),
     "inference": Case(frozen="inference_mode", **BOTH_TERMS),
-    "inference-full": Case(frozen="inference_mode", chunk_size=None),
     "fp32": Case(dtype=torch.float32, **BOTH_TERMS),
     "fp32-wide": Case(rows=96, width=32, shard=200, missing=20, softmax_rows=10, chunk_size=32, dtype=torch.float32),
     "bf16-autocast": Case(
@@ -77,9 +66,7 @@ CASES = {
     "bf16-autocast-terms": Case(
         rows=96, width=32, shard=200, missing=20, chunk_size=40, dtype=torch.float32, autocast=True, softcap=8.0, z_loss=1e-2
     ),
-    "bf16-autocast-full": Case(rows=96, width=32, shard=200, missing=20, chunk_size=None, dtype=torch.float32, autocast=True),
     "teacher": Case(teacher=(3, 1.0), softcap=2.5),
-    "teacher-temperature": Case(teacher=(4, 2.0)),
     "teacher-one-id-full": Case(teacher=(1, 0.7), chunk_size=None, missing=SHARD),
     "teacher-all": Case(teacher=(0, 2.0), softcap=2.5),
     "bf16-weights": Case(rows=96, width=32, shard=200, missing=20, softmax_rows=10, dtype=torch.bfloat16, z_loss=1e-2),
@@ -127,14 +114,6 @@ def run(case: Case, hidden: Tensor, weight: Tensor, targets: Tensor, ranks: int,
     return {name: None if value is None else value.clone() for name, value in values.items()}
 
 
-def error(kind: type[Exception], function: Any, *args: Any, **kwargs: Any) -> str:
-    try:
-        function(*args, **kwargs)
-    except kind as e:
-        return str(e)
-    return "none"
-
-
 def main() -> None:
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -155,15 +134,6 @@ def main() -> None:
         shard = weight[first : first + case.shard]
         results[name] = run(case, hidden, shard, targets, ranks, VocabularyShards(everyone, first)) | {"gathers": gathers}
 
-    # Two groups of non-adjacent ranks, each with different data.
-    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("tensor_parallel", "data"))
-    vertical, column = mesh.get_local_rank("tensor_parallel"), mesh.get_local_rank("data")
-    case = Case(seed=10 + column)
-    hidden, weight, targets = inputs(case, ranks // 2)
-    shard = weight[vertical * case.shard :][: case.shard]
-    shards = VocabularyShards(mesh.get_group("tensor_parallel"), vertical * case.shard)
-    results["mesh"] = run(case, hidden, shard, targets, ranks // 2, shards)
-
     # One rank is right without any doubt and the others have a little probability each, far from zero.
     shards = VocabularyShards(everyone, rank)
     z = torch.full((1, ranks), 1000.0)
@@ -177,27 +147,20 @@ def main() -> None:
     hidden, weight, targets = inputs(case, ranks)
     shards = VocabularyShards(everyone, rank * SHARD)
     shard, options = weight[rank * SHARD :][:SHARD], {**case.options(ranks), "shards": shards}
-    broken = shard * (torch.nan if rank == 1 else 1.0)
-    results["nan"] = [f(hidden, broken, targets, **options).loss for f in (cross_entropy, chunked_cross_entropy)]
-
     rows = {"targets": targets[:12].view(3, 4), "hidden": hidden[:12].view(3, 4, -1)}
     results["by_row"] = [
         f(rows["hidden"], shard, rows["targets"], by_row=True, **options)[2:5] for f in (cross_entropy, chunked_cross_entropy)
     ]
 
-    mesh = init_device_mesh("cpu", (ranks,))
-    whole, part = DTensor.from_local(hidden, mesh, [Replicate()]), DTensor.from_local(shard, mesh, [Shard(0)])
-    messages: dict[str, list[str]] = {"range": [], "dtensor": [], "first_row": []}
+    messages: list[str] = []
     for function in (cross_entropy, chunked_cross_entropy):
         for target in (case.vocab_size(ranks), SHARD * ranks, -1):
             wrong = targets.clone()
             wrong[3] = target
-            messages["range"].append(error(IndexError, function, hidden, shard, wrong, **options))
-        for dtensors in ((whole, shard), (hidden, part), (whole, part)):
-            messages["dtensor"].append(error(AssertionError, function, *dtensors, targets, **options))
-        for first_row in (rank * SHARD + 1, ranks * SHARD, -SHARD):
-            misplaced = {**options, "shards": VocabularyShards(everyone, first_row)}
-            messages["first_row"].append(error(AssertionError, function, hidden, shard, targets, **misplaced))
+            try:
+                function(hidden, shard, wrong, **options)
+            except IndexError as error:
+                messages.append(str(error))
     # After these errors no rank waits for another: the next loss is correct.
     results["after"] = run(case, hidden, shard, targets, ranks, shards)
     report(**results, messages=messages)

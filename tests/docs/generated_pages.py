@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from lit_llm import callbacks
 from lit_llm.commands.recipes import FACTS, table
 from lit_llm.config.groups import CALLBACKS, ClassGroup
-from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import shipped
 from lit_llm.core.errors import UserError
+from lit_llm.plan.planned_recipe import PlannedRecipe
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 WRITTEN_BY = "<!-- written by tests/docs/generated_pages.py -->"
@@ -50,14 +50,16 @@ EXAMPLES = {
     "WSD": "warmup_steps=100, decay_fraction=0.2",
 }
 """Arguments of the code that the page shows; without an entry, a class has its defaults."""
-LINKS = {"`DESCRIPTIONS`, in five parts": "[these curves](health.md)"}
+LINKS = {"the curves of docs/reference/health.md, in five parts": "[these curves](health.md)"}
 
 
 def recipes_page() -> str:
     """Every recipe with its title, and the overlays, as `python -m lit_llm recipes` lists them."""
-    lines = ["# All recipes", "", WRITTEN_BY, "", "| name | parameters | tokens | fits on | |", "|---|---|---|---|---|"]
+    columns = ("name", "parameters", "training tokens", "smallest hardware that fits", "trains")
+    lines = ["# All recipes", "", WRITTEN_BY, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     lines += [f"| `{row['name']}` | {' | '.join(row[key] for key in (*FACTS, 'title'))} |" for row in table()]
-    lines += ["", f"Overlays: {', '.join(f'`{name}`' for name, header in shipped().items() if header.is_overlay)}."]
+    overlays = ", ".join(f"`{name}`" for name, header in shipped().items() if header.is_overlay)
+    lines += ["", f"Overlays, which change some settings of a recipe: {overlays}."]
     return "\n".join(lines) + "\n"
 
 
@@ -79,12 +81,13 @@ def logged(cls: type) -> str:
     paragraphs = inspect.cleandoc(source.__doc__ or "").split("\n\n")[1:]
     found = next((text for text in paragraphs if text.startswith("Logs")), None)
     if found is None:
-        return "Logs: as [Constant](#constant)." if issubclass(cls, callbacks.Schedule) else ""
+        return f"`{cls.__name__}` logs the same curves as [Constant](#constant)." if issubclass(cls, callbacks.Schedule) else ""
     lines = re.sub(r"\n {8}", " ", found).splitlines()  # an entry goes on
     entries = [f"- {line.strip()}" for line in lines if line.startswith("    `")]
     head = " ".join(itertools.takewhile(lambda line: not line.startswith(" "), lines))
     for old, new in LINKS.items():
         head = head.replace(old, new)
+    head = re.sub("^Logs:?", f"`{cls.__name__}` logs", head)
     return "\n".join([head, "", *entries]) if entries else head.rstrip(":.") + "."
 
 
@@ -96,16 +99,17 @@ def callbacks_page() -> str:
     """Name, purpose, curves and three lines of code of every public class of `callbacks/`."""
     lines = ["# Callbacks", "", WRITTEN_BY, ""]
     lines += [
-        "Each works with any LightningModule that uses automatic optimization ([your project](../your-project.md)). In a",
-        "recipe, the named group sets one: `--ema.decay 0.9999`. Docstrings list arguments, hooks and refusals. To copy some:",
+        "Each callback works with any LightningModule that uses automatic optimization ([your project](../your-project.md)).",
+        "A recipe sets its arguments in a group: `--ema.decay 0.9999` sets `decay` in the group `ema`. The docstring of a",
+        "class lists its arguments, hooks and errors. This command copies two callbacks and what they import:",
         "",
         "    python -m lit_llm recipes copy quickstart my-project --callbacks callbacks --only WSD,GradientNorm",
     ]
     for name, cls in public_classes().items():
         groups = [key for key, group in CALLBACKS.items() if in_a_recipe(name, group)]
         groups = groups or ["schedule"] * issubclass(cls, callbacks.Schedule)
-        on = "" if not groups or CALLBACKS[groups[0]].default else ", off by default"
-        place = f" Group `{groups[0]}`{on}." if groups else ""
+        on = "" if not groups or CALLBACKS[groups[0]].default else ", which is off by default"
+        place = f" Recipes set `{name}` in the group `{groups[0]}`{on}." if groups else ""
         use = "logger" if name == "MetricsFile" else "callbacks"
         lines += ["", f"## {name}", "", summary(cls) + place, ""]
         lines += [f"    from lit_llm.callbacks import {name}", f"    part = {name}({EXAMPLES.get(name, '')})"]
@@ -207,13 +211,13 @@ def combinations_page(pairs: Iterable[tuple[Feature, Feature, str]] | None = Non
     names = "; ".join(feature.name for feature in FEATURES)
     lines = ["# What does not combine", "", WRITTEN_BY, ""]
     lines += [
-        f"Every pair of these was put into one recipe for two devices: {names}.",
+        f"We put each pair of these features into one recipe for two devices: {names}.",
         "",
-        "The table has the pairs that `fit` and `plan` refuse before the start, with their first sentence. All others are",
-        "accepted.",
-        "Some callbacks refuse more when training starts: see `Raises` in the docstrings of [callbacks](callbacks.md).",
+        "The table lists the pairs that `fit` and `plan` refuse before a run starts, with the first sentence of the error",
+        "message. `fit` and `plan` accept all other pairs. Some [callbacks](callbacks.md) refuse more when training starts:",
+        "see `Raises` in their docstrings.",
         "",
-        "| | with | refused, because |",
+        "| feature | with | error message |",
         "|---|---|---|",
     ]
     rows: dict[tuple[str, str], list[str]] = {}

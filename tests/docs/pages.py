@@ -42,7 +42,7 @@ def blocks(text: str) -> list[str]:
     inside = after_empty = False
     for line in text.splitlines():
         if line.startswith("    "):
-            if not inside or (after_empty and re.fullmatch(r"# [\w.-]+\.(py|yaml)", line[4:])):
+            if not inside or (after_empty and re.fullmatch(r"# [\w.-]+\.(py|yaml|jinja)", line[4:])):
                 found.append([])
             inside = True
             found[-1].append(line[4:])
@@ -59,7 +59,7 @@ def files(page: Path) -> dict[str, str]:
     found = {}
     for block in blocks(page.read_text()):
         first, _, rest = block.partition("\n")
-        if named := re.fullmatch(r"# ([\w.-]+\.(?:py|yaml))", first):
+        if named := re.fullmatch(r"# ([\w.-]+\.(?:py|yaml|jinja))", first):
             found[named[1]] = rest
     return found
 

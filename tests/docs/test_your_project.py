@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import os
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from lit_llm.__main__ import main
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.tokenizers import load_tokenizer
-from lit_llm.training import checklist
 
 PAGES = [ROOT / f"docs/{name}.md" for name in ("your-project", "own-model", "own-data")]
 FILES = {name: content for page in PAGES for name, content in files(page).items()}
@@ -54,7 +52,7 @@ def run_those_about(*words: str) -> int:
 ALONE = ("copy",)
 MODEL = ("--config own.yaml --architecture", "check --config own.yaml", "plan --config own.yaml", "--run runs/own")
 DATA = ("questions", "stories")
-PARTS = ("runs/lower", "runs/sign", "runs/herald")
+PARTS = ("runs/lower", "runs/sign", "runs/halving", "runs/herald")
 CHANGED = ("reglu.yaml",)
 
 
@@ -161,8 +159,7 @@ def test_another_mlp_in_our_gpt(project):
 
 
 @pytest.mark.slow
-def test_the_custom_model(project, monkeypatch, capsys):
-    monkeypatch.setattr(checklist, "LOADER_SHARE", math.inf)  # the tiny model trains about as fast as its data are read
+def test_the_custom_model(project, capsys):
     assert run_those_about(*MODEL) == 5
     saved = yaml.safe_load(Path("runs/own/config.yaml").read_text())["architecture"]
     assert saved == {"class_path": "mine.LSTMModel", "init_args": {"width": 48, "n_layer": 3}}
@@ -222,8 +219,9 @@ def test_a_custom_loader_restarts_after_a_resume(project, monkeypatch):
 
 
 def test_custom_parts(project, capsys):
-    assert run_those_about(*PARTS) == 3
+    assert run_those_about(*PARTS) == 4
     assert load_tokenizer("runs/lower").encode("ABC d").tolist() == list(b"abc d")
     assert load_tokenizer("runs/sign").encode("ABC d").tolist() == list(b"ABC d")
     assert read(Path("runs/sign/checkpoints/last.ckpt"))["optimizer_class"] == "parts.SignSGD"
-    assert "Ada saw 10 steps" in capsys.readouterr().out
+    assert "Herald saw 10 steps" in capsys.readouterr().out
+    assert curve(Path("runs/halving"), "lr") == pytest.approx({1: 0.01 / 2, 10: 0.01 / 4})  # warmup to 0.01; halved at 4, 8

@@ -15,7 +15,6 @@ from typing import Any
 
 import yaml
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers.logger import Logger
 
 from lit_llm.checkpoint import crash_safe
 from lit_llm.core.errors import UserError
@@ -52,11 +51,6 @@ class Fault(Callback):
                 return read(data, numbers)
 
             blocks.TrainBlocks.rows = rows  # type: ignore[method-assign]
-        if self.place == "events" and trainer.global_rank == self.rank:
-            trainer.loggers[0].experiment.add_scalar = lambda *_, **__: fail(self.kind, trainer)
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.at("train start", trainer, 0)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.at("training", trainer)
@@ -64,18 +58,8 @@ class Fault(Callback):
     def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
         self.at("validation", trainer)
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self.at("validation end", trainer)
-
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         self.at("save", trainer)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.at("train end", trainer, trainer.max_steps)
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if self.place == "on exception" and trainer.global_rank == self.rank:
-            fail(self.kind, trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.at("teardown", trainer, trainer.max_steps)
@@ -93,27 +77,7 @@ class SlowSaves(Callback):
         return open(path, mode)
 
 
-class FailingLogger(Logger):
-    """Raises KeyError in one of its methods."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__()
-        setattr(self, method, self.fail)
-
-    name = "failing"
-    version = 0
-
-    def fail(self, *_: Any, **__: Any) -> None:
-        raise KeyError("broken")
-
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None: ...
-
-    def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
-
-
 def fail(kind: str, trainer: Any) -> None:
-    if kind != "the disk has room":
-        Path(f"{trainer.default_root_dir}.failed").write_text(str(time.time()))
     if kind in RAISED:
         raise RAISED[kind]
     DONE[kind](trainer)
@@ -151,13 +115,6 @@ def _leave_a_thread(trainer: Any) -> None:
     raise KeyError("broken")
 
 
-def _leave_an_exit_handler(trainer: Any) -> None:
-    import atexit
-
-    atexit.register(time.sleep, 10**6)
-    raise KeyError("broken")
-
-
 RAISED: dict[str, BaseException] = {
     "KeyError": KeyError("broken"),
     "UserError": UserError("a setting does not fit (--a.key)"),
@@ -178,7 +135,6 @@ DONE: dict[str, Any] = {
     "the disk has room": _make_room,
     "a worker is killed": _kill_a_worker,
     "KeyError, and a thread stays": _leave_a_thread,
-    "KeyError, and an exit handler waits": _leave_an_exit_handler,
     "sleeps": lambda trainer: time.sleep(10**6),
 }
 

@@ -115,21 +115,6 @@ def model_of(name: str) -> nn.Module:
 
 
 _LAST_NORMS = ("model.norm.weight", "ln_f.weight", "final_layer_norm.weight")
-COVERED = {
-    "llama": {"rope_scaling": None},
-    "mistral": {"window": None},
-    "qwen2": {"layers": None},
-    "olmo2": {"norm_eps": 0.1},
-    "olmo3": {"layers": None},
-    "gemma2": {"attention_softcap": None, "logit_softcap": None, "embedding_scale": None, "attention_scale": None},
-    "gemma3_text": {"layers": None, "norm_unit_offset": False},
-    "smollm3": {"layers": None},
-    "phi3": {"rope_scaling": None, "window": None},
-    "gpt_neox": {"parallel_residual": False, "gelu_approximate": None},
-    "mixtral": {"window": None},
-    "deepseek_v3": {"attention_scale": None, "rope_scaling": None},
-    "granite": {"embedding_scale": None, "attention_scale": None, "residual_scale": 1.0, "logit_scale": 1.0},
-}
 """Settings that can be changed without another set of weights, and the value that is off."""
 
 

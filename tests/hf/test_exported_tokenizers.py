@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_llm.commands.export import Source, export_folder
 from lit_llm.commands.import_hf import import_folder
-from lit_llm.hf.tokenizer_files import ExportedTokenizer, write_generation_config, write_taught_ids, write_tokenizer
 from lit_llm.ingest.chat import ChatForm
+from lit_llm.runs.tokenizer_files import ExportedTokenizer, write_generation_config, write_taught_ids, write_tokenizer
 from lit_llm.tokenizers import BPE, Bytes, TokenizerJSON, load_tokenizer
 
 TEXTS = [
@@ -54,7 +54,7 @@ def test_auto_tokenizer_gives_our_ids_and_our_text(make, tmp_path):
 def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
     """Special tokens, a beginning-of-text id, a chat template and the stop ids are all kept."""
     tokenizer = bpe()
-    backend = tokenizer._backend
+    backend = tokenizer.backend
     backend.add_special_tokens(["<s>", "<|im_end|>"])
     begin, end = backend.token_to_id("<s>"), backend.token_to_id("<|im_end|>")
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
@@ -97,8 +97,8 @@ def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
 def test_an_export_stops_at_the_end_that_was_taught(taught, older, tmp_path):
     """The files are those of a chat model, whose documents end with another token than its turns."""
     tokenizer, run, out = bpe(), tmp_path / "run", tmp_path / "out"
-    tokenizer._backend.add_special_tokens(["<s>", "<|im_end|>", "<doc>"])
-    eot, doc, turn = map(tokenizer._backend.token_to_id, ("<|endoftext|>", "<doc>", "<|im_end|>"))
+    tokenizer.backend.add_special_tokens(["<s>", "<|im_end|>", "<doc>"])
+    eot, doc, turn = map(tokenizer.backend.token_to_id, ("<|endoftext|>", "<doc>", "<|im_end|>"))
     for folder in (run, out):
         folder.mkdir()
     tokenizer.save(run)

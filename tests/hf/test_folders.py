@@ -16,7 +16,6 @@ from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.export import Source, export_folder
 from lit_llm.commands.import_hf import import_folder
-from lit_llm.runs.run_folder import settings_of
 
 
 def edit_json(file, **changes):
@@ -43,14 +42,6 @@ def test_a_head_that_is_stored_alone_is_the_embedding_too(tmp_path):
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "run")
     assert differ(logits(load_model(tmp_path / "run/checkpoints/last.ckpt"), ids(2, 20)), logits(again, ids(2, 20))) < 1e-5
-
-
-def test_a_name_of_several_lines_adds_no_setting(hf, tmp_path):
-    named = tmp_path / "hf\ninit_from: x\u2028trainer: {}\r\x1b"
-    hf.rename(named)
-    import_folder(named, tmp_path / "run")
-    lines = (tmp_path / "run/config.yaml").read_text().splitlines()
-    assert lines[0].startswith("# Llama") and lines[1] == "model:" and settings_of(tmp_path / "run").keys() == {"model"}
 
 
 @pytest.fixture
@@ -226,30 +217,10 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 
 def test_an_unknown_family_names_those_that_are_known(hf, tmp_path):
-    noise = {"layer_types": ["full_attention"], "max_window_layers": 28}
-    edit_json(hf / "config.json", model_type="minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=256, trick=0, **noise)
-    refusal, details = refused(hf, tmp_path / "run")
-    assert (
-        "config.json: 'model_type' is 'minicpm'" in refusal
-        and "gemma2, gemma3_text, glm4_moe, gpt2, gpt_neox, gpt_oss, granite, llama" in refusal
-    )
-    assert details.endswith(
-        "config.json: it sets model.embedding_scale (scale_emb), model.logit_scale (dim_model_base), model.residual_scale "
-        "(scale_depth); it has keys of its own, which may say what else it needs: trick"
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "setting"),
-    [
-        ({"model_type": "qwen2_moe", "num_experts": 60}, "model.moe (num_experts)"),
-        ({"model_type": "deepseek_v2", "kv_lora_rank": 512}, "model.latent (kv_lora_rank)"),
-    ],
-)
-def test_an_unknown_family_names_the_settings_that_it_has(changes, setting, hf, tmp_path):
-    edit_json(hf / "config.json", **changes)
-    refusal, details = refused(hf, tmp_path / "run")
-    assert f"'{changes['model_type']}'" in refusal and setting in details
+    edit_json(hf / "config.json", model_type="minicpm")
+    [refusal] = refused(hf, tmp_path / "run")
+    assert "config.json: 'model_type' is 'minicpm'" in refusal
+    assert "gemma2, gemma3_text, glm4_moe, gpt2, gpt_neox, gpt_oss, granite, llama" in refusal
 
 
 @pytest.mark.parametrize(
@@ -295,12 +266,6 @@ def test_unsupported_settings_of_a_config_are_named(changes, hf, tmp_path):
     assert line.startswith(f"{hf}/config.json: ") and f"'{key}'" in line
 
 
-def test_all_problems_of_a_config_are_reported_together(tmp_path):
-    theirs("gpt2").save_pretrained(tmp_path / "hf")
-    edit_json(tmp_path / "hf/config.json", activation_function="quick_gelu", scale_attn_by_inverse_layer_idx=True, n_head=None)
-    assert len(refused(tmp_path / "hf", tmp_path / "run")) == 3
-
-
 def test_missing_and_damaged_files_are_named(tmp_path):
     model = theirs("llama")
     model.save_pretrained(tmp_path / "hf", max_shard_size="15KB")
@@ -319,15 +284,6 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     assert f"{hf} has no weights" in refused(hf, tmp_path / "run")[0]
 
 
-def test_shapes_that_disagree_name_the_file_and_both_shapes(hf, tmp_path):
-    edit_json(hf / "config.json", intermediate_size=45)
-    lines = refused(hf, tmp_path / "run")
-    assert lines[0] == (
-        f"{hf}/model.safetensors: model.layers.0.mlp.gate_proj.weight has shape (44, 32), but config.json implies (45, 32)"
-    )
-    assert lines[-1] == "… and 4 more"  # three matrices in each of three layers
-
-
 def test_missing_unknown_and_integer_tensors_are_named(hf, tmp_path):
     edit_weights(hf / "model.safetensors", model__norm__weight=None, model__norm__gain=torch.ones(32))
     lines = refused(hf, tmp_path / "run")
@@ -336,16 +292,6 @@ def test_missing_unknown_and_integer_tensors_are_named(hf, tmp_path):
     ints = torch.ones(32, dtype=torch.int8)
     edit_weights(hf / "model.safetensors", model__norm__weight=ints, model__norm__gain=None)
     assert "model.norm.weight has dtype torch.int8" in refused(hf, tmp_path / "run")[0]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_value_that_is_not_finite_is_refused(value, hf, tmp_path):
-    file = hf / "model.safetensors"
-    broken = load_file(file)["model.norm.weight"].clone()
-    broken[-1] = value
-    edit_weights(file, model__norm__weight=broken)
-    [problem] = refused(hf, tmp_path / "run")
-    assert problem.startswith("norm.weight ") and "not finite" in problem
 
 
 def test_a_head_that_is_stored_beside_the_embedding_it_is_tied_to_must_equal_it(tmp_path):
@@ -357,11 +303,6 @@ def test_a_head_that_is_stored_beside_the_embedding_it_is_tied_to_must_equal_it(
     for head in (embedding + 1, torch.tensor(1.0)):
         edit_weights(file, lm_head__weight=head)
         assert f"{file}: lm_head.weight differs from the embedding" in refused(tmp_path / "hf", tmp_path / "again")[0]
-
-
-def test_a_relu_gate_must_be_the_matrix_itself(hf, tmp_path):
-    edit_json(hf / "config.json", hidden_act="relu")
-    assert "up_proj.weight must equal its gate or up matrix" in refused(hf, tmp_path / "run")[0]
 
 
 def test_an_existing_folder_is_never_written_into(hf, tmp_path):

@@ -21,10 +21,7 @@ from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands import export
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.core.errors import UserError
-from lit_llm.hf.gguf_architectures import ARCHITECTURES
-from lit_llm.hf.gguf_tokenizer import _LLAMA3, _byte_level
 from lit_llm.tokenizers import Bytes, load_tokenizer
-from lit_llm.tokenizers.tiktoken_encoding import NotExpressible
 
 gguf = pytest.importorskip("gguf")
 
@@ -54,10 +51,6 @@ def write(run, out, *flags):
 
 def values(reader):
     return {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
-
-
-def test_every_architecture_is_compared():
-    assert MODELS.keys() == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("family", READ_BY_TRANSFORMERS)
@@ -200,18 +193,6 @@ def test_llama_cpp_continues_with_the_same_tokens_and_probabilities(family, tmp_
         assert max(abs(expected[place, token] - value) for token, value in probable.items()) < tolerance
 
 
-def test_each_dtype(tmp_path):
-    """Matrices are rounded as torch rounds; vectors stay float32."""
-    run, _ = run_of("qwen3", tmp_path)
-    exact = values(write(run, tmp_path / "float32.gguf"))
-    for dtype in ("bfloat16", "float16"):
-        rounded = values(write(run, tmp_path / f"{dtype}.gguf", "--dtype", dtype))
-        for name, value in exact.items():
-            value = torch.from_numpy(value.copy())
-            expected = value if value.ndim == 1 else value.to(getattr(torch, dtype)).float()
-            assert torch.equal(torch.from_numpy(rounded[name].copy()).float(), expected), name
-
-
 def test_q8_0_is_within_half_a_step(tmp_path):
     """A step is the largest of 32 values over 127."""
     model = ours(n_embd=64, n_head=2, mlp_width=96, vocab_size=71, **LLAMA)
@@ -256,40 +237,6 @@ def test_tokenizers_without_a_form_are_refused_and_a_missing_package_is_named(tm
     with pytest.raises(UserError, match=r"pip install gguf"):
         export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "m.gguf", dtype=None)
     assert list(tmp_path.glob("*.gguf*")) == []
-
-
-def test_a_byte_level_bpe_whose_ids_do_not_follow_from_merges_is_refused():
-    tokenizer = bpe()
-    plain = json.loads(tokenizer.to_json())
-    unmade = {"vocab": {**plain["model"]["vocab"], "unmade": tokenizer.vocab_size}}
-    llama3 = {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}
-    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    whole = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [llama3, bytes_only]}}
-    for model, more, reason in (
-        ({"continuing_subword_prefix": "##"}, {}, "place in a word"),
-        ({"end_of_word_suffix": "</w>"}, {}, "place in a word"),
-        ({"dropout": 0.1}, {}, "at random"),
-        ({**unmade, "ignore_merges": True}, {}, "no merge makes"),
-        (unmade, whole, "no merge makes"),  # llama.cpp takes whole words with these
-        (unmade, {}, None),
-        ({**unmade, "ignore_merges": True}, whole, None),
-        ({"ignore_merges": True}, {}, None),
-    ):
-        content = {**plain, **more, "model": {**plain["model"], **model}}
-        if reason is None:
-            _byte_level(content)
-            continue
-        with pytest.raises(NotExpressible, match=reason):
-            _byte_level(content)
-
-
-def test_a_chat_template_that_cannot_be_read_is_no_missing_one(tmp_path):
-    tokenizer = bpe()
-    tokenizer.save(tmp_path)
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    save(ours(vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, **LLAMA), tmp_path / "a.ckpt")
-    with pytest.raises(UserError, match=r"chat_template\.jinja"):
-        export.export_gguf(export.Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "m.gguf", dtype=None)
 
 
 def test_a_chat_has_its_template_and_both_ends(tmp_path):

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 import torch.nn.functional as F
 from folders import SIZE, randomise
-from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from lit_llm.__main__ import main
@@ -81,7 +79,7 @@ def loss_of(model) -> float:
 
 
 @pytest.mark.slow
-def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys, without_worker):
+def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys):
     expected = loss_of(folder)
     code, out, _ = run(capsys, "validate", "--run", "runs/base", "--data", "TextFiles", "--data.train", "train.txt",
                        "--data.val", "val.txt")  # fmt: skip
@@ -151,20 +149,6 @@ def test_settings_that_no_shape_depends_on_can_be_changed_and_those_that_weights
     assert (saved["block_size"], saved["dropout"], saved["n_layer"]) == (32, 0.1, 3)
 
 
-def test_greedy_text_of_the_command_is_that_of_transformers_and_stops_at_its_end(folder, capsys):
-    tokenizer = AutoTokenizer.from_pretrained("hf")
-    prompt = tokenizer("line 7", return_tensors="pt")
-    made = folder.generate(**prompt, do_sample=False, max_new_tokens=30, pad_token_id=0)[0].tolist()
-    arguments = ["--prompt", "line 7", "--temperature", "0", "--max_new_tokens", "30"]
-    assert run(capsys, "generate", "--run", "runs/base", *arguments)[1] == Bytes().decode(made) + "\n"
-    stop = made[12]  # make that token the end of the text
-    config = json.loads(Path("hf/config.json").read_text()) | {"eos_token_id": [stop, 256]}
-    Path("hf/config.json").write_text(json.dumps(config))
-    import_folder(Path("hf"), Path("runs/stops"))
-    before = made[: made.index(stop, 6)]
-    assert run(capsys, "generate", "--run", "runs/stops", *arguments)[1] == Bytes().decode(before) + "\n"
-
-
 BOS = ["--data.tokenizer.bos_token", "Ā"]
 """The byte 0, which no text here has."""
 
@@ -181,7 +165,7 @@ def test_a_bos_can_be_named_for_imported_weights(folder, capsys):
 
 
 @pytest.mark.slow
-def test_shards_say_whether_documents_begin_with_a_bos_that_the_weights_do_not_name(folder, capsys, without_worker):
+def test_shards_say_whether_documents_begin_with_a_bos_that_the_weights_do_not_name(folder, capsys):
     read_by = ["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "runs/base", "--data.train", "train.txt"]
     for name, more in {"with": BOS, "without": []}.items():
         words = ["prepare", "--data", "TextFiles", *read_by, *more, "--data.val", "val.txt", "--out", name]
@@ -216,32 +200,3 @@ def test_a_mistake_is_one_line_and_starts_no_run(name, folder, capsys):
     code, _, err = run(capsys, "fit", "--config", "tune.yaml", "--run_dir", "runs/new", *arguments)
     assert code == 2 and expected in err, err
     assert len(err.splitlines()) == 1 and not Path("runs/new").exists()
-
-
-def test_weights_alone_cannot_be_resumed(folder, capsys):
-    code, _, err = run(capsys, "fit", "--config", "tune.yaml", "--run_dir", "runs/base", "--resume", "auto")
-    assert code == 2 and "holds weights only" in err and "--init_from runs/base/checkpoints/" in err
-    assert len(err.splitlines()) == 1
-
-
-def test_damaged_weights_are_refused(folder, capsys):
-    file = Path("runs/base/checkpoints/last.ckpt/checkpoint.pt")
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    code, _, err = run(capsys, "fit", "--init_from", "runs/base", "--config", "tune.yaml", "--run_dir", "runs/new")
-    assert code == 2 and "checkpoint.pt have changed since it was written" in err and not Path("runs/new").exists()
-
-
-def test_prefix_token_ids_precede_the_prompt_on_request(folder, capsys):
-    tokenizer = load_tokenizer("hf")
-    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
-    backend.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)])
-    Path("hf/tokenizer.json").write_text(backend.to_str())
-    import_folder(Path("hf"), Path("runs/opens"))
-    for prompt in ("line 7", ""):
-        ids = AutoTokenizer.from_pretrained("hf")(prompt, return_tensors="pt")
-        assert ids["input_ids"][0, 0] == 256
-        made = folder.generate(**ids, do_sample=False, max_new_tokens=20, pad_token_id=0)[0].tolist()
-        arguments = ["--prompt", prompt, "--temperature", "0", "--max_new_tokens", "20", "--prefix_token_ids"]
-        assert run(capsys, "generate", "--run", "runs/opens", *arguments)[1] == Bytes().decode(made[1:]) + "\n"

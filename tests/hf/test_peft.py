@@ -8,7 +8,7 @@ import folders
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, Phi3Config
 
 from lit_llm.__main__ import main
@@ -188,19 +188,10 @@ EQUAL = {
     "plain": QV,
     "rank and alpha by default": {"target_modules": ["q_proj"]},
     "rslora": {**QV, "use_rslora": True},
-    "one scale": {**QV, "alpha_pattern": {"q_proj": 5}},
     "a scale of some blocks": {**QV, "alpha_pattern": {r"layers\.[01]\.self_attn\.q_proj": 40}},
     "alternatives": {**QV, "alpha_pattern": {"q_proj|v_proj": 40}},
-    "alternatives, one of them": {**QV, "alpha_pattern": {"q_proj|k_proj": 40}},
-    "all": {**QV, "alpha_pattern": {".*": 40}},
-    "the first that matches": {**QV, "alpha_pattern": {"q_proj": 40, r"layers\.1\..*": 2}},
     "a part of a name is no match": {**QV, "alpha_pattern": {"proj": 40, "layers.1": 40, "_proj": 40}},
     "the whole name": {**QV, "alpha_pattern": {"model.layers.2.self_attn.v_proj": 40}},
-    "anchors": {**QV, "alpha_pattern": {"^q_proj": 40, "v_proj$": 30}},
-    "a look-ahead": {**QV, "alpha_pattern": {r"(?!.*layers\.1).*q_proj": 40}},
-    "any digit": {**QV, "alpha_pattern": {r"layers\.\d+\.self_attn\.v_proj": 40}},
-    "ranks of some blocks": {**QV, "rank_pattern": {r"layers\.[01]\.self_attn\.q_proj": 2}},
-    "ranks by alternatives": {**QV, "rank_pattern": {"k_proj|v_proj": 6}},
     "ranks and scales": {**QV, "rank_pattern": {r".*\.0\..*": 3}, "alpha_pattern": {r".*\.[12]\..*": 9}},
     "rslora, ranks and scales": {**QV, "use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {r".*0.*q_proj": 9}},
     "gaussian": {**QV, "init_lora_weights": "gaussian"},
@@ -214,7 +205,6 @@ EQUAL = {
     "targets by an expression": {**QV, "target_modules": r".*layers\.[02]\.mlp\.(up|down)_proj"},
     "dropout": {**QV, "lora_dropout": 0.3},
     "gpt2": {**QV, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True},
-    "gpt2, scales": {**QV, "target_modules": ["c_attn", "mlp.c_proj"], "alpha_pattern": {r"h\.(0|2)\..*c_attn": 40}},
     "gpt2, ranks": {**QV, "target_modules": ["c_attn", "c_fc"], "rank_pattern": {r"h\.1\.\w+\.c_\w+": 2}},
 }
 
@@ -268,7 +258,6 @@ REFUSED = [
     ("lora_alpha", True),
     ("alpha_pattern", ["q_proj"]),
     ("alpha_pattern", {"(": 3}),
-    ("alpha_pattern", {"(.*.*)*x": 3}),  # a search that would not end
     ("use_rslora", "yes"),
     ("rank_pattern", {"q_proj|v_proj": 3}),
     ("r", 3),
@@ -290,25 +279,6 @@ def test_what_may_change_the_result_is_refused_by_name(adapter, tmp_path, key, v
     with pytest.raises(UserError) as error:
         weights_here("llama", tmp_path)
     assert f"'{key}'" in str(error.value) and str(3 if key == "rank_pattern" else value) in str(error.value)
-
-
-def test_weights_that_are_integers_are_refused(adapter, tmp_path):
-    (tmp_path / "adapter_config.json").hardlink_to(adapter / "adapter_config.json")
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    whole = {name: tensor.to(torch.int32) for name, tensor in tensors.items()}
-    save_file(whole, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(UserError, match="int32"):
-        weights_here("llama", tmp_path)
-
-
-def test_an_adapter_of_rank_0_is_refused(adapter, tmp_path):
-    good = json.loads((adapter / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**good, "r": 0}))
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    none = {name: tensor[:0] if "lora_A" in name else tensor[:, :0].contiguous() for name, tensor in tensors.items()}
-    save_file(none, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(UserError, match="r of at least 1"):
-        weights_here("llama", tmp_path)
 
 
 @pytest.mark.slow
@@ -341,12 +311,6 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path, capsys):
     disk_format.remove(base / "checkpoints/last.ckpt")
     disk_format.write(content, base / "checkpoints/last.ckpt")
     assert "does not fit this model" in refused(*words, str(base))
-
-
-def test_adapters_of_routed_experts_have_no_place_in_its_format(tmp_path):
-    adapters = {"blocks.0.mlp.up.lora_a": torch.zeros(4, 2, 8), "blocks.0.mlp.up.lora_b": torch.zeros(4, 8, 2)}
-    with pytest.raises(UserError, match=r"blocks\.0\.mlp\.up.*merged"):
-        write_adapter(adapters, LoRAConfig(rank=2), [], {}, tmp_path)
 
 
 def test_adapters_of_mlps_beside_experts_are_not_written_for_peft_to_take_for_theirs(tmp_path):

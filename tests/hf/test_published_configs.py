@@ -86,61 +86,6 @@ def test_the_text_model_of_a_published_config_with_images_is_read():
     }
 
 
-_SIZE = "but lit_llm supports only a whole number from 1 to 268,435,456"
-_PHI = PUBLISHED["Phi-4-mini"]["rope_scaling"]
-REFUSED = {
-    "a window below 0": ("Olmo-3-7B", {"sliding_window": -5}, [f"'sliding_window' is -5, {_SIZE}"]),
-    "no window": ("gemma-3-1b", {"sliding_window": 0}, [f"'sliding_window' is 0, {_SIZE}"]),
-    "window null": (
-        *("gemma-3-1b", {"sliding_window": None}),
-        ["'sliding_window' is null, but 'layer_types' has sliding_attention"],
-    ),
-    "too few layers": (
-        *("SmolLM3-3B", {"no_rope_layers": [1, 1]}),
-        ["'no_rope_layers' is [1, 1], but must be a list of 1 and 0 (no rope), one for each layer"],
-    ),
-    "one object": (
-        *("gemma-3-1b", {"rope_parameters": {"rope_type": "default"}}),
-        ["'rope_parameters' has 'rope_type', but lit_llm supports only objects full_attention and sliding_attention"],
-    ),
-    "divisors of 0": (
-        *("Phi-4-mini", {"rope_scaling": {**_PHI, "long_factor": [0] * 48}}),
-        ["in the rotary scaling longrope, 'long_factor' has 0, but each value must be above 0"],
-    ),
-    "no logarithm": (
-        *("Phi-4-mini", {"original_max_position_embeddings": 1}),
-        ["in the rotary scaling longrope, 'original_max_position_embeddings' is 1, but must be above 1"],
-    ),
-    "base 1": ("Olmo-3-7B", {"rope_theta": 1}, ["model.rope_theta is 1, but must be above 1 with rope_type yarn"]),
-    "numbers with settings of their own": (
-        "gemma-2-2b",
-        {"attn_logit_softcapping": -1, "rms_norm_eps": 2, "rope_theta": 0},
-        [
-            "'rms_norm_eps' is 2, but must be above 0 and at most 1",
-            "'rope_theta' is 0, but must be above 0",
-            "'attn_logit_softcapping' is -1, but must be above 0 or null",
-        ],
-    ),
-    "scales": (
-        *("granite-3.1-2b", {"residual_multiplier": -1, "logits_scaling": 0}),
-        ["'residual_multiplier' is -1, but must be above 0", "'logits_scaling' is 0, but must be at least 1e-06"],
-    ),
-    "a part of heads": ("pythia-160m", {"rotary_pct": 0}, ["'rotary_pct' is 0, but must be above 0 and at most 1"]),
-    "heads": (
-        *("Llama-3.2-1B", {"num_attention_heads": 7}),
-        ["model.n_kv_head=8 does not divide model.n_head=7; the nearest values that do are 1, 7"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_value_is_named_once_by_its_key_and_without_flags_that_import_lacks(case):
-    name, changes, expected = REFUSED[case]
-    with pytest.raises(ValueError) as caught:
-        read_config({**PUBLISHED[name], **changes})
-    assert str(caught.value).splitlines() == expected
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_model_has_the_tensors_that_transformers_builds(name):

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from lit_llm.commands.export import Source, export_folder, main
 from lit_llm.core.errors import UserError
+from lit_llm.hf.remote_code import code_config
+from lit_llm.models.gpt import GPTConfig
 
 MODELS = {
     "quickstart": {"input_convolution": 4, "exclusive_attention": True},
@@ -67,29 +71,6 @@ def exported(tmp_path, **settings):
     save(ours(**settings), tmp_path / "a.ckpt")
     export_folder(Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "out", dtype=None, max_bytes=1e9, code=True)
     return AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
-
-
-def test_trainer_takes_the_gradient_of_the_mean_loss_over_accumulated_batches(tmp_path):
-    pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    model, labels = exported(tmp_path, **MODELS["quickstart"]), ids(4, 20)
-    labels[0, :15] = -100  # batches differ in how much they count
-    examples = [{"input_ids": x, "labels": y} for x, y in zip(ids(4, 20), labels, strict=True)]
-    loss = torch.nn.functional.cross_entropy(model(ids(4, 20)).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    loss.backward()
-    expected = {name: (p - 0.1 * p.grad).detach().clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    arguments = TrainingArguments(
-        **{"output_dir": str(tmp_path / "trained"), "max_steps": 1, "per_device_train_batch_size": 1, "use_cpu": True},
-        **{"gradient_accumulation_steps": 4, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "report_to": []},
-        **{"save_strategy": "no", "logging_steps": 1, "lr_scheduler_type": "constant", "disable_tqdm": True},
-    )
-    trainer = Trainer(model, arguments, train_dataset=examples)
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss.item(), rel=1e-4)
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.detach(), expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_arguments_have_an_effect_or_are_refused(tmp_path):
@@ -157,3 +138,15 @@ def test_settings_that_the_file_lacks_are_refused(tmp_path):
         with pytest.raises(UserError, match=f"model.{name} "):
             export_folder(Source(tmp_path / "a.ckpt", tmp_path), tmp_path / "out", dtype=None, max_bytes=1e9, code=True)
         assert not (tmp_path / "out").exists()
+
+
+def test_a_kind_of_mlp_that_the_modelling_file_lacks_is_refused():
+    refused = []
+    for kind in get_args(get_type_hints(GPTConfig)["mlp"]):
+        try:
+            code_config(replace(GPTConfig(vocab_size=64), mlp=kind))
+        except UserError:
+            refused.append(kind)
+    assert refused == ["clamped_swiglu"]
+    with pytest.raises(UserError, match=r"model\.mlp 'cubed'"):  # as a new kind that nobody has added there
+        code_config(replace(GPTConfig(vocab_size=64), mlp="cubed"))

@@ -199,36 +199,3 @@ def test_every_log_likelihood_answer_and_score_equals_lm_eval_on_the_exported_mo
     assert 0 < results["choice"]["acc,none"] < 1, "some are right, and some are wrong"
     if kind == "chat":
         assert any(len(text) < 6 for text in answers.values()), "some answers end with their turn"
-
-
-NO_SCORE = {  # second row of a task → its choice that has no token to score, or too many
-    "joined": ({"query": "say", "choices": ["m", "n"]}, "' n'"),
-    "white": ({"query": "  ", "choices": ["m", "n"]}, "' m'"),
-    "long": ({"query": "say", "choices": ["m", "m" * 33]}, f"' {'m' * 33}'"),
-    "empty": ({"query": "say", "choices": ["m", ""]}, "''"),
-    "alone": ({"query": "", "choices": ["<|endoftext|>", "m"]}, "'<|endoftext|>'"),
-}
-
-
-@pytest.mark.slow
-def test_what_lm_eval_asserts_is_refused_before_the_first_step_with_task_row_and_choice(tmp_path, monkeypatch, capsys):
-    lm_eval = pytest.importorskip("lm_eval")
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    monkeypatch.chdir(tmp_path)
-    flags = write_project("joined")
-    assert run(capsys, "import", "--from", "theirs", "--out", "runs/base")[0] == 0
-    model = HFLM(pretrained="theirs", dtype="float32", device="cpu", batch_size=1, logits_cache=False)
-    for name, (question, choice) in NO_SCORE.items():
-        rows = [QUESTIONS[0], question | {"gold": 0}]
-        Path("quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        glued = {"target_delimiter": ""} if name in ("empty", "alone") else {}
-        (file,) = task_files({name: {**CHOICE, **glued, "metric_list": ACCURACY}})
-        with pytest.raises((AssertionError, IndexError)):
-            manager = TaskManager(include_defaults=False)
-            lm_eval.simple_evaluate(model, tasks=[file], task_manager=manager, bootstrap_iters=0)
-        scored = ["--tasks", "TaskScores", "--tasks.tasks", json.dumps([file])]
-        code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "run", *flags, *scored)
-        assert code == 2 and f"task {name}, row 2: {choice} " in err and "--tasks.tasks" in err, (name, err)
-        assert not Path("run").exists()

@@ -31,21 +31,6 @@ def test_the_logits_are_those_of_the_dense_model(name, dtype, tmp_path, capsys):
     assert differ(logits(sparse, ids(2, 20)), logits(dense, ids(2, 20))) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--upcycle", "1"], "model.moe.experts is 1"),
-        (["--upcycle", "-3"], "model.moe.experts is -3"),
-        (["--upcycle", "x"], "upcycle"),
-    ],
-)
-def test_a_wrong_number_is_a_sentence(flags, said, tmp_path, capsys):
-    theirs("llama").save_pretrained(tmp_path / "hf")
-    assert main(["import", "--from", str(tmp_path / "hf"), "--out", str(tmp_path / "run"), *flags]) == 2
-    err = capsys.readouterr().err
-    assert said in err and "--upcycle" in err and not (tmp_path / "run").exists()
-
-
 def test_a_model_with_experts_is_refused(tmp_path, capsys):
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 101}
     config = MixtralConfig(**size, intermediate_size=24, num_local_experts=3, max_position_embeddings=32)

@@ -15,41 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-WORDS = [
-    *[
-        "alpha",
-        "beta",
-        "gamma",
-        "délta",
-        "東京",
-        "the",
-        "of",
-        "and",
-        "12",
-        "3.5",
-        "def",
-        "return",
-        "x()",
-        "{y}",
-        "😀",
-        "it's",
-        "we'll",
-    ],
-    "\n",
-    "\n\n",
-]
-NAMES = [
-    "a.jsonl",
-    "b.jsonl.gz",
-    "c.jsonl.zst",
-    "d.jsonl.bz2",
-    "e.jsonl.xz",
-    "f.parquet",
-    "g.arrow",
-    "h.arrows",
-    "i.tar",
-    "j.tar.gz",
-]
+_WORDS = "alpha beta gamma délta 東京 the of and 12 3.5 def return x() {y} 😀 it's we'll"
+_NAMES = "a.jsonl b.jsonl.gz c.jsonl.zst d.jsonl.bz2 e.jsonl.xz f.parquet g.arrow h.arrows i.tar j.tar.gz"
+WORDS, NAMES = [*_WORDS.split(), "\n", "\n\n"], _NAMES.split()
 
 
 def texts(count: int, seed: int) -> list[str]:

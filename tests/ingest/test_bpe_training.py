@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -42,16 +41,6 @@ def test_the_file_is_that_of_tokenizers_where_no_pairs_are_equally_frequent() ->
     assert learned(texts, 262).to_json() == expected.to_str(pretty=True)
 
 
-def test_merges_follow_the_counts() -> None:
-    # "ab" 5 times and "abc" 3 times: ab 8, then abc 3, then nothing is left; after spaces, Ġab 7 comes before abc.
-    tokenizer = learned(["ab ab ab ab ab abc abc abc"], 300)
-    merges = json.loads(tokenizer.to_json())["model"]["merges"]
-    assert [tuple(merge) for merge in merges] == [("a", "b"), ("Ġ", "ab"), ("Ġab", "c")]
-    assert tokenizer.vocab_size == 257 + 3
-    assert tokenizer.decode(tokenizer.encode("ab abc")) == "ab abc"
-    assert len(tokenizer.encode("ab abc")) == 2
-
-
 def test_real_text_gives_the_vocabulary_of_tokenizers_up_to_ties() -> None:
     ours, theirs = learned([pages()], 500), by_tokenizers([pages()], 500)
     assert ours.vocab_size == 500
@@ -73,19 +62,6 @@ def test_the_result_depends_on_neither_order_nor_threads_nor_process() -> None:
     environment = os.environ | {"RAYON_NUM_THREADS": "3", "PYTHONPATH": os.pathsep.join(sys.path)}
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert other.stdout == expected
-
-
-def test_a_run_of_a_million_spaces_is_learned() -> None:
-    tokenizer = learned([" " * 1_000_000 + "x"], 262)
-    assert tokenizer.vocab_size == 262
-    assert tokenizer.decode(tokenizer.encode(" " * 33)) == " " * 33
-
-
-def test_text_beyond_the_largest_count_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES", 12)
-    tokenizer = learned(["ab ab", "ab ab", "xyzxyz xyzxyz"], 300)
-    assert tokenizer.encode("xyz").size == 3
-    assert tokenizer.encode("ab").size == 1
 
 
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "=", "7", "語"])

@@ -6,12 +6,13 @@ import json
 import re
 
 import pytest
+from docs.pages import ROOT, files
 from ingest import chat_templates
 from ingest.chat_templates import CONVERSATIONS, TEMPLATES, messages, tool_conversation, write_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
+from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
 from lit_llm.ingest.chat.render import Renderer
 from lit_llm.tokenizers import TokenizerJSON
 
@@ -65,18 +66,20 @@ def test_ids_and_masks_are_those_of_transformers(name, tokenizer_of):
         assert 0 < sum(expected["assistant_masks"]) < len(expected["input_ids"])
 
 
-def test_the_answer_is_learned_from_its_first_token_to_the_end_of_turn(tokenizer_of):
-    # Written by hand. One place too late, and "It" is not learned (as in torchtitan #2755); one too early, and the prompt is.
-    folder, tokens = tokenizer_of("chatml")
-    tokenizer = TokenizerJSON(str(folder))
-    found = encoded(folder, chat_templates.unmarked("chatml"), tokens, messages("one turn") + messages("one turn")[:1])
-    parts = ["<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n", "It is 4.<|im_end|>\n"]
-    backend = tokenizer.backend
-    backend.encode_special_tokens = False
-    prompt, answer = (len(backend.encode(part, add_special_tokens=False).ids) for part in parts)
-    assert found.mask.tolist() == [0] * prompt + [1] * answer + [0] * (len(found.ids) - prompt - answer)
-    assert tokenizer.decode(found.ids[prompt : prompt + 1]).startswith("It"[:1])
-    assert tokenizer.decode(found.ids[prompt + answer - 2 : prompt + answer]) == "<|im_end|>\n"
+def test_the_template_on_the_page_learns_the_answers_and_their_end(tokenizer_of):
+    folder, tokens = tokenizer_of("zephyr")
+    text = files(ROOT / "docs/chat.md")["mine.jinja"]
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **tokens)
+    for conversation in map(messages, CONVERSATIONS):
+        expected = theirs.apply_chat_template(
+            conversation, chat_template=text, return_dict=True, return_assistant_tokens_mask=True
+        )
+        for template in (text, re.sub("{%- (end)?generation %}", "", text)):
+            found = encoded(folder, template, tokens, conversation)
+            assert found.ids.tolist() == expected["input_ids"]
+            assert found.mask.tolist() == expected["assistant_masks"]
+        learned = theirs.decode([i for i, each in zip(found.ids.tolist(), found.mask.tolist(), strict=True) if each])
+        assert learned == "".join(m["content"] + tokens["eos_token"] for m in conversation if m["role"] == "assistant")
 
 
 def test_a_token_across_the_border_of_prompt_and_answer_is_found_in_the_whole_text(tokenizer_of):
@@ -201,17 +204,10 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name":
         (COUNTS, "several turns", "writes message 2 of it in another way when more messages follow"),
         (R1, "one turn", r"ends the prompt for an answer with '<think>\\n', but does not write it before message 2 of it"),
         ("{{ messages[0].content }}", "one turn", "writes nothing of what the assistant says in message 2 of it"),
-        ("{% generation %}{% endgeneration %}{{ messages[0].content }}", "one turn", "writes nothing of .* message 2 of it"),
         ("{% generation %}yes{% endgeneration %}{{ messages[1].content }}", "one turn", "writes nothing of .* message 2 of it"),
-        (
-            chat_templates.unmarked("chatml").replace("{{ m.content }}", "yes"),
-            "one turn",
-            "writes nothing of .* message 2 of it",
-        ),
         (chat_templates.unmarked("chatml"), [*messages("one turn"), CALL], "writes nothing of .* message 3 of it"),
         (chat_templates.marked("gemma"), "system", "cannot write it: no system role"),
         ("{% for m in messages %}\n\n{{ m.content } }}", "one turn", "cannot write it: unexpected '}' in line 3 of it."),
-        ("{% for m in messages %}", "one turn", "cannot write it: Unexpected end of template"),
     ],
 )
 def test_a_template_that_does_not_tell_the_answers_is_refused(text, conversation, sentence, tokenizer_of):
@@ -234,3 +230,19 @@ def test_a_template_is_asked_what_it_does_with_a_question(user, found):
     )
     template = ChatTemplate("t", text.replace("USER", user) + "{% endif %}{% endfor %}", {})
     assert Renderer(template, re.compile("(?!)")).question() == found
+
+
+@pytest.mark.parametrize(("content", "said"), [("", "generation_config"), ('{"eos_token_id": "x"}', "generation_config")])
+def test_the_form_of_conversations_is_a_sentence_where_it_is_damaged(content, said, tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(UserError, match=said):
+        ChatForm.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{{ '\\ud800' }}", "surrogates"), ("a\n{% for %}", "in line 2 of it"), ("{{ x.y }}", "x")]
+)
+def test_what_a_template_raises_is_a_sentence(text, said):
+    with pytest.raises(UserError, match=f"The chat template it.jinja cannot write a question and an answer: .*{said}"):
+        Renderer(ChatTemplate("it.jinja", text, {}), re.compile("(?!)")).check()

@@ -38,12 +38,6 @@ def test_an_unknown_end_of_document_is_asked_for(tmp_path: Path) -> None:
     assert str(tmp_path / "tokenizer.json") in problem
 
 
-def test_tokens_are_named(tmp_path: Path) -> None:
-    tokenizer = TokenizerJSON(str(write(tmp_path)), eos_token="<|doc|>", bos_token="<|im_start|>")
-    assert ids(tokenizer) == (2, 4)
-    assert tokenizer.eos_problem() is None
-
-
 @pytest.mark.parametrize("argument", ["eos_token", "bos_token"])
 def test_a_token_that_the_vocabulary_lacks(tmp_path: Path, argument: str) -> None:
     write(tmp_path)
@@ -59,15 +53,6 @@ def test_the_end_that_a_file_beside_it_names(tmp_path: Path, file: str, value: o
     write(tmp_path)
     (tmp_path / file).write_text(json.dumps({"eos_token": value, "bos_token": "<|im_start|>"}))
     assert ids(TokenizerJSON(str(tmp_path))) == (None, 3)  # a BOS token is never assumed
-
-
-@pytest.mark.parametrize(
-    "content", ["", "3", "[]", "{}", '{"eos_token": null}', '{"eos_token": "other"}', '{"eos_token": [1]}']
-)
-def test_a_file_beside_it_that_names_no_token(tmp_path: Path, content: str) -> None:
-    write(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(content)
-    assert ids(TokenizerJSON(str(tmp_path))) == (None, None)
 
 
 def test_a_separator_of_documents_comes_before_the_end_of_a_turn(tmp_path: Path) -> None:
@@ -90,13 +75,6 @@ def test_the_choice_is_saved_and_loaded(tmp_path: Path, names: dict[str, str]) -
     assert ids(loaded) == ids(TokenizerJSON(str(tmp_path / "saved/tokenizer.json"))) == ids(tokenizer)
     assert loaded.identity() == tokenizer.identity()
     assert TokenizerJSON(str(tmp_path / "saved"), eos_token="<|im_start|>").eos_id == 2  # a name wins over what was saved
-
-
-def test_other_tokens_are_another_identity(tmp_path: Path) -> None:
-    write(tmp_path, ("<|endoftext|>", "<s>"))
-    plain, bos = TokenizerJSON(str(tmp_path)), TokenizerJSON(str(tmp_path), bos_token="<s>")
-    other = TokenizerJSON(str(tmp_path), eos_token="<s>")
-    assert len({plain.identity(), bos.identity(), other.identity()}) == 3
 
 
 @pytest.mark.parametrize(

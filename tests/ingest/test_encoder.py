@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from ingest.tokenizer_kinds import KINDS, pages, write
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from lit_llm.tokenizers import Bytes, Characters, EncoderChoice, PieceEncoder, Tokenizer, TokenizerJSON, choose_encoder
+from lit_llm.tokenizers import Characters, EncoderChoice, PieceEncoder, Tokenizer, TokenizerJSON, choose_encoder
 
 DOCUMENT = ("  \n# Données\n\nA naïve café’s “menu”\tcosts 1234 €\n" + "def f(x):\n    return x  # it's\n" * 20) * 3
 
@@ -73,13 +72,6 @@ def test_pieces_give_the_ids_of_the_whole_document(
     assert np.concatenate(encoded).tolist() == library_ids(tmp_path, DOCUMENT)
 
 
-def test_composed_and_decomposed_letters_are_the_same_where_the_tokenizer_normalises(kinds: dict[str, TokenizerJSON]) -> None:
-    for kind, equal in (("qwen", True), ("gpt2", False)):
-        encoder = PieceEncoder(kinds[kind], choose_encoder(kinds[kind], []))
-        composed, decomposed = encoder.encode("é".encode()), encoder.encode("e\u0301".encode())
-        assert (composed.tolist() == decomposed.tolist()) == equal
-
-
 def changed(tokenizer: TokenizerJSON, folder: Path, change: str) -> TokenizerJSON:
     content = json.loads(tokenizer.to_json())
     vocab = content["model"]["vocab"]
@@ -127,21 +119,6 @@ def test_one_other_id_is_enough_for_the_library(kinds: dict[str, TokenizerJSON],
     assert "statement" in choice.reason
 
 
-def test_without_tiktoken_the_reason_names_the_pip_command(
-    kinds: dict[str, TokenizerJSON], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
-    choice = choose_encoder(kinds["gpt2"], [])
-    assert choice.kind == "tokenizers"
-    assert "pip install tiktoken" in choice.reason
-
-
-def test_names_of_special_tokens_are_text(kinds: dict[str, TokenizerJSON], choice_for_gpt2: EncoderChoice) -> None:
-    ids = PieceEncoder(kinds["gpt2"], choice_for_gpt2).encode(b"<|endoftext|>")
-    assert kinds["gpt2"].eos_id not in ids.tolist()
-    assert choice_for_gpt2.kind == "tiktoken"
-
-
 def test_a_run_of_spaces_longer_than_any_piece(kinds: dict[str, TokenizerJSON], choice_for_gpt2: EncoderChoice) -> None:
     # tiktoken's regular expression overflows on it.
     text = " " * 600_000 + "x"
@@ -167,11 +144,6 @@ def test_a_tokenizer_of_ones_own_encodes_by_itself() -> None:
     assert (choice.kind, choice.join) == ("own", "plain")
     encoder = PieceEncoder(Words(), choice)
     assert encoder.encode(b"ab\nc\n").tolist() == [2, 1] and encoder.encode(b"def", continues=True).tolist() == [3]
-
-
-def test_bytes_keep_every_byte() -> None:
-    ids = PieceEncoder(Bytes(), choose_encoder(Bytes(), [])).encode(b"\xff\x00a")
-    assert ids.tolist() == [255, 0, 97]
 
 
 def test_unknown_characters_are_counted_with_their_own_bytes() -> None:

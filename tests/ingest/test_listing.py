@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 
@@ -59,24 +58,13 @@ def test_a_url_is_a_file_a_folder_or_a_glob(memory, pattern, expected):
     assert paths(pattern) == [f"memory:///bucket/{name}" for name in expected]
 
 
-def test_files_here_come_first_and_keep_their_sizes(memory, tmp_path):
-    (tmp_path / "z.txt").write_bytes(b"12345")
-    sources, problems = list_sources(["memory://bucket/b/c.txt", str(tmp_path)], flag="--data.paths")
-    assert problems == []
-    assert [(source.path, source.size) for source in sources] == [(f"{tmp_path}/z.txt", 5), ("memory:///bucket/b/c.txt", 5)]
-
-
-def test_sources_can_be_sent_and_read_elsewhere(memory):
-    (source,) = list_sources("memory://bucket/b/c.txt", flag="--data.paths")[0]
-    with open_source(pickle.loads(pickle.dumps(source))) as file:
-        assert (file.read(2), file.tell(), file.seekable()) == (b"th", 2, True)
-        assert (file.read(), file.tell()) == (b"ree", 5)
-
-
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("memory://bucket/nothing.txt", "memory://bucket/nothing.txt cannot be read: it does not exist (--data.paths)."),
+        (
+            "memory://bucket/nothing.txt",
+            "memory://bucket/nothing.txt cannot be read: it does not exist, or is private (--data.paths).",
+        ),
         ("memory://bucket/*.zip", "No non-empty file matches memory://bucket/*.zip (--data.paths)."),
         ("memory://bucket/b/empty.txt", "memory://bucket/b/empty.txt is empty: give a file with content (--data.paths)."),
         (

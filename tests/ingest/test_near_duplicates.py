@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from ingest.tokenizer_kinds import pages
 
-from lit_llm.ingest import near_duplicates
 from lit_llm.ingest.near_duplicates import SHINGLE_BYTES, Checker, HeldOutIndex, Sketcher
 
 WORDS = [
@@ -100,25 +99,3 @@ def test_a_common_licence_makes_no_duplicate_of_a_long_document() -> None:
     assert parts.max() > 0.8  # of the held-out documents
     assert not checked(index, long).duplicate
     assert checked(index, licence + b"\n" + document(4, 10)).duplicate
-
-
-def test_a_copy_inside_a_longer_document() -> None:
-    index = HeldOutIndex([sketch(document(1))])
-    assert checked(index, document(2, 300) + document(1) + document(3, 300)).duplicate  # three times as long
-    assert not checked(index, document(2, 900) + document(1) + document(3, 900)).duplicate  # seven times
-
-
-def test_memory_is_bounded_by_fewer_hashes_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_duplicates, "_MOST_HASHES", 4096)
-    index = HeldOutIndex([sketch(document(seed)) for seed in range(400)])
-    assert index.counts.tolist() == [10] * 400  # 4096 hashes for 400 documents
-    assert index.hashes.nbytes + index.documents.nbytes == 12 * 4000
-    assert checked(index, edited(document(7), 0.02, 7)).duplicate
-    assert not any(checked(index, document(seed)).duplicate for seed in range(1000, 1100))
-
-
-def test_the_identity_is_that_of_the_content() -> None:
-    first, second = sketch(document(1)), sketch(document(2))
-    assert HeldOutIndex([first]).identity() == HeldOutIndex([first.copy()]).identity()
-    assert len({HeldOutIndex(sketches).identity() for sketches in ([first], [second], [first, second], [])}) == 4
-    assert not checked(HeldOutIndex([]), document(1)).duplicate

@@ -1,4 +1,4 @@
-"""A reader holds a small part of a file, also of one line of text, one member of a tar, one row group or one cell of 100 MB."""
+"""A reader holds a small part of a file, also of one line of text, one member of a tar or one row group."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 pytestmark = pytest.mark.slow
 
@@ -42,16 +39,6 @@ def read(path: Path) -> tuple[int, int, int]:
     return size, documents, peak
 
 
-def test_a_zst_file_of_one_letter_which_is_as_dense_as_can_be(tmp_path):
-    with zstandard.open(tmp_path / "f", "wb") as file:
-        for _ in range(300):
-            file.write(b"a" * 10**6)
-    assert (tmp_path / "f").stat().st_size < 50_000
-    size, documents, peak = read(tmp_path / "f")
-    assert (size, documents) == (300_000_000, 1)
-    assert peak < 160
-
-
 def test_text_of_100_mb_without_a_line_end(tmp_path):
     with open(tmp_path / "f", "wb") as file:
         for _ in range(PARTS):
@@ -70,29 +57,3 @@ def test_a_text_of_100_mb_in_a_tar(tmp_path):
     size, documents, peak = read(tmp_path / "f")
     assert (size, documents) == (BYTES, 1)
     assert peak < 60
-
-
-def test_a_row_group_of_300_mb_of_parquet(tmp_path):
-    texts = [f"{i} {PART[:3000]}" for i in range(30_000)]
-    total = sum(len(text.encode()) for text in texts) * 3
-    table = pa.table({"text": texts * 3, "other": texts * 3})
-    assert total > 270_000_000
-    pq.write_table(table, tmp_path / "f", row_group_size=10**7, use_dictionary=False, compression="zstd")
-    assert pq.ParquetFile(tmp_path / "f").num_row_groups == 1
-    del table
-    size, documents, peak = read(tmp_path / "f")
-    assert (size, documents) == (total, 90_000)
-    assert peak < 200  # pyarrow itself takes 61
-
-
-@pytest.mark.parametrize("kind", [pa.ipc.new_stream, pytest.param(pa.ipc.new_file, marks=pytest.mark.soak)])
-def test_a_record_batch_with_cells_of_100_mb_of_arrow(tmp_path, kind):
-    text = PART * PARTS
-    batch = pa.record_batch({"text": [text, text], "other": [text, text]})
-    with kind(str(tmp_path / "f"), batch.schema) as writer:
-        writer.write_batch(batch)
-    total = 2 * len(text.encode())
-    assert total > 198_000_000
-    size, documents, peak = read(tmp_path / "f")
-    assert (size, documents) == (total, 2)
-    assert peak < 150  # pyarrow itself takes 61

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
+import csv
 import gzip
 import io
-import sqlite3
+import re
 import struct
+import sys
 import zipfile
 
 import numpy as np
@@ -14,9 +15,8 @@ import pytest
 from documents_of import documents_of, refusal, write
 from missing_package import hide
 
-from lit_llm.core.errors import UserError, need
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers import ReadSettings
-from lit_llm.ingest.shards import ShardWriter
 
 JSONL = b'{"text": "a"}\n'
 
@@ -24,12 +24,6 @@ JSONL = b'{"text": "a"}\n'
 def npy() -> bytes:
     file = io.BytesIO()
     np.save(file, np.arange(5))
-    return file.getvalue()
-
-
-def npz() -> bytes:
-    file = io.BytesIO()
-    np.savez(file, a=np.arange(5))
     return file.getvalue()
 
 
@@ -44,28 +38,15 @@ def zipped() -> bytes:
     ("content", "words"),
     [
         (npy(), ["NumPy", "JSONL or Parquet"]),
-        (npz(), ["zip", "unpack"]),
         (zipped(), ["zip", "unpack"]),
         (b"%PDF-1.7\nbinary", ["PDF", "pdftotext"]),
-        (b"\x89HDF\r\n\x1a\n" + bytes(50), ["HDF5", "Parquet"]),
-        (b"\x89PNG\r\n\x1a\n" + bytes(50), ["image", "leave it out"]),
-        (b"\xff\xd8\xff\xe0" + bytes(50), ["image"]),
-        (b"\x7fELF" + bytes(50), ["program"]),
-        (b"MZ\x90\x00\x03" + bytes(50), ["program"]),
         (b"MMIDIDX\x00\x00" + bytes(50), ["Megatron", "text it was made from"]),
-        (b"PARE" + bytes(50), ["encrypted"]),
         (b"Obj\x01" + bytes(50), ["Avro"]),
         (b"\x04\x22\x4d\x18" + bytes(50), ["lz4 -d"]),
         (gzip.compress(gzip.compress(b"text")), ["twice"]),
         ("text in".encode("utf-16"), ["iconv -f UTF-16 -t UTF-8"]),
         ("text in".encode("utf-32"), ["iconv -f UTF-32 -t UTF-8"]),
-        (b"\xfe\xff" + "text in".encode("utf-16-be"), ["iconv -f UTF-16 -t UTF-8"]),
-        ("text in".encode("utf-16-le"), ["NUL"]),
-        ("Текст в старой кодировке.".encode("cp1251"), ["not UTF-8", "iconv"]),
         (("Schöne Grüße aus Köln, über die Brücke am Dom.\n" * 50).encode("latin-1"), ["not UTF-8", "iconv"]),
-        (np.arange(2000, dtype="<u2").tobytes(), ["NUL"]),
-        (np.random.default_rng(0).integers(1, 256, 10**5, dtype=np.uint8).tobytes(), ["not UTF-8"]),
-        (b"a" * 60_000 + b"\0", ["NUL"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -77,18 +58,24 @@ def test_each_is_refused_with_what_it_is_and_how_to_mend_it(tmp_path, content, w
         refusal(write(tmp_path, content), format=wanted)
 
 
-@pytest.mark.parametrize("vocab_size", [2**16, 2**17])
-def test_token_shards_are_refused(tmp_path, vocab_size):
-    with ShardWriter(tmp_path, "train", vocab_size=vocab_size, shard_tokens=100) as writer:
-        writer.write(np.arange(50))
-        writer.end_document()
-    assert "--data TokenShards" in refusal(tmp_path / "train_000000.bin")
-
-
-def test_a_database_is_refused(tmp_path):
-    with sqlite3.connect(tmp_path / "a.txt") as database:
-        database.execute("create table t (x)")
-    assert "SQLite" in refusal(tmp_path / "a.txt")
+@pytest.mark.parametrize("name", ["file.csv", "file.tsv", "FILE.CSV.gz"])
+def test_a_table_is_refused_with_a_command_that_converts_it(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    table = io.StringIO()
+    rows = [{"id": i, "text": f'line {i}, with a tab\t,\n\nand "quotes" ' * 20} for i in range(3)]
+    if "tsv" in name:  # without quoting
+        rows = [{"id": i, "text": f'"line {i} begins with a quote'} for i in range(3)]
+        table.writelines(["id\ttext\n", *(f"{row['id']}\t{row['text']}\n" for row in rows)])
+    else:
+        writer = csv.DictWriter(table, ["id", "text"])
+        writer.writeheader()
+        writer.writerows(rows)
+    content = table.getvalue().encode()
+    path = write(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
+    program = re.search(r"convert it with python -c '([^']*)' FILE FILE.parquet, or read", refusal(path))
+    monkeypatch.setattr(sys, "argv", ["-c", str(path), "converted.parquet"])
+    exec(program[1])
+    assert documents_of(tmp_path / "converted.parquet") == [row["text"].encode() for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -108,17 +95,11 @@ def test_a_format_refuses_a_file_of_another(tmp_path):
     assert "line 1 is not a valid JSON object" in refusal(write(tmp_path, b"plain text\n"), format="jsonl")
 
 
-def test_a_character_that_the_sniffed_part_cuts_is_no_sign_of_binary(tmp_path):
-    for shift in range(4):
-        content = b"x" * shift + "😀".encode() * 20_000
-        assert documents_of(write(tmp_path, content)) == [content]
-
-
 @pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gz"])
 @pytest.mark.parametrize(
     "tail",
-    [bytes(300_000), np.random.default_rng(0).bytes(300_000), "für älter ".encode("latin-1") * 30_000],
-    ids=["NULs", "random", "latin-1"],
+    [bytes(300_000), "für älter ".encode("latin-1") * 30_000],
+    ids=["NULs", "latin-1"],
 )
 def test_what_follows_text_must_be_text(tmp_path, packed, tail):
     """The first bytes say that the file is text. The rest is held to the same rules, unless the user gives the format."""
@@ -148,12 +129,3 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, 
     with pytest.raises(UserError, match=f"{package}: pip install {package}"):
         documents_of(write(tmp_path, content))
     assert documents_of(write(tmp_path, gzip.compress(JSONL))) == [b"a"]
-
-
-def test_a_package_that_is_broken_keeps_its_traceback(tmp_path, monkeypatch):
-    (tmp_path / "broken_package.py").write_text("import a_module_that_is_missing")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_missing"):
-        need("broken_package", what="A test")
-    assert need("json", what="A test") is __import__("json")
-    assert need("builtins", what="A test") is builtins

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import subprocess
 import sys
@@ -35,14 +34,6 @@ def test_document_ends_stand_beside_the_shard_that_has_the_last_token(tmp_path):
     assert [shard.documents for shard in writer.shards] == [1, 1, 1, 1]
     assert (writer.documents, writer.tokens) == (4, 13)  # the empty one is none
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"x_{i:06d}{s}" for i in range(4) for s in (".bin", ".docs")]
-
-
-def test_a_long_first_document_leaves_shards_in_which_none_ends(tmp_path):
-    writer = written(tmp_path, [range(10)], shard_tokens=4)
-    assert [(tmp_path / f"x_{i:06d}.docs").read_bytes() for i in range(3)] == [b"", b"", struct.pack("<Q", 2)]
-    assert [shard.documents for shard in writer.shards] == [0, 0, 1]
-    for shard, path in zip(writer.shards, writer.paths, strict=True):
-        assert shard.docs_blake2b == hashlib.blake2b(path.with_suffix(".docs").read_bytes(), digest_size=16).hexdigest()
 
 
 def test_without_ends_there_are_no_docs_and_an_older_run_leaves_none(tmp_path):
@@ -120,18 +111,6 @@ def _with_path(script: str) -> str:
     """The script with this process's import path, which `-S` (a faster start) leaves out."""
     paths = [str(Path(__file__).parents[2]), *sys.path]
     return f"import sys\nsys.path[:0] = {paths!r}\n{script}"
-
-
-def test_a_disk_that_is_full_leaves_no_partial_docs(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"), ShardWriter(tmp_path, "x", vocab_size=9, shard_tokens=4) as writer:
-        writer.write(np.arange(3))
-        writer.end_document()
-        monkeypatch.setattr(os, "fsync", full)
-        writer.close()
-    assert list(tmp_path.glob("*.docs*")) == []
 
 
 def hashed(content):

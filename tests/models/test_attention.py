@@ -1,8 +1,6 @@
 """Attention against a naive implementation in float64, its memory, and the choice of its kernel."""
 
 import itertools
-from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -10,12 +8,11 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_llm.models import attention_blocks, attention_flex
+from lit_llm.models import attention_flex
 from lit_llm.models.attention import Visibility, attend
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
 from lit_llm.models.attention_kernel_choice import choose
 from lit_llm.models.dropout import drop_weights, hashed, kept, make_drops
-from lit_llm.models.rotary import document_numbers
 from lit_llm.models.self_attention import without_own_value
 
 B, H, WIDTH = 2, 4, 6
@@ -69,28 +66,6 @@ def test_outputs_and_gradients_equal_a_naive_implementation(window, masked):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)  # float64; sums of 150 terms of size 1
 
 
-def cut_as_one(blocks, batch, queries, keys, window, documents, *, flash):
-    return (replace(block, shared=True) for block in blocks(batch, queries, keys, window, None, flash=flash))
-
-
-@pytest.mark.parametrize("window", [None, 20])
-def test_documents_whose_boundaries_stay_on_an_accelerator(window, monkeypatch):
-    """Blocks are then cut as if there were one document, and masks tell the documents apart."""
-
-    q, k, v = tensors(70, 150, 2)
-    see = Visibility(window, documents_of(150))
-    expected = naive(q, k, v, window=window, documents=see.documents, softcap=2.0)
-    monkeypatch.setattr(attention_blocks, "blocks", partial(cut_as_one, attention_blocks.blocks))
-    torch.testing.assert_close(attend(q, k, v, see=see, softcap=2.0), expected, rtol=0, atol=1e-10)
-
-
-def test_the_scale_is_the_one_that_is_given():
-    q, k, v = tensors(40, 40, 2)
-    for see in (Visibility(), Visibility(9)):
-        twice = attend(q, k, v, see=see, scale=2 * WIDTH**-0.5)
-        torch.testing.assert_close(twice, naive(2 * q, k, v, window=see.window), rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_bf16_is_as_exact_as_its_inputs(softcap):
     see = Visibility(40, documents_of(200))
@@ -103,22 +78,6 @@ def test_bf16_is_as_exact_as_its_inputs(softcap):
     found, expected = (torch.autograd.grad(y.sum(), [q, k, v]) for y in (ours, theirs))
     for a, b in zip(found, expected, strict=True):
         assert (a.double() - b.double()).norm() < 0.02 * b.double().norm()
-
-
-@pytest.mark.parametrize("settings", [{}, {"softcap": 2.0}, {"rate": 0.3}], ids=str)
-def test_autocast_changes_nothing_inside(settings):
-    """Scores stay fp32. Backward passes run outside autocast, so they would differ from the forward pass otherwise."""
-    q, k, v = tensors(100, 100, 2, dtype=torch.bfloat16)
-    found = []
-    for enabled in (False, True):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            found.append(attend(q, k, v, see=Visibility(20), **made(q, k, **settings)))
-    assert torch.equal(*found)
-
-
-def test_an_end_of_document_id_opens_the_next_document():
-    ids = torch.tensor([[5, 1, 5, 5, 2], [1, 2, 3, 4, 5]])
-    assert document_numbers(ids, 5).tolist() == [[1, 1, 2, 3, 3], [0, 0, 0, 0, 1]]
 
 
 # -- dropout of weights ------------------------------------------------------------------------------------------------
@@ -151,23 +110,6 @@ def test_the_backward_pass_of_dropout_has_the_weights_of_the_forward_pass(kind):
         inputs = q, k, v, torch.linspace(-1, 2, H, dtype=torch.float64).requires_grad_()
         settings = {"see": Visibility(20, documents_of(70)), "softcap": 2.0}
     assert torch.autograd.gradcheck(lambda *x: dropped(x, 3, **settings), inputs, fast_mode=True)
-
-
-def test_dropout_drops_its_share_of_weights_and_keeps_their_mean():
-    """With the unit matrix as values, the output is the weights."""
-    length = 64  # 66,560 weights that are seen
-    zeros = torch.zeros(8, H, length, length, dtype=torch.float64)
-    values = torch.eye(length, dtype=torch.float64).expand(8, H, -1, -1)
-    weights = attend(zeros, zeros, values, see=Visibility(), drops=drops_of(zeros, zeros, 0.4))
-    exact = torch.ones(length, length, dtype=torch.float64).tril() / torch.arange(1, length + 1)[:, None]
-    seen = exact.expand_as(weights) > 0
-    kept = weights[seen] > 0
-    count = kept.numel()  # 66,560 independent draws
-    assert abs(kept.double().mean() - 0.6) < 5 * (0.24 / count) ** 0.5
-    torch.testing.assert_close(weights[seen][kept], (exact / 0.6).expand_as(weights)[seen][kept])
-    # Neither heads, sequences nor blocks of positions repeat each other's draws.
-    assert not torch.equal(weights[0, 0], weights[0, 1]) and not torch.equal(weights[0], weights[1])
-    assert not weights[~seen].any()
 
 
 @pytest.mark.parametrize(
@@ -227,15 +169,6 @@ def test_no_tensor_has_as_many_elements_as_the_scores_of_one_head(settings):
     with Largest() as largest:
         attend(q, k, v, **made(q, k, **settings)).sum().backward()
     assert length * H * WIDTH <= largest.elements < length * length / 16
-
-
-@pytest.mark.parametrize("settings", [{"softcap": 2.0}, {"rate": 0.1}], ids=lambda settings: ", ".join(settings))
-def test_scores_of_plain_causal_attention_exist_for_a_few_queries_at_a_time(settings):
-    length = 4096
-    q, k, v = tensors(length, length, 2, dtype=torch.float32, batch=1)
-    with Largest() as largest:
-        attend(q[:, :, -128:], k, v, see=Visibility(), **made(q[:, :, -128:], k, **settings)).sum().backward()
-    assert largest.elements <= 64 * H * length  # a block of queries
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
@@ -328,14 +261,6 @@ def test_kernels_of_cuda_equal_a_naive_implementation(kernel, window, masked, qu
     found, expected = torch.autograd.grad(ours.sum(), narrow), torch.autograd.grad(theirs.sum(), [q, k, v])
     for a, b in zip(found, expected, strict=True):
         assert (a.double() - b).norm() < 0.02 * b.norm()
-
-
-@pytest.mark.parametrize("settings", [{}, {"softcap": 3.0}, {"rate": 0.1}, {"sinks": torch.zeros(4)}])
-def test_an_empty_batch_has_an_empty_result_and_gradient(settings):
-    q = torch.randn(0, 4, 6, 8, requires_grad=True)
-    y = attend(q, q[:, :2], q[:, :2], see=Visibility(4), **made(q, q, **settings))
-    y.sum().backward()
-    assert y.shape == q.grad.shape == (0, 4, 6, 8)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])

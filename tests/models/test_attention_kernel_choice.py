@@ -46,19 +46,6 @@ def test_a_kernel_that_cannot_work_is_refused(kernel, model, told):
     assert str(error.value).startswith(f"compute.attention is {kernel}, ") and told in str(error.value)
 
 
-def test_the_kernel_reaches_attention():
-    with torch.device("meta"):
-        model = GPT(config())
-    parallelize(model, ComputeConfig(attention="blocks"), CPU)
-    model.to_empty(device="cpu")
-    model.init_weights()
-    names = []
-    with torch.profiler.profile() as recording:
-        model(torch.zeros(1, 32, dtype=torch.int64))
-    names = {event.key for event in recording.key_averages()}
-    assert "lit_llm::attention" in names and "aten::scaled_dot_product_attention" not in names
-
-
 @pytest.mark.parametrize(
     ("modules", "model", "found"),
     [

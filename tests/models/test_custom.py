@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from custom_models import ConvModel, LSTMModel
+from custom_models import LSTMModel
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional as F
 from training_step import TrainingStep
@@ -15,10 +15,8 @@ from training_step import TrainingStep
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.disk_format import read
 from lit_llm.data import TextFiles
-from lit_llm.models.custom import Architecture, CustomModel
-from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.custom import Architecture
 from lit_llm.models.loss import LossConfig
-from lit_llm.optim import parameter_groups
 from lit_llm.plan.weights import OwnModel
 from lit_llm.tokenizers import Bytes
 
@@ -190,34 +188,6 @@ def test_init_from_takes_weights_and_architecture_from_a_run(folder):
     assert main(["fit", "--config", "tune.yaml", "--init_from", "runs/own", *still]) == 0
     one, other = (read(Path(f"runs/{run}/checkpoints/last.ckpt"))["state_dict"] for run in ("own", "tune"))
     assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_its_parameters_are_sorted_by_their_role():
-    groups = parameter_groups(CustomModel(GPTConfig(vocab_size=50), Architecture("custom_models.LSTMModel", {"n_layer": 1})))
-    shapes = {group["name"]: [tuple(p.shape) for p in group["params"]] for group in groups}
-    assert shapes == {
-        "matrix": [(64, 16), (64, 16)],
-        "embedding": [(50, 16), (50, 16)],
-        "vector": [(64,), (64,), (50,)],
-    }
-    assert {group["name"]: group.get("weight_decay", "the optimizer's") for group in groups} == {
-        "matrix": "the optimizer's",
-        "embedding": "the optimizer's",
-        "vector": 0.0,
-    }
-
-
-def test_new_weights_reach_buffers_too():
-    model = CustomModel(GPTConfig(vocab_size=9), Architecture("custom_models.ConvModel"))
-    torch.manual_seed(3)
-    with torch.no_grad():
-        model.network.scale.zero_()
-    model.init_weights()
-    torch.manual_seed(3)
-    fresh = ConvModel(9)
-    assert torch.equal(model.network.scale, fresh.scale)
-    for own, new in zip(model.network.parameters(), fresh.parameters(), strict=True):
-        assert torch.equal(own, new)
 
 
 MISTAKES = {

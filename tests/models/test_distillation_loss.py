@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from live_memory import LiveMemory
 
-from lit_llm.models import chunked_loss
 from lit_llm.models.distillation_loss import TeacherLogits
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
 
@@ -117,22 +115,3 @@ def test_rounded_and_extreme_values_stay_finite():
             sums = distillation(**cut, vocab_size=V, temperature=1.0, teacher_weight=0.5, chunk_size=3)
         assert sums.loss.isfinite() and sums.means[0, 0] >= 0
         assert all(each.isfinite().all() for each in gradients(sums.loss, cut))
-
-
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_memory_is_that_of_the_chunked_loss(temperature, monkeypatch):
-    """Beside it: a block of rows in the dtype of sums (two with a temperature), and some numbers for each id of a teacher."""
-    rows, chunk, block, k, size = 512, 64, 8, 6, 4000
-    monkeypatch.setattr(chunked_loss, "SOFTMAX_NUMEL", block * size)
-    draw = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(rows, 16, generator=draw), torch.randn(size, 16, generator=draw)
-    targets = torch.randint(size, (rows,), generator=draw)
-    logp, ids = torch.randn(rows, size, generator=draw).log_softmax(dim=-1).topk(k)
-    peaks = []
-    for teacher in (None, TeacherLogits(ids, logp, temperature, 0.5)):
-        with LiveMemory() as memory:
-            given = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-            chunked_cross_entropy(*given, targets, vocab_size=size, chunk_size=chunk, teacher=teacher).loss.backward()
-        peaks.append(sum(memory.at_peak().values()))
-    blocks = 4 * block * (size + 1) * (1 if temperature == 1 else 2)
-    assert peaks[1] - peaks[0] <= blocks + 8 * rows * (4 * k + 8) < peaks[0] / 2

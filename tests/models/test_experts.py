@@ -7,12 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from lit_llm.distributed.activation_checkpointing import apply_activation_checkpointing
-from lit_llm.models.cache import KVCache
 from lit_llm.models.experts import Experts
 from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.models.loss import chunked_cross_entropy
 from lit_llm.models.mlp import MLP
 
 SIZE = {"n_layer": 3, "n_head": 2, "n_embd": 24, "block_size": 12, "vocab_size": 29, "zero_init_projections": False}
@@ -152,19 +149,6 @@ def test_identical_experts_are_a_dense_mlp(top_k):
         assert (out - wanted).abs().max() <= 2 * torch.finfo(torch.float32).eps * wanted.abs().max()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_an_expert_may_get_all_tokens_and_another_none(dtype):
-    experts = experts_of("softmax", dtype)
-    experts.router.choice_bias.copy_(torch.tensor([-9.0, 0.0, 9.0, 0.0, 0.0]))
-    x = torch.randn(1, 12, 24, generator=torch.Generator().manual_seed(4)).to(dtype)
-    out, sums = experts(x, None, torch.ones(1, 12, dtype=torch.bool))
-    out.square().sum().backward()
-    assert sums.counts[0] == 0 and sums.counts[2] == 12 and sums.counts.sum() == 24
-    for layer in (experts.up, experts.gate, experts.project):
-        assert not layer.weight.grad[0].any() and layer.weight.grad[2].any()
-    assert (out[0] - slow(experts, x[0])[0]).abs().max() <= 20 * torch.finfo(dtype).eps * out.abs().max()
-
-
 def test_equal_scores_go_to_the_first_experts():
     experts = experts_of({"moe": {"experts": 64, "top_k": 3, "groups": 8, "top_groups": 2}})
     assert experts.router.choose(torch.zeros(5, 64)).tolist() == [[0, 1, 2]] * 5
@@ -208,37 +192,6 @@ def model(seed: int = 0, **moe) -> tuple[GPT, torch.Tensor, torch.Tensor]:
     ids, targets = torch.randint(29, (2, 4, 12), generator=torch.Generator().manual_seed(7))
     targets[0, :5] = -100
     return made, ids, targets
-
-
-@pytest.mark.parametrize("mode", ["full", "cheap", "attention"])
-def test_recomputation_counts_nothing_twice_and_changes_no_bit(mode):
-    plain, ids, targets = model()
-    recomputed, *_ = model()
-    apply_activation_checkpointing(recomputed, mode)
-    results = [each(ids, targets, seed=torch.tensor(5)) for each in (plain, recomputed)]
-    for each in results:
-        each.loss.backward()
-    assert torch.equal(results[0].loss, results[1].loss)
-    assert torch.equal(results[0].router.counts, results[1].router.counts)
-    assert results[0].router.counts.sum(dim=1).tolist() == [2 * int((targets != -100).sum())] * 2
-    for a, b in zip(plain.parameters(), recomputed.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad)
-
-
-def test_a_chunked_loss_has_the_same_sums():
-    made, ids, targets = model()
-    whole, chunked = (made(ids, targets, seed=torch.tensor(5), **loss) for loss in ({}, {"loss": chunked_cross_entropy}))
-    assert chunked.loss.item() == pytest.approx(whole.loss.item(), rel=1e-12)
-    assert torch.equal(whole.router.counts, chunked.router.counts)
-    assert whole.loss > whole.nll
-
-
-def test_generation_with_a_cache_gives_the_same_logits():
-    made, ids, _ = model()
-    made.eval()
-    cache = KVCache(made.config)
-    step_by_step = torch.cat([made(ids[:, i : i + 1], cache=cache) for i in range(ids.size(1))], dim=1)
-    assert (made(ids) - step_by_step).abs().max() <= 1e-12
 
 
 def test_narrow_weights_keep_the_bias_in_fp32():

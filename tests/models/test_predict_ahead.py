@@ -13,7 +13,6 @@ from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.activation_checkpointing import apply_activation_checkpointing
 from lit_llm.distributed.layout_problems import pipeline_problems
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPT, GPTConfig, weights_on_meta
 from lit_llm.models.loss import LossConfig, chunked_cross_entropy, cross_entropy
@@ -178,22 +177,6 @@ def test_it_is_refused_where_it_cannot_be():
     sizes, model = MeshSizes(pipeline=2), GPTConfig(**{**SIZE, "n_layer": 4}, predict_ahead=1)
     (problem,) = pipeline_problems(layout, sizes, model, None, None, "32-true", None, reshards=False)
     assert "predict_ahead" in problem and "--model.predict_ahead 0" in problem
-
-
-def test_blocks_ahead_continue_the_patterns_of_the_layers():
-    """A pattern may be longer than the layers: its last values are those of the blocks that predict ahead."""
-    torch.manual_seed(0)
-    config = GPTConfig(**{**SIZE, "n_layer": 2}, predict_ahead=1, layers={"window": [4, 4, None]})
-    ids = torch.randint(17, (2, 8))
-    assert GPT(config)(ids, ids, loss=cross_entropy).loss.isfinite()
-    assert "window" in GPTConfig(**{**SIZE, "n_layer": 2}, predict_ahead=1, layers={"window": [4, 4, 99]}).problems()[0]
-
-
-def test_a_dense_layer_beside_experts_ahead_has_a_width_to_divide():
-    moe = {"experts": 4, "top_k": 2, "expert_width": 8, "first_dense": 1}
-    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 8, "vocab_size": 64, "mlp_width": 30, "moe": moe}
-    for ahead in (0, 1):
-        assert "30" in (tensor_parallel_problem(GPTConfig(**sizes, predict_ahead=ahead), 4) or "")
 
 
 def test_upcycling_gives_every_block_experts():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_model import Tiny, gradients
-from torch import Tensor, nn
+from torch import nn
 
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
 from lit_llm.optim.torch_muon import TorchMuon
@@ -58,36 +58,3 @@ def test_a_step_with_found_inf_changes_nothing_and_a_step_without_it_is_ordinary
         optimizer.step()
         ordinary.step()
         assert bits(model, optimizer) == bits(twin, ordinary)
-
-
-@pytest.mark.parametrize("make", [MuonAdamW, Lion])
-def test_a_first_step_with_found_inf_leaves_a_fresh_state(make: Any) -> None:
-    model = Tiny()
-    twin = copy.deepcopy(model)
-    optimizer, ordinary = make(parameter_groups(model)), make(parameter_groups(twin))
-    for p in model.parameters():
-        p.grad = torch.full_like(p, math.nan) if p.requires_grad else None
-    optimizer.found_inf = torch.ones(())
-    optimizer.step()
-    del optimizer.found_inf  # the class's None shows again
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        p.grad = q.grad = torch.ones_like(p) if p.requires_grad else None
-    optimizer.step()
-    ordinary.step()
-    assert bits(model, optimizer) == bits(twin, ordinary)
-
-
-@pytest.mark.parametrize("make", [MuonAdamW, Lion])
-def test_without_found_inf_nothing_is_copied(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> Tensor:
-        raise AssertionError
-
-    optimizer = make([nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3))])
-    for p in (p for group in optimizer.param_groups for p in group["params"]):
-        p.grad = torch.ones_like(p)
-    monkeypatch.setattr(torch, "where", refuse)
-    monkeypatch.setattr(Tensor, "clone", refuse)
-    optimizer.step()
-    optimizer.found_inf = torch.zeros(())
-    with pytest.raises(AssertionError):
-        optimizer.step()

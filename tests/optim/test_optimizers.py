@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -142,19 +141,6 @@ def test_only_vectors_are_exempt_from_decay_and_are_not_decayed() -> None:
         torch.testing.assert_close(p.detach(), before[name] * factor)
 
 
-def test_empty_groups_are_left_out_and_overrides_reach_their_group() -> None:
-    assert [group["name"] for group in parameter_groups(nn.LayerNorm(4))] == ["vector"]
-    groups = parameter_groups(Tiny(), embedding={"lr": 0.5}, vector={"weight_decay": 0.2})
-    assert [(group.get("lr"), group.get("weight_decay")) for group in groups] == [
-        (None, None),
-        (0.5, None),
-        (None, 0.2),
-    ]
-    known = "matrix, projection, experts, embedding, head, vector, adapter"
-    with pytest.raises(ValueError, match=rf"'matrices' does not exist: the groups are {known}"):
-        parameter_groups(Tiny(), matrices={"lr": 1.0})
-
-
 # -- torch's own, as the recipes use them ------------------------------------------------------------------------------
 
 
@@ -167,26 +153,11 @@ def test_torch_adamw_follows_its_formula(fused: bool) -> None:
     )
 
 
-def test_torch_sgd_with_momentum_follows_its_formula() -> None:
-    def formula(theta: Tensor, g: Tensor, t: int, state: dict[str, Tensor]) -> Tensor:
-        state["v"] = 0.9 * state.get("v", 0) + g
-        return theta - 1e-2 * state["v"]
-
-    assert_follows(formula, lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9), SHAPES)
-
-
 # -- Lion --------------------------------------------------------------------------------------------------------------
 
 
 def test_lion_follows_its_formula() -> None:
     assert_follows(lion_formula, lambda params: Lion(params, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.3), SHAPES)
-
-
-def test_lion_moves_every_coordinate_by_the_learning_rate() -> None:
-    p = nn.Parameter(torch.tensor([5.0, -5.0, 0.0]))
-    p.grad = torch.tensor([1e-9, -1e9, 0.0])
-    Lion([p], lr=0.25).step()
-    assert p.tolist() == [4.75, -4.75, 0.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -376,26 +347,6 @@ def test_groups_get_the_algorithm_of_their_role_and_only_its_options() -> None:
     assert adamw.keys() - muon.keys() == {"betas", "eps", "fused"}
 
 
-def test_a_plain_list_of_parameters_is_split_by_dimension() -> None:
-    matrix, vector, cube = (nn.Parameter(torch.randn(shape)) for shape in [(3, 3), (3,), (2, 2, 2)])
-    optimizer = MuonAdamW([matrix, vector, cube])
-    assert [(g["algorithm"], [p.ndim for p in g["params"]]) for g in optimizer.param_groups] == [
-        ("muon", [2]),
-        ("adamw", [1, 3]),
-    ]
-
-
-def test_a_group_keeps_its_own_learning_rate_and_a_schedule_drives_each() -> None:
-    matrix, vector = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
-    optimizer = MuonAdamW([{"name": "vector", "params": [vector], "lr": 0.5}, {"name": "matrix", "params": [matrix]}], lr=2.0)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 2.0]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    matrix.grad, vector.grad = torch.ones(2, 2), torch.ones(2)
-    optimizer.step()
-    assert not matrix.any() and not vector.any()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_an_update_has_the_same_bits_whatever_is_updated_with_it(dtype: torch.dtype) -> None:
     # Odd sizes, because kernels for a batch choose by the alignment of each matrix.
@@ -433,23 +384,6 @@ def test_the_default_dtype_of_the_iteration_depends_on_the_device_type_only(monk
         torch.bfloat16,
         torch.bfloat16,
     ]
-
-
-def test_normuon_starts_from_a_checkpoint_without_its_state() -> None:
-    def one_step(optimizer: MuonAdamW) -> Tensor:
-        p = optimizer.param_groups[0]["params"][0]
-        p.grad = torch.randn(4, 5, generator=torch.Generator().manual_seed(2))
-        optimizer.step()
-        return p.detach()
-
-    params = [nn.Parameter(torch.ones(4, 5)) for _ in range(2)]
-    before, now = (MuonAdamW([p], weight_decay=0.0, normuon_beta2=b) for p, b in zip(params, (None, 0.9), strict=True))
-    one_step(before)
-    now.load_state_dict(before.state_dict())
-    for group in now.param_groups:  # as `keep_configured_options` does in a run
-        group["normuon_beta2"] = 0.9
-    moved = (one_step(now) - 1).norm(dim=1)
-    assert moved.max() < 1.001 * moved.min()  # the average of one step is that step's, so rows move alike
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -513,16 +447,6 @@ def test_a_saved_and_loaded_optimizer_continues_bit_for_bit(make: Callable[[Any]
 
 
 @pytest.mark.parametrize("make", [MuonAdamW, Lion])
-def test_parameters_without_gradient_are_neither_moved_nor_given_state(make: Any) -> None:
-    used, unused = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3, 3))
-    optimizer = make([used, unused])
-    used.grad = torch.eye(3)
-    optimizer.step()
-    assert torch.equal(unused, torch.ones(3, 3)) and unused not in optimizer.state
-    assert not torch.equal(used, torch.ones(3, 3))
-
-
-@pytest.mark.parametrize("make", [MuonAdamW, Lion])
 def test_step_runs_the_closure_with_gradients_on_and_returns_its_loss(make: Any) -> None:
     p = nn.Parameter(torch.full((2, 2), 3.0))
     optimizer = make([p], lr=0.1, weight_decay=0.0)
@@ -536,21 +460,6 @@ def test_step_runs_the_closure_with_gradients_on_and_returns_its_loss(make: Any)
     with torch.no_grad():  # Lightning may call step from anywhere
         assert optimizer.step(closure) == 36.0
     assert p.square().sum() < 36.0
-
-
-def test_a_copy_of_torch_muon_with_adamw_gives_new_groups_its_options() -> None:
-    twin = copy.deepcopy(TorchMuon([nn.Parameter(torch.ones(2, 2))], ns_coefficients=(2.0, -1.5, 0.5)))
-    twin.add_param_group({"params": [nn.Parameter(torch.ones(3, 2))]})
-    twin.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    assert [group.get("ns_coefficients") for group in twin.param_groups] == [(2.0, -1.5, 0.5)] * 2 + [None]
-    assert [group["lr"] for group in twin.param_groups] == [1e-3] * 3
-
-
-def test_a_copy_is_the_same_optimizer() -> None:
-    optimizer = MuonAdamW([nn.Parameter(torch.ones(2, 2))], lr=0.5, adamw_lr=0.25)
-    twin = copy.deepcopy(optimizer)
-    twin.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    assert [(group["algorithm"], group["lr"]) for group in twin.param_groups] == [("muon", 0.5), ("adamw", 0.25)]
 
 
 @pytest.mark.parametrize(

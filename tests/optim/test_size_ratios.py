@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.optim import SGD, AdamW
 
-from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import Lion, MuonAdamW, optimizer_of, parameter_groups
+from lit_llm.plan.planned_recipe import PlannedRecipe
 
 SIZE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 37}
 BASE = {"base_width": 8, "base_depth": 1}  # ratios 4 and 2

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 
 from lit_llm.callbacks import GradientNorm
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
@@ -21,7 +22,6 @@ from lit_llm.plan import Optimizer, RunSettings, find
 from lit_llm.plan.collectives import bytes_of_rank
 from lit_llm.plan.memory import resolved
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.planned_settings import layout_of
 
 SEQUENCES, LENGTH, MICRO_BATCHES, VOCABULARY = 2, 64, 2, 512
 MODEL: dict[str, Any] = {
@@ -56,7 +56,6 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "FSDP2, each time": Case(4, EACH_TIME),
     "FSDP2, each time, bf16-mixed": Case(4, EACH_TIME, "bf16-mixed"),
     "FSDP2, auto, bf16-mixed": Case(4, {}, "bf16-mixed"),
     "HSDP": Case(4, {"replicate": 2}),
@@ -66,19 +65,13 @@ CASES = {
     "context, gather": Case(2, {"context": 2}, "bf16-mixed", recomputed=1),
     "context, heads": Case(2, {"context": 2, "context_attention": "heads"}, "bf16-mixed"),
     "Muon": Case(2, {}, muon=True, ranks=(0, 1)),
-    "experts": Case(4, {"expert": 2}, "bf16-mixed", EXPERTS),
     "experts, replicas": Case(4, {"replicate": 2, "expert": 2}, model=EXPERTS),
     "experts x tensor": Case(4, {"tensor_parallel": 2, "expert": 2}, "bf16-mixed", EXPERTS),
     "experts x pipeline": Case(4, {"pipeline": 2, "expert": 2}, model=EXPERTS, ranks=(0, 2)),
-    "ahead, FSDP2, each time": Case(4, EACH_TIME, "bf16-mixed", AHEAD),
     "ahead, context x tensor": Case(4, {"context": 2, "tensor_parallel": 2}, model=AHEAD),
     "ahead, pipeline": Case(4, {"pipeline": 2}, model=AHEAD, ranks=(0, 2)),
-    "latents, context": Case(2, {"context": 2}, "bf16-mixed", LATENT),
     "latents, context, heads": Case(2, {"context": 2, "context_attention": "heads"}, model=LATENT),
-    "latents, tensor": Case(2, {"tensor_parallel": 2}, "bf16-mixed", LATENT),
     "latents, context x tensor": Case(4, {"context": 2, "tensor_parallel": 2}, model=LATENT),
-    "convolutions, context": Case(2, {"context": 2}, "bf16-mixed", CONVOLUTIONS),
-    "convolutions, tensor": Case(2, {"tensor_parallel": 2}, "bf16-mixed", CONVOLUTIONS),
     "convolutions, context, heads x tensor": Case(
         4, {"context": 2, "tensor_parallel": 2, "context_attention": "heads"}, model={**CONVOLUTIONS, "n_kv_head": 4}
     ),

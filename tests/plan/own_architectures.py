@@ -37,36 +37,6 @@ class LoopGRU(nn.Module):
         return self.head(torch.stack(states, dim=1))
 
 
-class MixerBlock(nn.Module):
-    """A causal matrix over positions, then an MLP over channels."""
-
-    def __init__(self, width: int, length: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.mixing = nn.Parameter(torch.randn(length, length) * 0.02)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.register_buffer("mask", torch.tril(torch.ones(length, length)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = x.size(1)
-        x = x + (self.mixing * self.mask)[:n, :n] @ self.norms[0](x)
-        return x + self.mlp(self.norms[1](x))
-
-
-class Mixer(nn.Module):
-    def __init__(self, vocab_size: int, width: int = 256, n_layer: int = 4, length: int = 256) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(MixerBlock(width, length) for _ in range(n_layer))
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        for block in self.blocks:
-            x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)  # tied
-
-
 class GatedConvolution(nn.Module):
     """A short depthwise convolution with a gate."""
 
@@ -117,53 +87,6 @@ class Convolutional(nn.Module):
         return self.head(x)
 
 
-class StateSpaceBlock(nn.Module):
-    """A selective diagonal recurrence, as a scan of cumulative sums within chunks and a loop over them (Mamba 2's form)."""
-
-    def __init__(self, width: int, heads: int = 4, state: int = 16, chunk: int = 32) -> None:
-        super().__init__()
-        self.heads, self.state, self.chunk = heads, state, chunk
-        self.norm = nn.RMSNorm(width)
-        self.project = nn.Linear(width, 2 * width + 2 * state + heads, bias=False)
-        self.rate = nn.Parameter(torch.zeros(heads))
-        self.out = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, d = x.shape
-        h, n, c = self.heads, self.state, self.chunk
-        u, gate, inputs, outputs, step = self.project(self.norm(x)).split([d, d, n, n, h], dim=-1)
-        decay = -F.softplus(step) * self.rate.exp()  # (B, T, H)
-        u = u.reshape(b, t // c, c, h, d // h)
-        decay = decay.reshape(b, t // c, c, h).cumsum(dim=2)
-        inputs, outputs = (z.reshape(b, t // c, c, n) for z in (inputs, outputs))
-        within = decay[:, :, :, None] - decay[:, :, None]  # (B, N, C, C, H)
-        mask = torch.ones(c, c, dtype=torch.bool, device=x.device).tril()
-        weights = torch.where(mask[None, None, :, :, None], within, -torch.inf).exp()
-        scores = torch.einsum("bkin,bkjn->bkij", outputs, inputs)[..., None] * weights
-        y = torch.einsum("bkijh,bkjhp->bkihp", scores, u)
-        states = torch.einsum("bkjn,bkjh,bkjhp->bkhnp", inputs, (decay[:, :, -1:] - decay).exp(), u)
-        carried, before = torch.zeros_like(states[:, 0]), []
-        for k in range(t // c):
-            before.append(carried)
-            carried = carried * decay[:, k, -1].exp()[:, :, None, None] + states[:, k]
-        y = y + torch.einsum("bkin,bkih,bkhnp->bkihp", outputs, decay.exp(), torch.stack(before, dim=1))
-        return x + self.out(y.reshape(b, t, d) * F.silu(gate))
-
-
-class StateSpace(nn.Module):
-    def __init__(self, vocab_size: int, width: int = 192, n_layer: int = 3) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(StateSpaceBlock(width) for _ in range(n_layer))
-        self.head = nn.Linear(width, vocab_size, bias=False)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
 class Attention(nn.Module):
     """Causal attention by torch's kernel."""
 
@@ -178,56 +101,6 @@ class Attention(nn.Module):
         q, k, v = (z.unflatten(-1, (self.heads, -1)).transpose(1, 2) for z in self.qkv(self.norm(x)).chunk(3, dim=-1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.out(y.transpose(1, 2).flatten(2))
-
-
-class Experts(nn.Module):
-    """Top-1 routing; every expert computes every token, and a gate keeps one."""
-
-    def __init__(self, width: int, experts: int = 4) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.router = nn.Linear(width, experts, bias=False)
-        self.up = nn.Parameter(torch.randn(experts, width, 2 * width) * 0.02)
-        self.down = nn.Parameter(torch.randn(experts, 2 * width, width) * 0.02)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        p = self.router(y).softmax(dim=-1)
-        top, index = p.max(dim=-1, keepdim=True)
-        gate = torch.zeros_like(p).scatter(-1, index, top)
-        hidden = F.relu(torch.einsum("btd,edf->btef", y, self.up)).square()
-        return x + torch.einsum("btef,efd,bte->btd", hidden, self.down, gate)
-
-
-class MixtureOfExperts(nn.Module):
-    def __init__(self, vocab_size: int, width: int = 192, n_layer: int = 2) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(nn.Sequential(Attention(width), Experts(width)) for _ in range(n_layer))
-        self.head = nn.Linear(width, vocab_size, bias=False)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-class RoutedMixture(MixtureOfExperts):
-    """Its experts get the tokens that choose them, so sizes depend on the data."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        for attention, experts in self.blocks:
-            x = attention(x)
-            y = experts.norm(x)
-            chosen = experts.router(y).argmax(dim=-1)
-            out = torch.zeros_like(x)
-            for i in range(len(experts.up)):
-                mask = chosen == i
-                out[mask] = F.relu(y[mask] @ experts.up[i]) @ experts.down[i]
-            x = x + out
-        return self.head(x)
 
 
 class Hybrid(nn.Module):
@@ -264,38 +137,6 @@ class Shared(nn.Module):
         x = self.wider(self.embedding(input_ids))
         for _ in range(self.repeats):
             x = x + self.block(x)
-        return self.head(x)
-
-
-class RWKV(nn.Module):
-    """Time mixing with a decay for each channel, computed position by position, and channel mixing."""
-
-    def __init__(self, vocab_size: int, width: int = 128, n_layer: int = 2) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocab_size, width)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * n_layer))
-        self.mix = nn.Parameter(torch.full((n_layer, 3, width), 0.5))
-        self.decay = nn.Parameter(torch.zeros(n_layer, width))
-        self.rkv = nn.ModuleList(nn.Linear(width, 3 * width, bias=False) for _ in range(n_layer))
-        self.channel = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)) for _ in range(n_layer)
-        )
-        self.head = nn.Linear(width, vocab_size, bias=False)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        for i, (project, channel) in enumerate(zip(self.rkv, self.channel, strict=True)):
-            y = self.norms[2 * i](x)
-            before = F.pad(y, (0, 0, 1, 0))[:, :-1]
-            r, k, v = (F.linear(y * m + before * (1 - m), w) for m, w in zip(self.mix[i], project.weight.chunk(3), strict=True))
-            decay, k = torch.exp(-torch.exp(self.decay[i])), k.clamp(max=30).exp()
-            top = bottom = torch.zeros_like(k[:, 0])
-            out = []
-            for t in range(x.size(1)):
-                top, bottom = top * decay + k[:, t] * v[:, t], bottom * decay + k[:, t]
-                out.append(top / (bottom + 1e-6))
-            x = x + r.sigmoid() * torch.stack(out, dim=1)
-            x = x + channel(self.norms[2 * i + 1](x))
         return self.head(x)
 
 
@@ -373,3 +214,12 @@ class NeedsData(LSTM):
         super().__init__(vocab_size, width)
         rates = [x.item() for x in torch.linspace(0, 0.1, 3)]
         self.register_buffer("rates", torch.tensor(rates))
+
+
+class SelectsByValue(LSTM):
+    """A number of rows that depends on the data."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        x[input_ids > 9] = x[input_ids > 9].relu()
+        return self.head(x)

@@ -12,10 +12,8 @@ from training_step import predict
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
-from lit_llm.plan import Layout, Optimizer, find, make_plan, total_parameters
-from lit_llm.plan import micro_batch as traces
+from lit_llm.plan import Optimizer, find, make_plan
 from lit_llm.plan import own_trace as planner
-from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.weights import OwnModel
 from lit_llm.reporting.plan_text import markdown
@@ -96,37 +94,21 @@ def test_the_flops_of_an_lstm_are_six_for_each_element_of_its_matrices():
     assert flops_per_token(run.model).total == 6 * matrices
 
 
-@pytest.fixture
-def nothing_cached():
-    caches = (planner.cached_trace, traces.micro_batch)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
-
-
-@pytest.mark.slow
-def test_a_loop_too_long_to_trace_is_planned_from_short_sequences(monkeypatch, nothing_cached):
-    run = settings("LoopGRU", sequences=3, length=40, width=32)
-    exact, kernels = predict(run, cuda=False), traces.one_micro_batch(run, cuda=False).counts[3]
-    assert kernels > 40 * 20  # a cell has about 10 operations in each direction
+def test_a_loop_over_many_positions_has_its_flops_from_short_sequences_and_unknown_activations(monkeypatch):
+    run = settings("LoopGRU", sequences=3, length=2048, width=24)
+    matrices = 2 * (3 * 24 * 24) + 24 * 1000  # input and hidden weights of the cell, and the head
+    first_state = 2 * 3 * 24 * 24 / 2048  # needs no gradient
+    assert flops_per_token(run.model, length=2048).total == pytest.approx(6 * matrices - first_state, rel=1e-9)
     monkeypatch.setattr(planner, "MOST_OPERATIONS", 2_000)
-    planner.cached_trace.cache_clear()
-    traces.micro_batch.cache_clear()
-    extended = predict(run, cuda=False)
-    assert extended[0] == exact[0] and extended[2] == exact[2]
-    assert extended[1] == pytest.approx(exact[1], rel=0.01)
-    assert traces.one_micro_batch(run, cuda=False).counts[3] == pytest.approx(kernels, rel=0.01)
     (note,) = make_plan(run, CPU).memory.notes
-    assert "memory and FLOPs follow from sequences of" in note
+    assert "it takes more than 2,000 operations" in note
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
         ("ReadsValues", r"it reads a value of a tensor .* \(own_architectures.py, line \d+\)"),
-        ("RoutedMixture", r"it selects elements by a mask, so sizes depend on the data \(own_architectures.py, line \d+\)"),
+        ("SelectsByValue", r"it selects elements by a mask, so sizes depend on the data \(own_architectures.py, line \d+\)"),
     ],
 )
 def test_what_depends_on_data_is_said_and_the_rest_is_planned(name, why):
@@ -144,7 +126,7 @@ def test_what_depends_on_data_is_said_and_the_rest_is_planned(name, why):
 
 
 class ReadsPositions(nn.Module):
-    """Control flow and a selection that depend on no data, only on positions and a constant mask."""
+    """Control flow that depends on no data, only on positions."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -154,8 +136,7 @@ class ReadsPositions(nn.Module):
         x = self.embedding(input_ids)
         positions = torch.arange(input_ids.size(1))
         if (positions.diff() == 1).all():
-            even = x[:, positions % 2 == 0]
-            x = x + even.mean(dim=1, keepdim=True)
+            x = x + x.mean(dim=1, keepdim=True)
         return x @ self.embedding.weight.T
 
 
@@ -193,8 +174,3 @@ def test_a_broken_module_is_reported_in_a_sentence():
         make_plan(replace(run, model=config("Breaks")), CPU)
     (note,) = make_plan(replace(run, model=config("Breaks", how="shapes")), CPU).memory.notes
     assert "it fails on tensors without data: RuntimeError:" in note and "(test_custom_plan.py, line" in note
-
-
-def test_the_gradients_of_a_module_with_blocks_are_sent_once():
-    run = replace(settings("Hybrid", sequences=2, length=32), layout=Layout("ddp", replicate=2), global_batch=4)
-    assert communicated_bytes(run, cuda=False) == {"gradients all-reduced": 4 * total_parameters(run.model)}  # 2 (n - 1) / n

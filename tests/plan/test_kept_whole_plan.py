@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lit_llm.distributed.keep_rule import KEPT_WHOLE_SHARE
+from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, find, make_plan
@@ -12,7 +13,6 @@ from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.memory import peak_memory, resolved
 from lit_llm.plan.weights import weights_of
 from lit_llm.reporting.plan_text import markdown
-from lit_llm.training.planned_settings import layout_of
 
 D, LAYERS, ROWS = 64, 2, 512
 MODEL = GPTConfig(

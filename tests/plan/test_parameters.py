@@ -13,26 +13,17 @@ from lit_llm.distributed.tensor_parallel import apply_tensor_parallel, tensor_pa
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import parameters, table, total_parameters
-from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.weights import weights_of
 
 CONFIGS = {
     "defaults": {},
     "gpt2": {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
-    "layernorm without bias": {"norm": "layernorm", "qk_norm": False},
-    "rmsnorm with biases": {"bias": True},
     "grouped queries": {"n_kv_head": 2},
     "convolutions": {"qkv_convolution": 5, "n_kv_head": 2},
-    "input convolutions": {"input_convolution": 3},
     "one key head, swiglu": {"n_kv_head": 1, "mlp": "swiglu", "mlp_width": 100},
-    "geglu with biases": {"mlp": "geglu", "bias": True, "norm": "layernorm"},
     "padded": {"vocab_size": 1001, "pad_vocab_to": 128},
-    "tied, padded": {"vocab_size": 1001, "tie_embeddings": True, "zero_init_projections": False},
-    "wide heads": {"head_dim": 12, "n_kv_head": 2},
     "heads that do not divide the width": {"n_head": 3, "head_dim": 6, "bias": True},
     "biases of queries, keys and values": {"qkv_bias": True, "n_kv_head": 2, "mlp": "swiglu"},
-    "biases but of queries, keys and values": {"bias": True, "qkv_bias": False},
-    "deep": {"n_layer": 7, "position": "learned", "block_size": 77},
 }
 
 
@@ -71,11 +62,6 @@ def test_each_part_has_the_parameters_of_the_built_model(name):
     assert counted == groups
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_flops_are_those_that_throughput_reports(name):
-    assert flops_per_token(config(name)).total == config(name).flops_per_token()
-
-
 @pytest.fixture
 def two_ranks():
     """A mesh of two ranks without communication: enough to split the tensors of a model and count them."""
@@ -109,14 +95,3 @@ def test_every_device_of_the_table_has_its_peaks():
     found = [v100.peak_for(*each) for each in (("bf16-mixed",), ("16-mixed",), ("32-true",), ("32-true", "high"))]
     assert found == [None, 125.0, 15.7, 15.7]
     assert (h100.peak_for("32-true"), h100.peak_for("32-true", "high"), h100.peak_for("64-true")) == (67.0, 494.5, None)
-
-
-def test_the_hardware_table_is_complete():
-    wanted = "a100-40gb a100-80gb h100-sxm h100-pcie h100-96gb h200 b200 b300 v100-32gb t4 a10g l4 l40s rtx-4090 "
-    wanted += "rtx-5090 mi300x mi325x cpu"
-    assert set(wanted.split()) == set(table())
-    assert all(
-        entry.source.startswith("https://") and entry.memory_gb and entry.price_usd_hour
-        for n, entry in table().items()
-        if n != "cpu"
-    )

@@ -9,6 +9,7 @@ from planned_steps import peak_of
 from torch.profiler import ProfilerActivity, profile
 
 from lit_llm.core._torch import gradients_of_inputs
+from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.parallel_layout import STRATEGIES, layout_of_name
 from lit_llm.distributed.pipeline_layers import PipelineLayout
@@ -19,7 +20,6 @@ from lit_llm.plan import Layout, Optimizer, RunSettings, find, make_plan, total_
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.micro_batch import micro_batch as micro_batch_cache
 from lit_llm.plan.weights import weights_of, weights_of_stages
-from lit_llm.training.planned_settings import layout_of
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)
 DEEP = GPTConfig(n_head=4, n_embd=64, block_size=64, vocab_size=64)
@@ -125,27 +125,6 @@ def test_a_step_of_many_micro_batches_takes_what_one_of_fewer_does(schedule, ran
     assert short == pytest.approx([activations(cuda) for cuda in (True, False)], rel=0.01)
 
 
-def test_memory_of_a_pipeline_grows_with_what_is_in_flight():
-    def total(schedule, micro_batches, ranks=4):
-        layout = Layout("mesh", pipeline=PipelineLayout(ranks, schedule))
-        return peak_of(MODEL, sequences=4, accumulation=micro_batches, optimizer=ADAMW, layout=layout)
-
-    assert total("1f1b", 16).total < total("gpipe", 16).total
-    whole = peak_of(MODEL, sequences=4, accumulation=16, optimizer=ADAMW)
-    half = total("1f1b", 16, ranks=2)
-    assert half.parts["weights"] < 0.6 * whole.parts["weights"]
-    # GPipe holds each further micro-batch: activations, ids, and torch's two buffers of 4 · 64 · 64 fp32 values.
-    more = total("gpipe", 17).total - total("gpipe", 16).total
-    assert more == total("gpipe", 18).total - total("gpipe", 17).total > 4 * 64 * 64 * 4 * 2
-
-
-def test_the_first_rank_of_a_tied_pipeline_has_nothing_of_the_loss():
-    tied = replace(MODEL, tie_embeddings=True)
-    layout = Layout("mesh", pipeline=PipelineLayout(2, "interleaved1f1b"))
-    memory = peak_of(tied, sequences=4, accumulation=8, optimizer=ADAMW, layout=layout)  # most is on rank 0
-    assert memory.moment == "backward" and "loss head" not in memory.parts and min(memory.parts.values()) > 0
-
-
 def settings(layout, **changes):
     values = {"steps": 1, "global_batch": 16, "micro_batch": 1, "layout": layout, **changes}
     return RunSettings(MODEL, ADAMW, **values)
@@ -166,13 +145,6 @@ def mesh(devices, **sizes):
     return layout_of(MeshStrategy(**sizes), devices, 8)
 
 
-def test_a_mesh_of_all_dimensions_is_planned():
-    layout = mesh(32, pipeline=2, context=2, tensor_parallel=2, replicate=2, shard=2)
-    assert layout.devices == 32 and layout.divisor("parameters") == 4
-    plan = make_plan(settings(layout, global_batch=32), find("h100-sxm"))
-    assert plan.times.step and plan.memory.total
-
-
 def test_a_pipeline_waits_and_its_largest_micro_batch_is_one_that_runs():
     plan = make_plan(settings(Layout("mesh", pipeline=PipelineLayout(4))), find("h100-sxm"))  # 16 micro-batches of 1
     assert plan.largest_micro_batch == 4  # 8 sequences would be 2 micro-batches, but 4 stages need 4
@@ -190,19 +162,3 @@ def test_a_sweep_knows_the_overlays_of_all_dimensions():
         assert (one.pipeline.ranks, one.replicate, one.shard, one.context, one.tensor_parallel) == expected, name
     overlays = {path.stem for path in (Path(__file__).parents[2] / "recipes/strategy").glob("*.yaml")}
     assert overlays <= set(STRATEGIES)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "devices", "said"),
-    [
-        ({"pipeline": 16}, 16, "16 stages of at least one layer, but model.n_layer is 8"),
-        ({"pipeline": 4, "shard": 8}, 32, "needs at least 4 micro-batches in a step, but it has 2 .* or use 32 "),
-        ({"context": 8, "context_attention": "heads"}, 8, "context=8 does not divide model.n_head = 4"),
-        ({"pipeline": 2, "context": 3}, 8, "needs a multiple of 6 processes, but the run has 8: use 6 or 12"),
-        ({"pipeline": 2, "schedule": "zbv", "tensor_parallel": 2}, 4, "loss of tensor_parallel=2 computes both at once"),
-        ({"pipeline": 2, "schedule": "zbv", "reshard_after_forward": True}, 4, "reshard_after_forward true frees the weights"),
-    ],
-)
-def test_a_layout_that_cannot_be_is_refused_in_a_sentence(sizes, devices, said):
-    with pytest.raises(ValueError, match=said):
-        make_plan(settings(mesh(devices, **sizes)), find("h100-sxm"))

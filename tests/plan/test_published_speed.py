@@ -33,7 +33,7 @@ def test_work_takes_the_time_of_its_parts():
     # 10 s of products at width 400 and half the peak, 1 s of attention, 2 s of writing
     peaks = {"bf16": 10e-12, "tf32": None, "fp32": None, "fp8": 20e-12}
     hopper = replace(find("h100-sxm"), peak_tflops=peaks, memory_gbps=100e-9)
-    work = Work(100.0, 1 / 400, 20.0, 1 / 100, 20.0, 0.5, 200.0, 7.0, 40.0, 1.0, 1.0)
+    work = Work(100.0, 1 / 400, 20.0, 1 / 100, 10.0, 200.0, 40.0, 1.0, 1.0)
 
     def seconds(device: Hardware = hopper, work: Work = work, **compute) -> float:
         model, optimizer = GPTConfig(vocab_size=100), Optimizer("AdamW")

@@ -32,12 +32,6 @@ def test_a_run_of_two_gigabytes_needs_no_accelerator():
     ).hardware.is_gpu
 
 
-def test_one_card_is_taken_before_two_whose_memory_is_more():
-    # 1.56B x 16 bytes = 24.9 GB: more than a card of 24, so 32 GB; two of 24 would be 48, two of 16 without bf16 also 32.
-    assert 24e9 < 16 * total_parameters(XL) < 25e9
-    assert str(smallest(run(XL))) == "1 x rtx-5090"
-
-
 def test_among_equal_memory_the_cheapest_is_taken():
     # 774M x 16 bytes = 12.4 GB: a card of 24, of which an RTX 4090 is rented for less than an L4.
     found = smallest(run(GPTConfig(n_layer=36, n_head=20, n_embd=1280, block_size=1024, vocab_size=50257, **GPT2)))
@@ -53,12 +47,6 @@ def test_several_devices_share_everything():
     assert found.flags == ("--config strategy/fsdp2",)  # gathered in bf16, weights leave autocast no copies to keep
     plan = make_plan(run(LARGE, layout=layout_of_name("fsdp2", 2, 8)), found.hardware)
     assert plan.fits and plan.memory.needed == found.bytes_per_device
-
-
-def test_devices_divide_the_batch_of_every_stage():
-    assert smallest(run(LARGE, ramp=((0, 1), (5, 512)))) is None  # no single device holds 397 GB
-    assert smallest(run(LARGE, ramp=((0, 2), (3, 8), (5, 512)))).devices == 2
-    assert smallest(run(LARGE, global_batch=3)) is None
 
 
 def test_a_flag_is_named_only_if_needed():

@@ -10,10 +10,10 @@ from pydoc import locate
 import pytest
 import yaml
 
-from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import SHIPPED, shipped
 from lit_llm.core.errors import UserError
-from lit_llm.training.planned_settings import layout_of
+from lit_llm.distributed.layout import layout_of
+from lit_llm.plan.planned_recipe import PlannedRecipe
 
 RECIPES = [
     name for name, header in shipped().items() if not header.is_overlay and name not in ("finetune", "cpt", "sft", "dpo")

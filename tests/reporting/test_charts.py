@@ -7,8 +7,7 @@ import re
 import pytest
 
 from lit_llm.core.html_page import round_numbers
-from lit_llm.core.number_text import count
-from lit_llm.reporting.charts import Line, chart, labels, number, thinned
+from lit_llm.reporting.charts import Line, chart, thinned
 
 
 def drawn(lines, **options):
@@ -66,17 +65,6 @@ def test_names_are_escaped_and_a_legend_is_there_for_two_lines():
     assert 'class="legend"' not in drawn([Line("a", 0, [(1.0, 1.0)])])
 
 
-def test_labels_that_would_look_the_same_are_written_in_full():
-    assert labels([100.0, 200.0], count) == ["100", "200"]
-    assert labels([1_000_100.0, 1_000_200.0], count) == ["1,000,100", "1,000,200"]
-    assert [number(v) for v in (3.14159, 0.0002, 123_456.0, 2.5e12)] == ["3.142", "0.0002", "123,456", "2.5e+12"]
-
-
-def test_a_place_that_is_not_finite_is_left_out():
-    picture = drawn([Line("a", 0, [(1.0, 3.0), (math.nan, 2.0), (3.0, 1.0)])])
-    assert [len(path) for path in places(picture)] == [2]
-
-
 def test_thinning_keeps_every_spike_the_ends_of_the_range_and_the_order():
     points = [(float(x), math.sin(x / 700)) for x in range(100_000)]
     points[54_321] = (54_321.0, 99.0)
@@ -110,19 +98,6 @@ def test_a_logarithmic_axis_has_round_numbers_at_the_places_of_their_logarithms(
         assert place == pytest.approx(100 * math.log(values[1] / value) / math.log(values[1] / values[0]), abs=0.01)
 
 
-def test_a_narrow_logarithmic_axis_has_values_and_no_exponents():
-    """Costs of 145,000 to 158,000: all round to the same two digits, or to one of two."""
-    texts = re.findall(
-        r"<text[^>]*x=\"-6\"[^>]*>([^<]*)<", drawn([Line("a", 0, [(1.0, 145e3), (3.0, 158e3)])], logarithmic=True)
-    )
-    values = [float(text.replace(",", "")) for text in texts]
-    assert len(set(values)) == len(values) > 1 and all(1e5 < value < 2e5 for value in values)
-
-
-def test_a_wide_logarithmic_axis_has_few_numbers():
-    assert 2 <= len(rows(drawn([Line("a", 0, [(1.0, 1e-20), (3.0, 1e9)])], logarithmic=True))) <= 8
-
-
 def test_points_are_no_line_have_given_columns_and_those_that_are_cut_off_are_not_drawn():
     points = Line("a", 0, [(1.0, 5.0), (2.0, 1e6), (4.0, 2.0)], "points")
     picture = drawn([points], high=10.0, columns=[1.0, 4.0])
@@ -135,11 +110,6 @@ def test_an_axis_from_zero_and_one_name_for_a_group():
         [Line("a: x", 0, [(1.0, 9.0), (2.0, 10.0)], group="a"), Line("a: y", 0, [(1.0, 9.5)], group="a")], from_zero=True
     )
     assert min(rows(picture)) == 0 and re.findall(r"</i>([^<]+)</li>", picture) == ["a"]
-
-
-def test_places_in_tooltips_are_whole_steps_or_four_digits():
-    picture = drawn([Line("a", 0, [(0.2920000553, 3.0), (1234567.0, 2.0)], "dots")])
-    assert "<title>a: 3 at 0.292</title>" in picture and "<title>a: 2 at 1,234,567</title>" in picture
 
 
 def test_the_axis_begins_at_the_first_place_and_the_lowest_row_is_the_baseline():

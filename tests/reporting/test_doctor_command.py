@@ -2,18 +2,14 @@
 
 import contextlib
 import io
-import itertools
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from recipe_runs import RECIPE, TEXT, run
 
 from lit_llm.__main__ import main
-from lit_llm.callbacks import MetricsFile
-from lit_llm.reporting.doctor import watch
 from lit_llm.reporting.doctor.diagnose import damages, data_shards
 from lit_llm.runs.run_folder import METRICS
 
@@ -148,49 +144,3 @@ def test_a_shard_whose_bytes_changed_is_named(folder, capsys, monkeypatch):
         assert len(damages(data_shards({"data": {"init_args": each}}))) == 1
     shutil.rmtree("s")
     assert not any("data-damaged" in line for line in doctor(capsys, "runs/tiny")[1])
-
-
-def test_live_checks_read_few_rows_and_take_a_thousandth_of_the_time(tmp_path, monkeypatch):
-    """Of 20,000 rows a check reads at most some hundred, with the first and the last; a check is pretended to take a second."""
-    path, now, read = tmp_path / METRICS, [0.0], []
-
-    def examined(run):
-        read.append(run)
-        now[0] += 1.0
-        return [], {}
-
-    monkeypatch.setattr(watch, "examine", examined)
-    monkeypatch.setattr(watch.time, "perf_counter", lambda: now[0])
-    logger = MetricsFile(path)
-    trainer = SimpleNamespace(loggers=[logger], global_step=0, is_global_zero=True)
-    doctor = watch.Doctor()
-    doctor.on_train_start(trainer, None)
-    for step in range(1, 20_001):
-        now[0] += 0.5
-        trainer.global_step = step
-        logger.log_metrics({"train/loss": 1 / step} | ({"health/logit_max": 1.0} if step % 100 == 0 else {}), step)
-        doctor.on_train_batch_end(trainer, None)
-    assert 3 <= len(read) <= 0.001 * 0.5 * 20_000
-    doctor.on_train_end(trainer, None)
-    steps = read[-1].scalars["train/loss"].steps
-    assert len(steps) <= 2 * (watch.MOST_ROWS + 1) and (steps[0], steps[-1]) == (1, 20_000)
-    gaps = [later - step for step, later in itertools.pairwise(steps)]
-    assert max(gaps) <= 2 * 20_000 / watch.MOST_ROWS
-
-
-def test_rows_that_a_resumed_run_removes_are_not_kept(tmp_path):
-    rows = watch.ThinnedRows(tmp_path / METRICS)
-    for resumed, steps in ((None, range(1, 9)), (4, range(5, 7))):
-        logger = MetricsFile(rows.path, resume_step=resumed)
-        for step in steps:
-            logger.log_metrics({"train/loss": float(step)}, step)
-        logger.save()
-        assert rows.observed().scalars["train/loss"].steps == list(range(1, steps[-1] + 1))
-
-
-def test_a_run_that_is_to_be_sent_replaces_a_file_only_if_asked(trained, capsys):
-    case = trained[0].parent / "case.json"
-    case.write_text("mine")
-    code, lines = doctor(capsys, trained[0], "--report", str(case))
-    assert code == 2 and "--replace" in lines[-1] and case.read_text() == "mine"
-    assert doctor(capsys, trained[0], "--report", str(case), "--replace", "true")[0] == 0 and case.read_text() != "mine"

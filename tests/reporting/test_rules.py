@@ -49,13 +49,12 @@ def healthy() -> dict[str, dict[int, float]]:
         "future_leak": 1e-7,
         "repeated_samples": 0.0, "repeated_spans": 0.1, "validation_overlap": 0.001, "untouched_embeddings": 0.5,
         "unigram_loss": 3.2, "bigram_loss": 2.4, "commonest_target": 0.1, "consecutive_sequences": 0.05, "context_use": 0.1,
-        "norm_epsilon": 1e-4, "attention_logit_max/blocks.0": 4.0,
         "zero_gradients": 0.01,
         "equal_columns": 0.02, "unknown_tokens": 0.0,
         "unlearned_inputs": 0.0,
-        "rank_text_difference": 0.02, "validation_unseen": 0.0, "opening_targets": 1.0, "validation_bigram_loss": 2.5,
+        "validation_unseen": 0.0, "validation_bigram_loss": 2.5,
         "validation_noise": 1e-7, "validation_length": 1.0,
-        "validation_ignored_targets": 0.0, "validation_shifted_targets": 1.0,
+        "validation_shifted_targets": 1.0,
         "backward_loss_ratio": 1.0, "logit_max": 12.0, "dead_units/blocks.0": 0.02, "rank_difference": 0.0,
     }  # fmt: skip
     for name, value in constant.items():
@@ -64,7 +63,6 @@ def healthy() -> dict[str, dict[int, float]]:
         curves[f"health/update_ratio/{layer}"] = {step: 0.01 for step in (1, *range(50, 410, 50))}
         curves[f"health/update_norm/{layer}"] = {step: 0.1 for step in (1, *range(50, 410, 50))}
         curves[f"health/weight_norm/{layer}"] = {step: 10.0 for step in (1, *range(50, 410, 50))}
-        curves[f"health/descent/{layer}"] = {step: 0.3 for step in (1, *range(50, 410, 50))}
     return curves
 
 
@@ -83,7 +81,7 @@ def observed(changed=(), config=(), **facts) -> Observed:
 
 
 def everywhere(tag: str, value: float) -> dict[str, dict[int, float]]:
-    return {tag: dict.fromkeys(healthy()[tag], value)}
+    return {tag: dict.fromkeys(healthy().get(tag, STEPS), value)}
 
 
 def layers(group: str, value: float) -> dict[str, dict[int, float]]:
@@ -98,18 +96,14 @@ def with_precision(precision: str) -> dict[str, dict]:
     return {"trainer": {"max_steps": 400, "precision": precision}}
 
 
-def everywhere_logged(tag: str, value: float) -> dict[str, dict[int, float]]:
-    return {tag: dict.fromkeys(STEPS, value)}
-
-
 RANKS = {"setup/ranks": {0: 2.0}}
 TUNED = layers("update_ratio", 1e-4)
 CHATS = {"data": {"class_path": "lit_llm.data.ChatFiles"}}
 MOE = {"model": {"moe": {"experts": 8, "top_k": 2}}}
 MOVES = MOE | {"expert_balance": {"init_args": {"rate": 0.3}}}
-OPTIMIZER = {"optimizer": {"init_args": {"betas": [0.9, 0.9999]}}}
 BATCHES = {step: 2.4 - step / 1000 + (0.0 if step % 130 else 3.0) for step in STEPS}
 FLAT = loss(lambda step: 5.5 - step / 16 if step < 40 else 3.0)
+SLOW = loss(lambda step: 2.9 + 2.6 * math.exp(-step / 60))
 OFTEN = range(5, 405, 5)
 UNDER_FITTING = {
     "train/loss": {step: max(3.0, 5.5 - step / 16) for step in OFTEN},
@@ -118,7 +112,6 @@ UNDER_FITTING = {
     "val/loss": dict.fromkeys((100, 200, 300, 400), 3.1),
     "health/counted_pairs": dict.fromkeys((1, *range(50, 410, 50)), 1e4),
 }
-SLOW = loss(lambda step: 2.9 + 2.6 * math.exp(-step / 60))
 CASES = {
     "loss-not-finite": [
         observed(loss(lambda step: math.nan if step > 200 else 3.0 - step / 200)),
@@ -141,6 +134,7 @@ CASES = {
         observed(loss(lambda step: 5.5 + step / 100)),
     ],
     "loss-stuck": [observed(loss(lambda step: 5.5 if step < 20 else 5.2))],
+    "under-fitting": [observed(UNDER_FITTING)],
     "loss-too-low": [observed({"val/loss": {100: 0.07, 200: 0.06, 300: 0.05, 400: 0.04}})],
     "over-fitting": [
         observed({"val/loss": {100: 3.0, 200: 2.5, 300: 2.7, 400: 2.9}, "setup/train_tokens": {0: 2e5}}),  # two passes
@@ -170,10 +164,8 @@ CASES = {
     "learning-rate-too-low": [observed(layers("update_ratio", 0.001) | SLOW)],
     "clipped-at-every-step": [observed(FLAT)],
     "gradient-norm-rises": [observed({"grad/norm": {step: 0.5 * math.exp(max(0, step - 200) / 60) for step in STEPS}})],
-    "under-fitting": [observed(UNDER_FITTING)],
     "decayed-vectors": [observed(everywhere("setup/decayed_vectors", 9.0) | everywhere("setup/weight_decay", 0.1))],
     "no-warmup": [observed({"lr": {step: 0.01 * (1 - step / 500) for step in (1, *STEPS)}})],
-    "beta2-too-long": [observed(config=OPTIMIZER)],
     "targets-not-shifted": [
         observed(everywhere("health/copied_targets", 1.0) | everywhere("health/shifted_targets", 0.07)),
     ],
@@ -213,13 +205,12 @@ CASES = {
         )
     ],
     "expert-bias-too-large": [
-        observed(everywhere_logged("experts/bias", 3.0), MOVES),
-        observed(everywhere_logged("experts/bias", 0.5) | everywhere_logged("experts/load", 2.5), MOVES),  # 1.7 moves
+        observed(everywhere("experts/bias", 3.0), MOVES),
     ],
     "experts-unbalanced": [
-        observed(everywhere_logged("experts/dead", 2.0) | everywhere_logged("experts/load", 2.0), MOE),
-        observed(everywhere_logged("experts/load", 3.5), MOE),
-        observed(everywhere_logged("experts/load", 2.1), MOE),  # from random weights
+        observed(everywhere("experts/dead", 2.0) | everywhere("experts/load", 2.0), MOE),
+        observed(everywhere("experts/load", 3.5), MOE),
+        observed(everywhere("experts/load", 2.1), MOE),  # from random weights
     ],
     "initial-weights-small": [
         observed(everywhere("setup/initial_gain", 1e-3)),
@@ -227,7 +218,7 @@ CASES = {
         observed({"health/weight_norm/embedding": {1: 0.0, 50: 10.0}}),
     ],
     "rate-rises-again": [observed({"lr": {step: 0.01 * (1 - step % 200 / 210) for step in (1, *STEPS)}})],
-    "preference-leak": [observed(everywhere_logged("train/accuracy", 1.0))],
+    "preference-leak": [observed(everywhere("train/accuracy", 1.0))],
     "likelihoods-fall": [
         observed(
             {
@@ -246,19 +237,12 @@ CASES = {
     "question-lost": [observed(question=(False, False))],
     "questions-learned": [observed(question=(True, True))],
     "gradients-vanish": [observed(everywhere("health/zero_gradients", 0.9) | layers("gradient_norm", 0.1))],
-    "update-increases-loss": [observed(layers("descent", -0.3))],
     "guard-too-strict": [observed(everywhere("spike/skipped", 4.0))],
-    "ranks-differ-in-text": [observed(RANKS | everywhere("health/rank_text_difference", 0.4))],
     "validation-has-other-tokens": [observed(everywhere("health/validation_unseen", 0.03))],
     "token-never-learned": [observed(everywhere("health/ignored_targets", 0.05) | everywhere("health/unlearned_inputs", 0.05))],
-    "base-is-trained": [observed(config={"lora": {"rank": 8, "alpha": 16}})],
-    "schedule-stands-still": [
-        observed({"lr": dict.fromkeys(STEPS, 1e-3)}, {"schedule": {"class_path": "lit_llm.callbacks.Cosine"}})
-    ],
     "pairs-do-not-carry-over": [
         observed({"train/accuracy": dict.fromkeys(STEPS, 0.95), "val/accuracy": {100: 0.5, 200: 0.5, 300: 0.5, 400: 0.5}})
     ],
-    "dead-from-start": [observed(everywhere("health/dead_units/blocks.0", 1.0))],
     "unknown-tokens": [observed(everywhere("health/unknown_tokens", 0.1))],
     "positions-alike": [observed(everywhere("health/equal_columns", 0.3))],
     "warmup-too-long": [observed({"lr": {step: 1e-5 * step for step in (1, *STEPS)}})],
@@ -267,9 +251,6 @@ CASES = {
         observed({"lr": {step: max(0.0, 0.01 * (1 - step / 200)) for step in (10, 20, *STEPS)}}),
     ],
     "weight-decay-too-high": [observed({"setup/weight_decay": {1: 3.0}})],
-    "epsilon-too-large": [observed({"setup/epsilon": {1: 0.01}})],
-    "norms-do-not-normalise": [observed(everywhere("health/norm_epsilon", 300.0))],
-    "attention-saturated": [observed(everywhere("health/attention_logit_max/blocks.0", 60.0))],
     "no-context": [observed(everywhere("health/context_use", 0.0))],
     "pairs-swapped": [
         observed({"train/accuracy": {s: 0.5 + s / 1000 for s in STEPS}, "val/accuracy": {200: 0.3, 400: 0.1}}),
@@ -277,10 +258,6 @@ CASES = {
     "validation-is-random": [observed(everywhere("health/validation_noise", 0.3))],
     "validation-sequences-shorter": [observed(everywhere("health/validation_length", 0.1))],
     "validation-targets-unrelated": [observed(everywhere("health/validation_shifted_targets", 0.05))],
-    "validation-counts-others": [
-        observed(everywhere("health/validation_ignored_targets", 0.2)),
-        observed(everywhere("health/ignored_targets", 0.4) | everywhere("health/validation_ignored_targets", 0.0)),
-    ],
     "validation-other-text": [observed(everywhere("health/validation_bigram_loss", 5.0))],
     "loss-jumps-at-resume": [
         observed(loss(lambda step: 1.5 if step <= 200 else 2.1 - step / 2000), first_steps=[0, 200]),
@@ -297,17 +274,9 @@ CASES = {
         observed(config={"model": {"dropout": 0.9}}),
         observed(config={"objective": {"init_args": {"loss": "dpo", "beta": 20.0}}}),
     ],
-    "questions-count": [
-        observed(
-            everywhere("health/ignored_targets", 0.6),
-            {"data": {"class_path": "lit_llm.data.ChatFiles", "init_args": {"packing": "best_fit"}}},
-        )
-    ],
     "answers-without-end": [
         observed(
-            everywhere("health/ignored_targets", 0.6)
-            | everywhere("health/opening_targets", 0.0)
-            | {"health/answer_ends": dict.fromkeys(STEPS, 0.1)},
+            everywhere("health/ignored_targets", 0.6) | {"health/answer_ends": dict.fromkeys(STEPS, 0.1)},
             CHATS,
         )
     ],
@@ -318,6 +287,11 @@ CASES = {
 
 def test_a_healthy_run_has_no_finding():
     assert diagnose(observed()) == []
+
+
+def test_a_base_that_was_barely_trained_fits():
+    """Its first loss is just below ln 256 = 5.545, and no worse."""
+    assert diagnose(observed({"train/loss": healthy()["train/loss"] | {1: 5.2}}, {"init_from": "runs/base"})) == []
 
 
 def test_what_tensorboard_has_in_place_of_layers_is_judged_as_no_layer():
@@ -342,7 +316,7 @@ def test_preferences_that_are_learned_have_no_finding():
 
 
 def test_with_something_that_balances_a_dead_expert_is_no_finding():
-    curves = everywhere_logged("experts/dead", 1.0) | everywhere_logged("experts/load", 2.0)
+    curves = everywhere("experts/dead", 1.0) | everywhere("experts/load", 2.0)
     for more in (
         {"model": {"moe": MOE["model"]["moe"] | {"balance": 0.01}}},
         MOE | {"expert_balance": {"init_args": {"rate": 0.001}}},
@@ -356,7 +330,6 @@ def test_with_something_that_balances_a_dead_expert_is_no_finding():
         {"experts/load": {step: 3.5 if step < 350 else 1.9 for step in STEPS}},  # balanced at last
         {"experts/load": dict.fromkeys(STEPS, 1.9), "experts/dead": {step: float(step % 50 == 0) for step in STEPS}},
         {"experts/dead": dict.fromkeys(STEPS, 2.0), "progress/tokens": {step: 300.0 * step for step in STEPS}},  # few tokens
-        {"experts/bias": {step: step * 0.001 for step in STEPS}},
     ],
 )
 def test_experts_that_become_balanced_and_those_of_small_batches_are_no_finding(curves):
@@ -379,19 +352,6 @@ def test_experts_that_become_balanced_and_those_of_small_batches_are_no_finding(
 def test_what_a_run_cannot_change_is_no_finding(tags, config):
     curves = {tag: dict.fromkeys(STEPS, value) for tag, value in tags.items()}
     assert diagnose(observed(curves | loss(lambda step: 2.5 - step / 1000), config)) == []
-
-
-@pytest.mark.parametrize(
-    ("rate", "biases", "load", "facts"),
-    [
-        (0.1, {step: 0.0015 * step for step in STEPS}, 2.5, {}),  # still growing: 6 moves at the end
-        (0.3, dict.fromkeys(STEPS, 0.5), 2.5, {"first_steps": [0, 340]}),  # another rate before
-        (0.3, dict.fromkeys(STEPS, 0.5), 1.4, {}),  # balanced
-    ],
-)
-def test_biases_that_grow_or_balance_are_no_finding(rate, biases, load, facts):
-    curves = {"experts/bias": biases} | everywhere_logged("experts/load", load)
-    assert diagnose(observed(curves, MOE | {"expert_balance": {"init_args": {"rate": rate}}}, **facts)) == []
 
 
 def test_a_run_with_few_rows_or_none_has_no_finding():
@@ -475,6 +435,15 @@ def test_rows_that_scatter_are_neither_divergence_nor_spikes(share):
     assert [finding.name for run in runs for finding in diagnose(run)] == []
 
 
+def test_steps_without_targets_have_no_gradients_to_vanish():
+    """Of 40 conversations of 260 to 700 tokens in blocks of 256: four steps in nine have a target."""
+    ignored, zero = ({step: float(step > 150) for step in healthy()["health/logit_max"]} for _ in range(2))
+    curves = {"health/ignored_targets": ignored, "health/zero_gradients": zero} | layers("gradient_norm", 0.1)
+    assert {each.name for each in diagnose(observed(curves, CHATS))} == {"targets-ignored"}
+    found = diagnose(observed(curves | {"health/ignored_targets": dict.fromkeys(ignored, 0.9)}, CHATS))
+    assert {each.name for each in found} == {"gradients-vanish"}
+
+
 def test_skipped_steps_are_spikes_in_a_run_of_few_rows_too():
     """The spike guard ends a run after ten skipped steps in a row."""
     curves = {tag: {step: v for step, v in values.items() if step <= 45} for tag, values in healthy().items()}
@@ -484,14 +453,6 @@ def test_skipped_steps_are_spikes_in_a_run_of_few_rows_too():
     assert found[0].seen.startswith("10 of ")
 
 
-def test_a_run_of_twelve_rows_that_explodes_has_diverged_and_is_not_stuck():
-    losses = [10.8, 10.3, 9.1, 7.3, 5.5, 4.0, 3.4, 3.3, 20.9, 16.2, 16.1, 16.4]
-    curves = {tag: {step: v for step, v in values.items() if step <= 55} for tag, values in healthy().items()}
-    loss = {step: value for step, value in zip((1, *range(5, 56, 5)), losses, strict=True)}
-    large = {"train/loss": loss, "val/loss": {}, "setup/vocab_size": {0: 50304.0}}
-    assert [finding.name for finding in diagnose(observed(curves | large))] == ["diverged"]
-
-
 @pytest.mark.parametrize(
     ("share", "tokens", "found"),
     [(0.95, 200_000, False), (0.998, 40_000, False), (0.998, 60_000, True), (0.95, 300_000, True), (0.85, 300_000, False)],
@@ -499,18 +460,6 @@ def test_a_run_of_twelve_rows_that_explodes_has_diverged_and_is_not_stuck():
 def test_a_vocabulary_is_unused_when_enough_text_was_seen(share, tokens, found):
     facts = {"health/untouched_embeddings": {400: share}, "progress/tokens": {400: tokens}, "setup/vocab_size": {0: 50_000.0}}
     assert ("vocabulary-unused" in [each.name for each in diagnose(observed(facts))]) == found
-
-
-def test_a_resumed_run_counts_embeddings_anew():
-    """As measured: a vocabulary of 4,096 of which most is used, and a row at the first steps after a resume."""
-    facts = {
-        "health/untouched_embeddings": {20: 0.61, 40: 0.44, 60: 0.943}, "progress/tokens": {66: 33_792.0},
-        "setup/vocab_size": {0: 4096.0},
-    }  # fmt: skip
-    assert diagnose(observed(facts, first_steps=[0, 59])) == []
-    late = facts | {"health/untouched_embeddings": {60: 0.943}}  # 512 tokens after the resume
-    assert diagnose(observed(late, first_steps=[0, 59])) == []
-    assert [each.name for each in diagnose(observed(late, first_steps=[0]))] == ["vocabulary-unused"]
 
 
 def test_repeated_text_is_a_finding_only_in_the_first_pass():
@@ -540,44 +489,13 @@ def test_the_validation_text_in_training_is_counted_from_the_last_start():
 
 
 def test_a_fine_tuning_may_ignore_most_targets():
-    curves = everywhere("health/ignored_targets", 0.8) | everywhere("health/validation_ignored_targets", 0.8)
-    curves |= loss(lambda step: 2.5 - step / 1000)
+    curves = everywhere("health/ignored_targets", 0.8) | loss(lambda step: 2.5 - step / 1000)
     assert diagnose(observed(curves, {"init_from": "runs/base"})) == []
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"optimizer": {"init_args": {"betas": ["a", 0.95]}}},
-        {"optimizer": {"init_args": {"betas": [0.9, None]}}},
-        {"lora": {"rank": 0, "alpha": 16.0}},
-        {"trainer": {"max_steps": math.inf}},
-        {"ema": {"init_args": {"decay": 2.5, "warmup": False}}, "trainer": {"max_steps": 100_000}},
-    ],
-)
-def test_settings_of_another_kind_are_no_finding(config):
-    assert {finding.name for finding in diagnose(observed(config=config))} <= {"base-is-trained"}  # LoRA without frozen weights
-
-
-def test_a_total_of_norms_too_large_for_a_float_is_infinite():
-    tags = {f"health/weight_norm/{layer}": Series([1], [1e200], [0.0]) for layer in ("a", "b")}
-    assert Observed(tags, {}).total("weight_norm") == [(1, math.inf)]
-
-
-def test_a_short_run_and_one_without_a_number_of_steps_may_have_torchs_betas():
-    betas = {"optimizer": {"init_args": {"betas": [0.9, 0.999]}}}
-    for steps in (10, 400, -1):
-        assert diagnose(observed(config=betas | {"trainer": {"max_steps": steps}})) == []
 
 
 def test_an_infinite_gradient_now_and_then_is_how_fp16_finds_its_scale():
     norms = {step: math.inf if step in (300, 700) else 1.0 for step in range(10, 2010, 10)}
     assert diagnose(observed({"grad/norm": norms}, with_precision("16-mixed"))) == []
-
-
-def test_text_of_few_symbols_may_be_hard_to_predict():
-    curves = {"train/loss": {step: 1.61 if step < 20 else 1.5 for step in STEPS}, "val/loss": {400: 1.5}}
-    assert diagnose(observed(curves | everywhere("setup/vocab_size", 5.0))) == []
 
 
 def test_the_loss_of_further_tokens_is_no_wrong_scale():
@@ -607,11 +525,6 @@ def test_the_loss_of_a_teacher_is_no_wrong_scale():
         ({"health/backward_loss_ratio": {step: 1 + step / 200 for step in (1, *range(50, 410, 50))}}, {}),
         # A few batches with longer answers, while validation on one text falls.
         ({"train/loss": {s: 5.5 - s / 80 + (1.5 if s > 330 else 0) for s in STEPS}}, {}),
-        # Short answers: few targets count at all.
-        (
-            everywhere("health/ignored_targets", 0.8) | everywhere("health/validation_ignored_targets", 0.9),
-            {"init_from": "base"},
-        ),
         # Attention that collapses, as at too high a rate, is there.
         ({"health/context_use": {2: 0.3, 200: 0.0, 300: 0.0, 400: 0.0}}, {}),
         # torch's AdamW with its default of 0.01.
@@ -728,9 +641,3 @@ def test_narrow_models_begin_with_weights_so_small_that_they_may_grow(gain, high
 )
 def test_a_loss_that_rests_where_nothing_is_left_to_learn_is_no_under_fitting(changed):
     assert "under-fitting" not in [finding.name for finding in diagnose(observed(UNDER_FITTING | changed))]
-
-
-@pytest.mark.parametrize("rule", ["guard-too-strict", "weight-decay-too-high", "large-logits", "slow-loader"])
-def test_a_change_does_not_name_a_value_that_the_run_may_have(rule):
-    change = next(each.change for each in RULES if each.name == rule)
-    assert not re.search(r"--[a-z_.]+ [0-9]", change)

@@ -1,24 +1,17 @@
 """Repeatedly killed runs of other configurations than the matrix: optimizers, schedules, data, models, callbacks.
 
-    python tests/resume/configurations.py FOLDER [--kills 6] [--seed 0] [--only 'lion|lora']
-
 As in `matrix.py`, a run is killed and continued until it is complete, and must equal the uninterrupted one.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
-import random
-import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import matrix
-from launcher import Launcher
 
 from lit_llm.__main__ import main as lit_llm
 
@@ -72,46 +65,31 @@ trainer:
 """
 CONFIGURATIONS = [
     Configuration("adamw cosine", "--optimizer AdamW --schedule Cosine --schedule.warmup_steps 3"),
-    Configuration("adamw fused amsgrad", "--optimizer AdamW --optimizer.fused true --optimizer.amsgrad true"),
     Configuration("lion linear", "--optimizer Lion --schedule Linear --schedule.warmup_steps 3", 1, "--async_checkpoints true"),
-    Configuration("sgd constant", "--optimizer SGD --optimizer.lr 0.05 --optimizer.momentum 0.9 --schedule Constant"),
     Configuration("radam inverse root", "--optimizer RAdam --schedule InverseSquareRoot --schedule.warmup_steps 3"),
     Configuration("adafactor", "--optimizer Adafactor --optimizer.lr 0.01"),
     Configuration("shards", "--data TokenShards --data.train shards/train*.bin --data.val shards/val*.bin "
                   " --data.vocab_size 257"),
-    Configuration("characters", "--data.tokenizer Characters --data.tokenizer.vocab_size 64", other="--data.num_workers 1"),
     Configuration("bpe", "--data.tokenizer BPE --data.tokenizer.vocab_size 280 --data.val_fraction 0.3 --model.block_size 8"),
-    Configuration("gpt2 style", "--model.norm layernorm --model.position learned --model.mlp gelu --model.bias true"
-                  " --model.tie_embeddings true --model.qk_norm false --model.dropout 0.1"),
     Configuration("grouped window", "--model.n_kv_head 1 --model.window 5 --model.logit_softcap 20 --model.mlp swiglu"),
     Configuration("chunked loss", "--loss.chunk_size 7 --loss.z_loss 0.001 --gradient_norm.clip 0.1"),
     Configuration("tokens ahead, packed", f"{SHARDS} {PACKED} --model.predict_ahead 2 --model.dropout 0.1"),
     Configuration("two stages, tokens ahead", "--model.predict_ahead 1 --ema.decay 0.9", 2, SHARDED, "pp"),
     Configuration("recomputation", "--compute.activation_checkpointing full --model.dropout 0.3"),
     Configuration("float16", "--trainer.precision 16-mixed --optimizer AdamW"),
-    Configuration("bfloat16", "--trainer.precision bf16-true"),
     Configuration("epochs", "--trainer.max_steps -1 --trainer.max_epochs 2 --schedule Constant"),
     Configuration("cut epochs", "--data.micro_batch_size 1 --trainer.limit_train_batches 7 --validation null"
                   " --trainer.val_check_interval 9 --model.dropout 0.1", other="--data.num_workers 1"),
-    Configuration("four micro-batches", "--data.micro_batch_size 1 --trainer.log_every_n_steps 4 --checkpoint.every_n_steps 1"),
-    Configuration("no validation", "--validation null --checkpoint.monitor null --checkpoint.keep_last 1"),
     Configuration("lora", LORA, other="--async_checkpoints true"),
     Configuration("lora on a base in bf16", f"{LORA} --trainer.precision bf16-true"),
-    Configuration("two ranks, lion", "--optimizer Lion --model.dropout 0.2", 2, "--data.num_workers 1"),
     Configuration("two ranks, health", "--health.every_n_steps 1 --model.dropout 0.2", 2, "--async_checkpoints true"),
-    Configuration("two ranks, gpt2 style", "--model.norm layernorm --model.position learned --model.bias true", 2),
-    Configuration("two shards, adamw", "--optimizer AdamW --compute.activation_checkpointing full", 2, SHARDED, "fsdp2"),
     Configuration("two shards, ema", "--optimizer AdamW --ema.decay 0.9 --ema.start_step 2", 2, SHARDED, "fsdp2"),
     Configuration("two stages, ema, tied", "--model.tie_embeddings true --ema.decay 0.9", 2, SHARDED, "pp"),
     Configuration("ema in bf16", "--trainer.precision bf16-true --ema EMA --ema.every_n_steps 2",
                   other="--async_checkpoints true"),
-    Configuration("two stages, gpt2 style, tied", "--model.norm layernorm --model.position learned --model.bias true"
-                  " --model.tie_embeddings true --optimizer AdamW", 2, SHARDED, "pp"),
     Configuration("two stages, lora", LORA, 2, SHARDED, "pp"),
     Configuration("two shards, lora", f"{LORA} --compute.activation_checkpointing full", 2, SHARDED, "fsdp2"),
-    Configuration("ramp, ema", f"{RAMP} --ema.decay 0.9 --ema.start_step 3 --data.micro_batch_size 1"),
     Configuration("branch that decays", "--resume longer/checkpoints/step-00000010.ckpt --config decay --additional_steps 14"),
-    Configuration("lora, packed", f"{LORA} {SHARDS} {PACKED}", other="--data.num_workers 1"),
     Configuration("chats, packed", f"--data TokenShards --data.path chats {PACKED} --optimizer AdamW --schedule Cosine"
                   " --schedule.warmup_steps 2", other="--async_checkpoints true"),
     Configuration("preferences", f"--objective Preference --init_from longer --data TokenShards --data.path pairs {PACKED}"
@@ -127,10 +105,7 @@ CONFIGURATIONS = [
     Configuration("normuon, four micro-batches", "--optimizer.normuon_beta2 0.95 --data.micro_batch_size 1"
                   " --model.input_convolution 4 --model.exclusive_attention true"),
     Configuration("own data", "--data lines.Lines --data.path text.txt", other="--data.num_workers 1"),
-    Configuration("two shards in bf16", "--trainer.precision bf16-true --loss.chunk_size 7", 2, SHARDED, "fsdp2"),
     Configuration("two halves, ema", "--optimizer AdamW --ema.decay 0.9 --model.dropout 0.2", 2, SHARDED, "tp"),
-    Configuration("two stages, packed", f"{SHARDS} {PACKED} --spike_guard.sigma 0.5 --spike_guard.min_steps 4"
-                  " --spike_guard.max_consecutive 50", 2, SHARDED, "pp"),
     Configuration("experts", EXPERTS, other="--async_checkpoints true"),
     Configuration("two shards, experts, ema", f"{EXPERTS} --optimizer.normuon_beta2 0.95 --data.micro_batch_size 1"
                   " --ema.decay 0.9 --ema.start_step 2", 2, SHARDED, "fsdp2"),
@@ -183,30 +158,3 @@ def prepare(folder: Path) -> None:
         assert lit_llm(["prepare", "--teacher", "longer", "--top_k", "5", *SHARDS.split()]) == 0
     finally:
         os.chdir(here)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--kills", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    os.environ["LIT_LLM_CACHE"] = str(options.folder / "cache")
-    prepare(options.folder)
-    rng, total = random.Random(options.seed), [0, 0, 0, 0]
-    print("| configuration | kills | in a save | values | differ |\n|---|---|---|---|---|")
-    launcher = Launcher()
-    for each in CONFIGURATIONS:
-        if not re.search(options.only, each.name):
-            continue
-        result = matrix.run_cell(launcher, each, options.folder, {}, options.kills, rng)  # type: ignore[arg-type]
-        print(f"| {each.name} | " + " | ".join(map(str, result[:4])) + " |", *result.found[:5], sep="\n  ", flush=True)
-        total = [a + b for a, b in zip(total, result[:4], strict=True)]
-    print(f"{total[0]} kills, {total[1]} of them in a save; {total[2]} values compared, {total[3]} differ")
-    return int(total[3] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

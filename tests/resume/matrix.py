@@ -18,10 +18,7 @@ import itertools
 import json
 import os
 import random
-import re
 import signal
-import statistics
-import struct
 import sys
 import time
 from pathlib import Path
@@ -29,8 +26,6 @@ from typing import NamedTuple
 
 from launcher import Launcher, Run
 from run_comparison import LEDGER, differences
-
-from lit_llm.runs.loaded_run import LoadedRun
 
 STEPS = 20
 RECIPE = """
@@ -207,37 +202,10 @@ def run_cell(
 
 
 def problems_of_curves(run: Path) -> list[str]:
-    """Steps that metrics.jsonl has twice, and tags whose values in TensorBoard's events do not follow from metrics.jsonl."""
+    """Steps that metrics.jsonl has twice."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     pairs = [(line["step"], tag) for line in lines for tag in line.keys() - {"step", "time"}]
-    found = [f"metrics.jsonl has {pair} twice" for pair in {pair for pair in pairs if pairs.count(pair) > 1}]
-    written = as_drawn({(line["step"], tag): float(line[tag]) for line in lines for tag in line.keys() - {"step", "time"}})
-    events = LoadedRun(run, of_lit_llm=False).events
-    drawn = {(each.step, tag): each.value for tag in events.Tags()["scalars"] for each in events.Scalars(tag)}
-    differing = [pair for pair in sorted(written.keys() | drawn.keys()) if drawn.get(pair) != single(written.get(pair))]
-    return found + [f"metrics.jsonl and TensorBoard differ at {pair}" for pair in differing]
-
-
-def as_drawn(written: dict[tuple[int, str], float]) -> dict[tuple[int, str], float]:
-    """Values by step and tag of TensorBoard: losses have a second tag, and layers are summed up."""
-    drawn: dict[tuple[int, str], float] = {}
-    layers: dict[tuple[int, str], list[float]] = {}
-    for (step, tag), value in written.items():
-        if layer := re.fullmatch(r"(health/\w+)/(blocks\.\d+(\.\w+)?|embedding|norm|head)", tag):
-            layers.setdefault((step, layer[1]), []).append(value)
-        else:
-            drawn[step, tag] = value
-    drawn |= {(step, "Loss/train"): value for (step, tag), value in written.items() if tag == "train/loss"}
-    drawn |= {(step, "Loss/validation"): value for (step, tag), value in written.items() if tag == "val/loss"}
-    for (step, group), values in layers.items():
-        for name, choose in (("lowest", min), ("median", statistics.median), ("highest", max)):
-            drawn[step, f"{group}/{name}"] = choose(values)
-    return drawn
-
-
-def single(value: float | None) -> float | None:
-    """A value rounded to fp32, as TensorBoard has it."""
-    return None if value is None else struct.unpack("f", struct.pack("f", value))[0]
+    return [f"metrics.jsonl has {pair} twice" for pair in {pair for pair in pairs if pairs.count(pair) > 1}]
 
 
 HEADER = (

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import random
 import zlib
-from pathlib import Path
 from typing import NamedTuple
 
 import matrix
 import numpy as np
 import pytest
-import yaml
-from run_comparison import LEDGER, curves, ledger
+from run_comparison import LEDGER, ledger
 
-from lit_llm.data import load_tokenizer
 from lit_llm.data.mixture_order import MixtureOrder, Phase
-from lit_llm.data.pack_plan import PackPlan
-from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
-from lit_llm.tokenizers import Bytes
 
 T = 16
 STEPS = [6] * 5 + [12] * 15  # sequences; 210 in all
@@ -121,72 +115,3 @@ def test_a_killed_run_on_any_number_of_ranks_reads_every_sample_of_the_order(lau
     assert result.kills >= 1 and result.values > 400
     assert read_by(mixture / layout.straight) == samples
     assert read_by(mixture / f"{layout.straight}-{layout.workers}") == samples
-
-
-def documents_of(name: str) -> list[np.ndarray]:
-    """Texts end with 256. Conversations have no such end, and only the ids from 200 on are answers."""
-    rng = np.random.default_rng(sum(name.encode()))
-    if name == "web":
-        return [np.append(rng.integers(0, 256, rng.integers(1, 3 * T)), 256) for _ in range(70)]
-    turns = ([rng.integers(0, 200, rng.integers(2, T)), rng.integers(200, 256, rng.integers(1, T))] for _ in range(20))
-    return [np.concatenate(each) for each in turns]
-
-
-def write_documents(folder: Path, *, eos_id: int | None, masked: bool) -> None:
-    """A folder as `prepare` writes it, of texts or of conversations."""
-    folder.mkdir()
-    splits = {}
-    for split in ("train", "val"):
-        with ShardWriter(folder, split, vocab_size=257, shard_tokens=500, masked=masked) as writer:
-            for document in documents_of(folder.name):
-                writer.write(document, (document >= 200).astype(np.uint8) if masked else None)
-                writer.end_document()
-        hashes = writer.tokens_blake2b, tuple(writer.shards), writer.targets, writer.mask_blake2b
-        splits[split] = SplitInfo(writer.documents, writer.tokens, writer.tokens, 0, 0, *hashes)
-    Bytes().save(folder)
-    Manifest(load_tokenizer(folder).identity(), 257, None, eos_id, splits).write(folder)
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("packed")
-    write_documents(folder / "web", eos_id=256, masked=False)
-    write_documents(folder / "chat", eos_id=None, masked=True)
-    recipe = yaml.safe_load(RECIPE)
-    recipe["model"]["mask_documents"] = True
-    recipe["data"]["init_args"] |= {
-        "packing": "best_fit",
-        "sources": {"web": {"path": "web"}, "chat": {"path": "chat"}},
-        "phases": [{"until": 0.45, "weights": {"web": 60, "chat": 40}}, {"until": 1, "weights": {"web": 20, "chat": 80}}],
-    }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    return folder
-
-
-def packed_rows(folder: Path) -> list[np.ndarray]:
-    """The inputs of a source's blocks, put together from its documents as the plan says."""
-    path = folder / f"train_pack-T{T}.idx"
-    key = path.read_bytes()[16:32]
-    plan, tokens = PackPlan(path, size=T, key=key), np.concatenate(documents_of(folder.name))
-    pieces = [plan.block(number).tolist() for number in range(len(plan))]
-    rows = [np.concatenate([tokens[start : start + pairs] for start, pairs in block]) for block in pieces]
-    return [np.pad(row, (0, T - len(row))) for row in rows]
-
-
-@pytest.mark.slow
-def test_killed_runs_of_packed_texts_and_conversations_are_the_same_on_one_rank_and_two(launcher, packed):
-    layouts = Layout(1, workers=2), Layout(2)
-    results = [matrix.run_cell(launcher, each, packed, {}, kills=2, rng=random.Random(each.ranks)) for each in layouts]
-    rows = {name: packed_rows(packed / name) for name in ("web", "chat")}
-    samples = expected([Phase(94, {"web": 3, "chat": 2}), Phase(210, {"web": 1, "chat": 4})], rows)
-    for layout, result in zip(layouts, results, strict=True):
-        assert result.differing == 0, "\n".join(result.found)
-        assert result.kills >= 1 and result.values > 400
-        assert read_by(packed / layout.straight) == samples
-        assert read_by(packed / f"{layout.straight}-{layout.workers}") == samples
-    # Micro-batches and ranks have unequal numbers of targets, and the loss is still the mean over all of a step's. Ranks add
-    # fp32 gradients in another order, hence the tolerance.
-    one, two = (curves(packed / layout.straight) for layout in layouts)
-    for name in ("train/loss", "train/web/loss", "train/chat/loss", "val/loss", "val/chat/loss"):
-        assert one[name].keys() == two[name].keys() and len(one[name]) >= 5
-        assert list(two[name].values()) == pytest.approx(list(one[name].values()), rel=1e-4)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import fork_server
 import matrix
 import pytest
 from launcher import Launcher, Run
@@ -82,12 +79,9 @@ def stopped_at(run: Run, folder: Path, name: str, by: str) -> int:
 @pytest.mark.parametrize(
     ("cell", "signum", "rank"),
     [
-        pytest.param(DDP, signal.SIGTERM, 0, marks=pytest.mark.soak),
         (DDP, signal.SIGTERM, 1),
         pytest.param(STAGES, signal.SIGTERM, 1, marks=pytest.mark.slow),
-        pytest.param(DDP, signal.SIGUSR1, 1, marks=pytest.mark.soak),
         pytest.param(DDP, signal.SIGUSR1, 0, marks=pytest.mark.soak),
-        pytest.param(DDP, signal.SIGINT, 0, marks=pytest.mark.soak),
         pytest.param(DDP, signal.SIGINT, None, id="Ctrl-C", marks=pytest.mark.slow),
     ],
 )
@@ -182,59 +176,3 @@ def test_a_task_preempted_by_slurm_saves_between_two_steps_and_leaves_the_requeu
 def test_torchrun_within_a_slurm_job_is_torchrun(launcher, folder, straight, slurm):
     name = "slurm-torchrun"
     goes_on(launcher, folder, DDP, name, straight(DDP), env=slurm)  # two ranks, although the job has one task
-
-
-HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{HERE.parent}:{HERE.parents[1]}"}
-
-
-@contextmanager
-def started_by_lightning(folder: Path, name: str, *flags: str) -> Iterator[tuple[fork_server.Popen, list[int], Path]]:
-    """A run of two processes, the second of which rank 0 starts: rank 0, the processes' ids, the log."""
-    log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "lit_llm", *matrix.fit(DDP, name, *flags)]
-    with open(log, "w") as file:
-        process = fork_server.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=file, stderr=file, start_new_session=True)
-    try:
-        eventually(lambda: re.search(r"^step +5/", log.read_text(), re.M), lambda: process.poll() is None)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield process, [process.pid, int(children[0])], log
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_run_started_by_lightning_exits_with_75_whichever_rank_is_signalled(folder, straight, rank):
-    name = f"lightning-{rank}"
-    flags, hold = held(folder)
-    with started_by_lightning(folder, name, *flags) as (process, pids, log):
-        os.kill(pids[rank], signal.SIGTERM)
-        eventually(lambda: log.read_text().count(STOPPING) >= 1)
-        hold.unlink()
-        assert process.wait(100) == 75, log.read_text()
-    assert log.read_text().count("stopped by SIGTERM after step") == 1
-    command = [sys.executable, "-m", "lit_llm", *matrix.fit(DDP, name)]
-    done = fork_server.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert differences(straight(DDP), folder / name)[1] == []
-
-
-@pytest.mark.soak
-def test_a_run_started_by_lightning_exits_at_once_with_130_after_a_second_interrupt(folder):
-    flags, _ = held(folder)
-    with started_by_lightning(folder, "lightning-twice", *flags) as (process, pids, log):
-        os.killpg(process.pid, signal.SIGINT)
-        eventually(lambda: log.read_text().count("SIGINT: stopping") == 2)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(30) == 130, log.read_text()
-        assert "Traceback" not in log.read_text()
-        eventually(lambda: not Path(f"/proc/{pids[1]}").exists())
-
-
-@pytest.mark.soak
-def test_a_run_started_by_lightning_exits_with_1_when_it_fails(folder):
-    sick = overlay(folder, "sick.yaml", ("Spoil", {"factors": {}, "forever_from": 8}))
-    with started_by_lightning(folder, "lightning-sick", *sick, "--spike_guard.max_consecutive", "4") as (process, _, log):
-        assert process.wait(100) == 1, log.read_text()

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from recipe_runs import RECIPE, breaking, curve, run
 
+from lit_llm.runs.resume import find_start
+
 DECAY = str(Path(__file__).parents[2] / "recipes" / "decay.yaml")
 STABLE = "runs/x/checkpoints/stable.ckpt"
 BRANCH = ["fit", "--config", "wsd.yaml", "--config", DECAY, "--additional_steps", "4", "--resume", STABLE]
@@ -76,14 +78,6 @@ def test_a_decay_begins_at_the_rates_of_the_checkpoint_and_ends_at_zero(folder, 
     assert sorted(curve(Path("runs/x-decay"), "train/loss")) == list(expected)
 
 
-def test_a_checkpoint_whose_rate_is_zero_is_not_annealed(folder, capsys):
-    run(capsys, "fit", "--config", "tiny.yaml", "--schedule.final_ratio", "0")
-    flags = ["--config", "tiny.yaml", "--config", DECAY, "--resume", "runs/tiny/checkpoints/last.ckpt"]
-    code, _, err = run(capsys, "fit", *flags)
-    assert code == 2 and "but that is 0 after step 8:" in err and err.count("error: ") == 1
-    assert not Path("runs/tiny-decay").exists()
-
-
 @pytest.mark.slow
 def test_a_branch_broken_at_any_time_continues_with_the_same_command_or_by_its_folder(stable, capsys):
     run(capsys, *BRANCH, "--run_dir", "runs/whole")
@@ -102,23 +96,6 @@ def test_a_branch_broken_at_any_time_continues_with_the_same_command_or_by_its_f
         assert contents(Path("runs/x-decay/checkpoints")) == before
     code, out, _ = run(capsys, "validate", "--run", "runs/x-decay")
     assert code == 0 and "at step 11" in out
-
-
-@pytest.mark.slow
-def test_a_branch_killed_before_its_first_checkpoint_does_not_begin_at_step_0(stable, capsys):
-    with pytest.raises(KeyError, match="broken"):
-        run(capsys, *BRANCH, *breaking(9), "--run_dir", "runs/x-decay")
-    code, out, _ = run(capsys, "fit", "--run", "runs/x-decay", "--resume", "auto", "--trainer.callbacks", "null")
-    assert code == 0 and "resume: from step 7" in out
-    assert sorted(curve(Path("runs/x-decay"), "train/loss")) == [8, 9, 10, 11]
-
-
-@pytest.mark.slow
-def test_the_config_of_a_branch_makes_the_branch_again(stable, capsys):
-    run(capsys, *BRANCH)
-    code, *_ = run(capsys, "fit", "--config", "runs/x-decay/config.yaml", "--run_dir", "runs/again")
-    assert code == 0
-    assert curve(Path("runs/again"), "train/loss") == curve(Path("runs/x-decay"), "train/loss")
 
 
 @pytest.mark.slow
@@ -152,33 +129,12 @@ def test_what_would_write_over_a_run_or_not_end_is_refused(stable, capsys):
 
 
 @pytest.mark.slow
-def test_a_branch_can_take_the_place_of_a_run_that_is_set_aside(stable, capsys):
-    run(capsys, *BRANCH)
-    first = contents(Path("runs/x-decay/checkpoints"))
-    code, *_ = run(capsys, *BRANCH, "--schedule.shape", "linear", "--replace", "true")
-    assert code == 0
-    assert [v for k, v in contents(Path("runs/x-decay.1/checkpoints")).items()] == list(first.values())
-    assert sorted(curve(Path("runs/x-decay"), "train/loss")) == [8, 9, 10, 11]
-
-
-def test_a_schedule_that_jumps_from_the_checkpoints_rate_warns(folder, capsys):
-    run(capsys, "fit", "--config", "tiny.yaml")
-    with pytest.warns(
-        UserWarning, match=r"the checkpoint of optimizer step 8 has 0\.001, but .* gives 0\.00\d+\. The schedule, its end or"
-    ):
-        run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "12")
-
-
-@pytest.mark.slow
 def test_options_given_to_the_optimizer_hold_after_a_resume_and_another_optimizer_is_refused(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "4")
     auto = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "5"]
     code, _, err = run(capsys, *auto, "--optimizer", "AdamW")
     assert code == 2 and "trained with lit_llm.optim.MuonAdamW, whose state does not fit torch.optim.adamw.AdamW" in err
-    changes = r"momentum 0\.95 -> 0\.5, betas \(0\.9, 0\.95\) -> \(0\.8, 0\.95\)\."
-    changes = r"differ from the checkpoint's\. The new ones apply: " + changes
-    with pytest.warns(UserWarning, match=changes):
-        run(capsys, *auto, "--optimizer.momentum", "0.5", "--optimizer.betas", "[0.8, 0.95]", "--accept_changes", "true")
+    run(capsys, *auto, "--optimizer.momentum", "0.5", "--optimizer.betas", "[0.8, 0.95]", "--accept_changes", "true")
     from lit_llm.checkpoint.disk_format import read
 
     groups = read("runs/tiny/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"]
@@ -219,3 +175,11 @@ def test_a_warmup_share_keeps_its_number_when_resumed_extended_and_branched(fold
     assert code == 2 and "warmup_fraction" in err
     code, _, err = run(capsys, "fit", "--run", "runs/tiny", "--resume", "auto", "--schedule.warmup_steps", "6")
     assert code == 2 and "schedule.warmup_steps was 3 in the checkpoint and is 6" in err
+
+
+def test_a_branch_without_a_checkpoint_of_its_own_starts_from_its_origin(stable):
+    folder = Path("runs/early")
+    folder.mkdir()
+    (folder / "config.yaml").write_text(f"resume: {STABLE}\n")
+    saved, origin = find_start(folder, "auto", replace=False)
+    assert saved is not None and saved.step == 7 and origin == Path(STABLE)

@@ -34,7 +34,7 @@ def run(tmp_path_factory):
         patch.setenv("LIT_LLM_CACHE", str(folder / "cache"))
         Path("small.yaml").write_text(RECIPE)
         assert main(["fit", "--config", "small.yaml"]) == 0
-        assert main(["curve", "--run", "runs/small", "--out", "small.csv", "--note", "hardware=a, b: c"]) == 0
+        assert main(["report", "--run", "runs/small", "--csv", "small.csv", "--note", "hardware=a, b: c"]) == 0
     return folder
 
 
@@ -71,7 +71,7 @@ def test_files_keep_seven_digits_and_gaps(tmp_path):
     text = (tmp_path / "x" / "c.csv").read_text()
     (tmp_path / "x" / "c.csv").write_text("\ufeff" + text.replace("\n", "\r\n"))  # as spreadsheets save it
     again = Curve.read(tmp_path / "x" / "c.csv")
-    assert again.facts == {"seed": "1", "command": "fit --trainer.max_steps 3"}  # `curve --note` may have several lines
+    assert again.facts == {"seed": "1", "command": "fit --trainer.max_steps 3"}  # `--note` may have several lines
     assert again.rows[0] == Row(1, 2.0**40, 0.1234568, None, 1e-30, None) and math.isnan(again.rows[1].loss)
 
 
@@ -104,7 +104,7 @@ def test_a_resumed_run_has_one_curve_and_follows_it(there, capsys):
     code, said = main(["fit", *arguments]), capsys.readouterr().out
     assert code == 0, said
     assert "this run follows small.csv: 7 rows of 7" in said  # with those before the checkpoint
-    assert main(["curve", "--run", "resumed", "--out", "resumed.csv"]) == 0
+    assert main(["report", "--run", "resumed", "--csv", "resumed.csv"]) == 0
     assert Curve.read(Path("resumed.csv")).rows == Curve.read(Path("small.csv")).rows
     assert main(["fit", *arguments]) == 0  # nothing is left to train: it is what it was
     assert "this run follows small.csv: 7 rows of 7" in capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_a_damaged_file_of_a_csv_logger_is_refused(tmp_path):
 
 def test_what_is_no_step_in_the_file_of_a_csv_logger_is_left_out(tmp_path):
     (tmp_path / "metrics.csv").write_text(f"step,loss\n1,2.5\n{10**400},2.0\n{2**53},2.0\n-3,2.0\n,2.0\n2,\n")
-    assert csv_values(tmp_path / "metrics.csv") == {"loss": [(1, 2.5, 0.0)]}
+    assert csv_values(tmp_path / "metrics.csv") == {"loss": ([1], [2.5], [0.0])}
 
 
 def test_nothing_in_common_is_not_following():
@@ -178,5 +178,5 @@ def test_recipes_without_a_shipped_curve_name_those_that_have_one(there, capsys)
     assert re.search(r"no curve is shipped for small, only for .*\(--check_against FILE\)", capsys.readouterr().err)
     assert main(["fit", "--config", "small.yaml", "--check_against", "small.csv", "--check_tolerance", "0"]) == 2
     assert "check_tolerance is 0.0, but must be above 0" in capsys.readouterr().err
-    assert main(["curve", "--run", "nowhere", "--out", "x.csv"]) == 2
+    assert main(["report", "--run", "nowhere", "--csv", "x.csv"]) == 2
     assert "nowhere is not a run folder" in capsys.readouterr().err

@@ -4,8 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from recipe_runs import run
+import tokenizers
+import torch
+from recipe_runs import run, table
+from torch.nn.functional import cross_entropy
 
+from lit_llm import TrainedModel
 from lit_llm.tokenizers import Bytes, load_tokenizer
 
 FILE = "runs/tiny/tokenizer.json"
@@ -66,3 +70,39 @@ def test_the_ids_around_a_document_are_part_of_it(folder, capsys):
     Path("runs/tiny/document_ids.json").write_text('{"bos_id": null, "eos_id": 257}')
     code, _, err = run(capsys, "generate", "--run", "runs/tiny", "--max_new_tokens", "2")
     assert code == 2 and "document_ids.json" in err, err
+
+
+LEARNED = ("--data.tokenizer", "BPE", "--data.tokenizer.vocab_size", "300", "--trainer.max_steps", "4")
+
+
+def test_other_text_is_read_with_the_tokenizer_that_the_run_learned(folder, capsys):
+    """The loss is that of the weights on the ids of the run's tokenizer.json; `paths` of the recipe gives way to the flags."""
+    Path("a.txt").write_text("".join(f"Alpha {i} begets beta.\n" for i in range(200)))  # another BPE would be learned of it
+    Path("b.txt").write_text("".join(f"Wholly other words, {i * 7} times\n" for i in range(100)))
+    assert run(capsys, "fit", "--config", "tiny.yaml", *LEARNED)[0] == 0
+    flags = "--data.train", "a.txt", "--data.val", "b.txt", "--trainer.limit_val_batches", "1.0"
+    code, out, err = run(capsys, "validate", "--run", "runs/tiny", *flags)
+    assert code == 0 and "data.paths text.txt" in err, err
+    trained = TrainedModel("runs/tiny", device="cpu").double()
+    ids = tokenizers.Tokenizer.from_file(FILE).encode(Path("b.txt").read_text(), add_special_tokens=False).ids
+    ids.append(json.loads(Path("runs/tiny/document_ids.json").read_text())["eos_id"])
+    total = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, 16):  # blocks of 16 targets
+            block = torch.tensor(ids[start : start + 17])
+            total += cross_entropy(trained(block[None, :-1])[0], block[1:], reduction="sum")
+    assert table(out)["val/loss"] == pytest.approx(total.item() / (len(ids) - 1), abs=1e-4)
+
+
+def test_chats_are_read_with_the_tokenizer_of_a_run_of_text(folder, capsys):
+    assert run(capsys, "fit", "--config", "tiny.yaml", *LEARNED)[0] == 0
+    Path("chat.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}\n{% endgeneration %}{% endfor %}"
+    )
+    turns = [{"role": "user", "content": "line 1?"}, {"role": "assistant", "content": "of a text"}]
+    Path("chat.jsonl").write_text(
+        "".join(json.dumps({"messages": [*turns, {"role": "user", "content": str(i)}]}) + "\n" for i in range(90))
+    )
+    flags = "--data", "ChatFiles", "--data.paths", "chat.jsonl", "--data.chat_template", "chat.jinja"
+    code, out, err = run(capsys, "validate", "--run", "runs/tiny", *flags)
+    assert code == 0 and table(out)["val/loss"] > 0, err

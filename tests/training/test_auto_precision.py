@@ -10,13 +10,13 @@ import pytest
 import torch
 import yaml
 from ports import free_port
-from recipe_runs import curve, run
+from recipe_runs import run
 
 from lit_llm.config.build import Built, build
 from lit_llm.config.parse import parse
-from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.resolve import resolved
 from lit_llm.core.hardware import table
+from lit_llm.plan.planned_recipe import PlannedRecipe
 from lit_llm.training import auto_precision
 from lit_llm.training.auto_precision import choose, choose_for
 
@@ -65,17 +65,6 @@ def test_a_resume_and_an_evaluation_keep_the_precision_of_the_run(folder, capsys
     assert PlannedRecipe([*AUTO, "--resume", "auto"]).settings().precision == "bf16-mixed"
     given = built("--resume", "auto", "--trainer.precision", "32-true")
     assert "trainer.precision bf16-mixed → 32-true" in given.run.start.announced, "a value that is given counts"
-
-
-@pytest.mark.slow
-def test_a_run_continues_exactly_on_another_processor(folder, capsys, processor):
-    processor(True)
-    run(capsys, "fit", *AUTO, "--run_dir", "runs/straight")
-    run(capsys, "fit", *AUTO, "--trainer.max_steps", "5", "--schedule.total_steps", "8")
-    processor(False)
-    assert run(capsys, "fit", *AUTO, "--resume", "auto")[0] == 0
-    assert saved_precision("runs/tiny") == "bf16-mixed"
-    assert curve(Path("runs/tiny"), "train/loss") == curve(Path("runs/straight"), "train/loss")
 
 
 def test_the_hardware_of_a_plan_decides_there(folder, capsys, processor):

@@ -73,11 +73,6 @@ def test_another_micro_batch_continues_it_and_another_ramp_is_refused(ramped, ca
         (["--batch_ramp.tokens_per_batch", "[[0, 40], [80, 64]]"], ["40 tokens per batch", "= 16", "use 32 or 48 tokens"]),
         (["--batch_ramp.tokens_per_batch", "[[5, 32]]"], ["must begin at 0 tokens", "--batch_ramp.tokens_per_batch"]),
         (["--batch_ramp.tokens_per_batch", "[[0, 32]]"], ["ends with 32 tokens", "--data.global_batch_size 2"]),
-        (["--trainer.accumulate_grad_batches", "2"], ["remove --trainer.accumulate_grad_batches"]),
-        (
-            ["--batch_ramp.tokens_per_batch", "[[0, 40], [80, 64]]", "--trainer.accelerator", "gpu"],
-            ["40 tokens per batch", "gpu"],
-        ),
     ],
 )
 def test_a_mistake_in_the_ramp_is_reported_before_anything_is_written(ramped, capsys, flags, expected):

@@ -59,16 +59,6 @@ def fit(capsys, *callbacks: tuple[str, dict], flags: tuple[str, ...] = ()) -> tu
     [
         ("--spike_guard", "null"),
         ("--trainer.limit_val_batches", "0", "--checkpoint.monitor", "null"),
-        (
-            "--trainer.limit_val_batches",
-            "0",
-            "--checkpoint.monitor",
-            "null",
-            "--trainer.log_every_n_steps",
-            "100",
-            "--spike_guard",
-            "null",
-        ),
     ],
 )
 def test_a_loss_that_is_not_finite_at_the_end(folder, capsys, flags):

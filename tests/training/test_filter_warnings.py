@@ -1,8 +1,11 @@
 """Messages of callbacks are printed, Lightning's own are not."""
 
 import logging
+import subprocess
+import sys
 import warnings
 
+import fork_server
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
@@ -38,3 +41,27 @@ def test_torchs_advice_about_buffers_is_not_printed_by_every_rank():
     finally:
         dist.destroy_process_group()
     assert [str(warning.message) for warning in caught if "broadcast_buffers" in str(warning.message)] == []
+
+
+PROJECT = """
+import warnings
+from lightning.pytorch import Callback
+
+class Warns(Callback):
+    def on_train_start(self, *_):
+        warnings.warn("of a project", stacklevel=1)
+"""
+
+
+def test_a_command_prints_a_warning_of_lit_llm_as_one_line_and_others_as_python_does(folder):
+    (folder / "project.py").write_text(PROJECT)
+    (folder / "warns.yaml").write_text("trainer:\n  callbacks+:\n  - class_path: project.Warns\n")
+    words = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", "--config", "warns.yaml"]
+    words += ["--sharded_checkpoints", "true", "--trainer.max_steps", "2", "--trainer.limit_val_batches", "0"]
+    done = fork_server.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "warning: sharded_checkpoints changes nothing here: only MeshStrategy can write shards (strategy/fsdp2).",
+        f"{folder / 'project.py'}:7: UserWarning: of a project",
+        '  warnings.warn("of a project", stacklevel=1)',
+    ]

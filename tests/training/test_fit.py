@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -13,8 +11,6 @@ import torch
 import yaml
 from lightning.pytorch import Callback
 from recipe_runs import curve, run, table
-
-from lit_llm.training.outcome import continue_command
 
 
 class Fails(Callback):
@@ -110,32 +106,12 @@ def ended(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("training ended")]
 
 
-def test_the_command_that_continues_a_run_can_be_pasted():
-    assert shlex.split(continue_command(Path("my runs/it's")))[-4:] == ["--run", "my runs/it's", "--resume", "auto"]
-
-
 def test_the_last_step_says_that_it_was_the_last(folder, capsys):
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "4", "--trainer.log_every_n_steps", "3")
     assert ended(out) == ["training ended after step 4: reached trainer.max_steps=4"]
     assert recorded() == ("reached trainer.max_steps=4", True)
     _, out, _ = run(capsys, "fit", "--run", "runs/tiny", "--resume", "auto")
     assert ended(out) == ["training ended after step 4: reached trainer.max_steps=4"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "said"),
-    [
-        ("divergence_threshold", 0.1, "divergence_threshold 0.1"),
-        ("stopping_threshold", 99.0, "stopping_threshold 99"),
-        ("patience", 1, r"best [\d.]+, patience 1"),
-    ],
-)
-def test_the_rule_of_early_stopping_is_named(folder, capsys, setting, value, said):
-    mode = "max" if setting == "patience" else "min"  # the loss falls
-    stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/loss", mode=mode, **{setting: value})
-    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "1")
-    (line,) = ended(out)
-    assert re.search(rf"early stopping: val/loss is [\d.]+, {said}$", line), line
 
 
 @pytest.mark.parametrize("epochs", [(), ("--trainer.limit_train_batches", "6")], ids=["one epoch", "cut epochs"])
@@ -170,21 +146,6 @@ def test_a_run_that_monitors_a_score_of_tasks_resumes_from_each_step_and_its_bes
             shutil.rmtree(path)
     assert run(capsys, "fit", "--config", "tiny.yaml", *tasks, *monitor, "--resume", "auto")[0] == 0
     assert os.readlink("runs/tiny/checkpoints/best.ckpt") == best
-
-
-def test_early_stopping_resumes_from_the_end_of_an_epoch(folder, capsys):
-    stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/loss", patience=2, min_delta=100.0)
-    epochs = ("--trainer.limit_train_batches", "4", "--validation", "null", "--checkpoint.every_n_steps", "1")
-    flags = ("fit", "--config", "tiny.yaml", *stop, *epochs, "--checkpoint.keep_last", "9")
-    _, out, _ = run(capsys, *flags)
-    (end,) = ended(out)
-    assert "after step 6: early stopping" in end  # the third validation of epochs of two steps
-    for step in (5, 6):
-        shutil.rmtree(f"runs/tiny/checkpoints/step-{step:08d}.ckpt")
-    for path in (*Path("runs/tiny").glob("ended*"), Path("runs/tiny/checkpoints/last.ckpt")):
-        path.unlink()
-    code, out, _ = run(capsys, *flags, "--resume", "auto")
-    assert code == 0 and ended(out) == [end]
 
 
 def test_a_misspelled_monitor_is_named_with_the_metric_that_was_meant(folder, capsys):

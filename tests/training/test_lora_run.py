@@ -79,7 +79,7 @@ def test_a_run_saves_adapters_continues_exactly_and_every_command_finds_the_base
     assert code == 0 and table(out)["val/loss"] == pytest.approx(tuned, abs=2e-4)
     more, whole = load_model(Path("runs/more") / LAST).state_dict(), weights("runs/whole")
     assert all(torch.equal(more[name], model[name]) and torch.equal(whole[f"model.{name}"], model[name]) for name in model)
-    code, out, _ = run(capsys, "consolidate", "--run", "runs/tuned", "--out", "one.ckpt")
+    code, out, _ = run(capsys, "export", "--format", "ckpt", "--run", "runs/tuned", "--out", "one.ckpt")
     assert code == 0 and out.splitlines()[-1] == (
         f"note: it holds adapters only; their base weights stay in {saved['base']['path']} (`export` merges both)"
     )
@@ -137,7 +137,6 @@ def test_what_lora_does_not_work_with_is_one_sentence(folder, capsys, monkeypatc
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "models")
     for flags, expected in {
         ("--lora.rank", "2"): "lora trains adapters beside frozen weights: name the run or the import that has them",
-        ("--lora.targets", "[quary]"): "lora.targets has 'quary', but the model has no such linear layer; the nearest is query",
         ("--lora.targets", "query"): "lora.targets is 'query', it must be of type list[str], null",
         ("--lora.rank", "2", "--architecture", "custom_models.LSTMModel"): "lora adapts the linear layers of lit_llm's GPT",
     }.items():

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import fork_server
 import pytest
-import torch.distributed as dist
 from ports import free_port
 
 from lit_llm.training.lost_peer import is_lost_peer, is_port_in_use
@@ -57,7 +56,6 @@ NONE = "no checkpoint exists yet, start again with --resume auto"
 @pytest.mark.parametrize(
     ("strategy", "dies_at", "what"),
     [
-        pytest.param("ddp", 5, STEP_4, marks=pytest.mark.slow),
         ("{class_path: lit_llm.distributed.mesh_strategy.MeshStrategy}", 5, STEP_4),
         pytest.param("ddp", 1, NONE, marks=pytest.mark.slow),
     ],
@@ -75,46 +73,9 @@ def test_the_surviving_rank_names_the_last_checkpoint_and_how_to_continue(folder
     assert "Traceback" not in err and "GLHF" not in err
 
 
-SURVIVES = """
-import os, signal, sys
-import torch, torch.distributed as dist
-from lit_llm.training.lost_peer import is_lost_peer
-
-dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(1))  # connected
-if dist.get_rank() == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-try:
-    dist.all_reduce(torch.ones(1))
-except Exception as error:
-    print(type(error).__name__, is_lost_peer(error), is_lost_peer(RuntimeError("out of memory")), error)
-"""
-
-
-def test_the_real_error_of_gloo_is_recognised_and_no_other(tmp_path):
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    common["PYTHONPATH"] = str(Path(__file__).parents[2])
-    ranks = [
-        fork_server.Popen(
-            [sys.executable, "-c", SURVIVES], env={**os.environ, **common, "RANK": rank}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in ("0", "1")
-    ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert said[0].startswith("RuntimeError True False"), (
-        f"torch's gloo reports a lost peer in other words now; adapt lit_llm/training/lost_peer.py: {said[0]}"
-    )
+def test_no_other_error_is_taken_for_theirs():
     assert not is_lost_peer(ValueError("gloo/transport: Connection closed by peer"))
     assert not is_lost_peer(RuntimeError("Connection closed by peer"))  # of something else
-
-
-def test_the_real_error_of_a_port_in_use_is_recognised_and_is_no_lost_peer():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(dist.DistNetworkError) as refused:
-            dist.TCPStore("127.0.0.1", other.getsockname()[1], is_master=True, wait_for_workers=False)
-    assert is_port_in_use(refused.value) and not is_lost_peer(refused.value)
     assert not is_port_in_use(OSError("EADDRINUSE"))
 
 

@@ -14,12 +14,10 @@ from lit_llm.data import TextFiles
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.optim.torch_muon import TorchMuon
-from lit_llm.plan import Optimizer
+from lit_llm.plan import Optimizer, plan_monitor
 from lit_llm.plan.measured_run import measured_run
-from lit_llm.training import plan_monitor
+from lit_llm.plan.plan_monitor import PlanMonitor
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.plan_monitor import PlanMonitor
 
 
 class Rows(Logger):
@@ -112,38 +110,12 @@ def test_a_disk_that_refuses_does_not_end_the_run_and_other_folders_stay_as_they
         fit(PlanMonitor(), module, tmp_path, steps=1)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "planned"),
-    [(MuonAdamW, Optimizer("MuonAdamW")), (TorchMuon, Optimizer("torch.optim.Muon", ns_dtype="bfloat16"))],
-)
-def test_muon_is_planned_by_its_class(tmp_path, optimizer, planned):
-    watch = PlanMonitor()
-    fit(watch, LanguageModel(GPTConfig(**CONFIG), optimizer), tmp_path, steps=2)
-    sizes = {"sequences": 2, "length": 16, "accumulation": 2, "cuda": False}
-    muon, adamw = (
-        peak_of(GPTConfig(**CONFIG, vocab_size=257), optimizer=each, **sizes) for each in (planned, Optimizer("AdamW"))
-    )
-    assert watch.predicted_bytes == muon.total != adamw.total
-
-
 def test_an_average_of_the_weights_is_planned(tmp_path):
     module = LanguageModel(GPTConfig(**CONFIG), partial(torch.optim.AdamW, fused=True))
     plain, averaged = PlanMonitor(), PlanMonitor()
     fit(plain, module, tmp_path, steps=1)
     fit(averaged, module, tmp_path, steps=1, more=(EMA(),))
     assert averaged.predicted_bytes - plain.predicted_bytes == 4 * sum(p.numel() for p in module.parameters())
-
-
-def test_a_run_the_planner_does_not_support_gets_no_prediction(tmp_path):
-    class Other(torch.optim.SGD):
-        pass
-
-    watch = PlanMonitor()
-    module = LanguageModel(GPTConfig(**CONFIG), partial(Other, lr=0.1))
-    module.compute_config.compile = True
-    module.compute_config.activation_checkpointing = "none"
-    watch.on_train_start(Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), module)
-    assert watch.predicted_bytes is None
 
 
 def test_differences_are_reported_once_and_as_a_warning_beyond_the_tolerance():
@@ -171,9 +143,3 @@ def test_a_foreign_module_gets_no_prediction_and_a_planner_that_fails_is_a_warni
     with pytest.warns(UserWarning, match="AttributeError: a bug"):
         rows = fit(watch, LanguageModel(GPTConfig(**CONFIG), MuonAdamW), tmp_path, steps=2).rows
     assert 2 in rows and not any("plan/" in name for name in rows[2]) and watch.predicted_bytes is None
-
-
-def test_settings_out_of_range_are_refused():
-    for options in ({"mfu": 0.0}, {"mfu": 1.5}, {"tolerance": 0.0}):
-        with pytest.raises(ValueError, match=r"PlanMonitor\("):
-            PlanMonitor(**options)

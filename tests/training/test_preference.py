@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +15,6 @@ import torch.nn.functional as F
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.loss import LossConfig, cross_entropy, token_nll
-from lit_llm.training.fit import print_metrics
 from lit_llm.training.preference import Preference
 
 KINDS = pytest.mark.parametrize(
@@ -138,23 +135,6 @@ def test_the_metrics_are_means_over_pairs():
     again = sums_of(objective, given)
     assert (again.loss / again.count).item() == pytest.approx(math.log(2), rel=1e-12)
     assert dict(zip(names, (again.means[:, 0] / again.means[:, 1]).tolist(), strict=True))["accuracy"] == 0.5
-
-
-def test_an_evaluation_prints_every_mean(capsys):
-    logged = {"train/loss": 0.5, "val/accuracy": 0.75, "val/kl": -0.25, "val/loss": 0.625, "lr": 1.0}
-    print_metrics(SimpleNamespace(callback_metrics=logged), "val", Path("runs/dpo"), 3)
-    table = dict(re.findall(r"(\S+/\S+|lr)\s+\S\s+(\S+)", capsys.readouterr().out))
-    assert list(table.items()) == [("val/loss", "0.6250"), ("val/accuracy", "0.7500"), ("val/kl", "-0.2500")]
-
-
-def test_what_a_row_lacks_changes_nothing():
-    given = batch()
-    first = {name: value[:1] if name != "weight" else value for name, value in given.items()}
-    second = {name: value[1:] if name != "weight" else value for name, value in given.items()}
-    parts = [sums_of(Preference(), each) for each in (first, second)]
-    whole = sums_of(Preference(), given)
-    torch.testing.assert_close(whole.loss, parts[0].loss + parts[1].loss, rtol=1e-14, atol=0)
-    torch.testing.assert_close(whole.means, parts[0].means + parts[1].means, rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -57,21 +57,19 @@ def test_a_log_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^log_dir '.*file' is a file, but must be a folder: .* \(--log_dir DIR\)$"):
         log_to(tmp_path / "file", 1, 2)
-    (tmp_path / "rank-1.log").symlink_to(tmp_path / "file")
+    (tmp_path / "rank-1.log").mkdir()
     with pytest.raises(UserError, match=r"cannot have rank-1\.log: "):
         log_to(tmp_path, 1, 2)
-    assert (tmp_path / "file").read_text() == ""
 
 
 def test_a_record_of_collectives_is_kept_unless_the_user_has_set_it(tmp_path, monkeypatch):
-    names = ["TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"]
-    names += ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
+    names = ["TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"]
     for name in names:
         monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
-    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "5")
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "5")
     record_collectives(tmp_path / "logs")
-    assert [os.environ.get(name) for name in names] == ["1", None, "5", str(tmp_path / "logs" / "nccl-rank-"), None]
+    assert [os.environ.get(name) for name in names] == ["1", "5", str(tmp_path / "logs" / "nccl-rank-")]
 
 
 def test_an_empty_log_folder_is_refused_before_anything_is_written(folder, capsys):

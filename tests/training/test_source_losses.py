@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.models.loss import LossConfig, LossSums
-from lit_llm.training.accumulation import LossMeans
+from lit_llm.models.loss import LossConfig
 from lit_llm.training.language_model import LanguageModel
 
 NAMES = ["web", "code", "never drawn"]
@@ -118,21 +117,3 @@ def test_evaluation_logs_the_mean_over_all_tokens_of_each_source(command: str) -
     prefix = {"validate": "val", "test": "test"}[command]
     expected = {f"{prefix}/{name}": loss for name, loss in exact(rebuilt(model.model.state_dict()), data.rows).items()}  # type: ignore[union-attr]
     assert {name: loss for name, loss in found.items() if name.endswith("loss")} == pytest.approx(expected, rel=1e-6)
-
-
-def sums(sources: list[int], nll: list[float], count: list[int]) -> Tensor:
-    zero = torch.zeros(())
-    of_rows = LossSums(zero, zero, zero, torch.tensor(nll), torch.tensor(count))
-    return LossMeans(NAMES).of({"sources": torch.tensor(sources)}, of_rows)
-
-
-def test_a_source_whose_loss_is_nan_leaves_the_others() -> None:
-    found = LossMeans(NAMES).row("train", sums([0, 1, 0], [1.5, float("nan"), 2.5], [2, 3, 2]))
-    assert found["train/web/loss"] == 1.0 and found["train/code/loss"] != found["train/code/loss"] and len(found) == 2
-
-
-def test_a_long_validation_keeps_the_digits_of_small_batches() -> None:
-    total = sums([1], [2.0**40], [2**39])
-    for _ in range(64):
-        total = total + sums([1], [1.5], [1])  # a float32 sum of 2^40 would not notice any of these
-    assert total.tolist() == [[0, 0], [0, 0], [2.0**40 + 96, 2**39 + 64], [0, 0]]

@@ -1,7 +1,7 @@
 """Model families of Hugging Face folders: settings and tensors for both directions.
 
-A family is found by its name in capitals: the imports below say in which file. To add one, write a `Family` like those here
-and put it into the table. `config_parts` has the ready-made pieces.
+A family is a constant in capitals: the imports below show in which file it is. To add a family, write a `Family` like these and
+put it into the table. `config_parts` has ready-made parts.
 """
 
 from lit_llm.hf.families.deepseek import DEEPSEEK_V3
@@ -25,4 +25,4 @@ from lit_llm.hf.families.mixture import GLM4_MOE, GPT_OSS, MIXTRAL, OLMOE, QWEN3
 _DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, OLMO2, OLMO3, GEMMA2, GEMMA3, SMOLLM3, PHI3, GPT_NEOX, STARCODER2, GRANITE)
 _ALL = (*_DENSE, MIXTRAL, QWEN3_MOE, OLMOE, GPT_OSS, GLM4_MOE, DEEPSEEK_V3)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
-"""By `model_type`. Export takes the first one that is equivalent to a model."""
+"""`model_type` → family. Export takes the first family that is equivalent to a model."""

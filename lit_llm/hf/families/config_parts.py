@@ -17,17 +17,17 @@ _DOMAINS = {**MODEL_DOMAINS, **MOE_DOMAINS}
 
 @dataclass(frozen=True)
 class Setting:
-    """A number, or true or false, with a key of its own: a setting of the model, of its experts or of latent attention."""
+    """A number or flag with a key of its own: a setting of the model, of its experts or of latent attention."""
 
     ours: str
     theirs: str
     kind: Literal["required size", "size", "number", "flag"] = "required size"
     default: Any = None
-    """The value of transformers if the key is missing."""
+    """The value that transformers takes if the key is missing."""
     nullable: bool = False
-    """Whether null is a value of its own, and not the default."""
+    """Whether null in config.json is a value of its own, and does not mean the default."""
     resolved: Callable[[GPTConfig], Any] | None = None
-    """The value to write, if null here means another value."""
+    """Gives the value to write, for a setting of ours in which null stands for another value."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         if self.kind == "required size":
@@ -45,7 +45,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Inverse:
-    """A number whose inverse is the key's value."""
+    """A setting whose inverse is the value of the key."""
 
     ours: str
     theirs: str
@@ -64,9 +64,9 @@ class Heads:
 
     query: str = "num_attention_heads"
     key_value: str | None = "num_key_value_heads"
-    """None: as many as query heads."""
+    """None: there are as many as query heads."""
     head_dim: str | None = "head_dim"
-    """None: width / heads."""
+    """None: the width of a head is the model's width / query heads."""
     width: str = "hidden_size"
     default_head_dim: int | None = None
 
@@ -98,9 +98,9 @@ GATED: dict[str, tuple[str, str | None]] = {
     # relu(Wx)² = relu(Wx)·(Wx) is a ReLU-gated MLP whose gate and up matrices are equal.
     "relu": ("relu2", None),
 }
-"""Activation → (`mlp`, `gelu_approximate`), of an MLP with a gate."""
+"""Activation → (`mlp`, `gelu_approximate`) for an MLP with a gate."""
 EXPERTS = {name: mlp for name, mlp in GATED.items() if name != "relu"}
-"""The same of experts."""
+"""Activation → (`mlp`, `gelu_approximate`) for experts."""
 PLAIN: dict[str, tuple[str, str | None]] = {
     "gelu_new": ("gelu", "tanh"),
     "gelu_pytorch_tanh": ("gelu", "tanh"),
@@ -108,9 +108,9 @@ PLAIN: dict[str, tuple[str, str | None]] = {
     "gelu": ("gelu", "none"),
     "relu2": ("relu2", None),
 }
-"""Activation → (`mlp`, `gelu_approximate`), of an MLP of two matrices."""
+"""Activation → (`mlp`, `gelu_approximate`) for an MLP of two matrices."""
 _DEFAULTS = {"gelu": "tanh", "geglu": "none"}
-"""`mlp` → `gelu_approximate`, if that is null."""
+"""`mlp` → the value that a null `gelu_approximate` stands for."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ Bias: TypeAlias = Literal["qkv", "attention_output", "mlp", "norm"]
 
 @dataclass(frozen=True)
 class Biases:
-    """One key for the biases of some parts. A bias that is missing here is exported as zero."""
+    """One key for the biases of several parts. Export writes zeros for a bias that our model lacks."""
 
     theirs: str
     ours: tuple[Bias, ...]
@@ -153,10 +153,10 @@ ATTENTION_BIASES: tuple[Bias, ...] = ("qkv", "attention_output")
 
 
 def attention_scale(config: GPTConfig) -> float:
-    """The factor of the attention scores."""
+    """The factor of the attention scores. A null `attention_scale` means 1 / √head_dim."""
     return config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
 def embedding_scale(config: GPTConfig) -> float:
-    """The factor of the embeddings."""
+    """The factor of the embeddings. A null `embedding_scale` means 1."""
     return 1.0 if config.embedding_scale is None else config.embedding_scale

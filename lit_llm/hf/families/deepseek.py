@@ -25,7 +25,7 @@ _LATENT = (
 
 
 class _Heads:
-    """Numbers and widths of heads, and ranks."""
+    """The number and widths of heads, and the ranks of latent attention."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         n_head = fields.size("num_attention_heads")
@@ -54,7 +54,7 @@ class _ScaledRope(Rope):
         factor: Any = (settings["rope_scaling"] or {}).get("factor")
         if not (strength and is_number(strength) and is_number(factor)):
             return settings
-        width = sum(sum(key.read(fields).values()) for key in _LATENT[:2])  # of a query
+        width = sum(sum(key.read(fields).values()) for key in _LATENT[:2])  # of a query's head
         return {**settings, "attention_scale": width**-0.5 * (0.1 * strength * math.log(max(factor, 1.0)) + 1) ** 2}
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class _ScaledRope(Rope):
         if config.attention_scale is None or scaling.get("rope_type") != "yarn" or not logarithm:
             return content
         strength = (math.sqrt(config.attention_scale * math.sqrt(config.resolved_head_dim)) - 1) / logarithm
-        scaling["mscale_all_dim"] = round(strength, 12)  # of a published 1.0 the rounding errors are gone
+        scaling["mscale_all_dim"] = round(strength, 12)  # without rounding errors, so that 1.0 stays 1.0
         if (factor := scaling.get("attention_factor")) is not None:  # DeepSeek's own code reads mscale instead
             scaling["mscale"] = round((factor * (strength * logarithm + 1) - 1) / logarithm, 12)
         return content
@@ -84,7 +84,7 @@ DEEPSEEK_V3 = Family(
     only={"rope_interleave": (True,), "moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
     ahead="num_nextn_predict_layers",
     harmless=(
-        *("head_dim", "qk_head_dim"),  # transformers computes them from others
-        *("output_router_logits", "aux_loss_alpha", "seq_aux", "ep_size"),  # of training
+        *("head_dim", "qk_head_dim"),  # transformers computes them from other keys
+        *("output_router_logits", "aux_loss_alpha", "seq_aux", "ep_size"),  # for training only
     ),
 )

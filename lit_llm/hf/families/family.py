@@ -1,4 +1,4 @@
-"""What a model family is: which settings it fixes, which keys of config.json give the others, and where its tensors are."""
+"""A model family: the settings that it fixes, the keys of config.json for its other settings, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lit_llm.models.gpt import GPTConfig
 
 
 class Part(Protocol):
-    """Some settings and the keys of config.json that they have, in both directions."""
+    """Translates some settings from keys of config.json, and into them."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """Settings of GPTConfig. What may vary with depth is in `layers`, as a list with one value for each layer."""
+        """Return settings of GPTConfig. `layers` has those that may vary with depth, as lists of a value per layer."""
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
-        """Keys of config.json. A setting that they cannot express is left out: export compares what `read` makes of them."""
+        """Return keys of config.json. Settings that they cannot express are left out: export compares `read` of these keys."""
 
 
 @dataclass(frozen=True)
@@ -30,27 +30,27 @@ class Family:
 
     model_type: str
     architecture: str
-    """The class of transformers."""
+    """Name of the model class in transformers."""
     parts: tuple[Part, ...]
     """Settings that differ between models of the family."""
     tensors: Callable[[GPTConfig], Iterator[Link]] = decoder
-    """The tensors of a model, without its output head."""
+    """Yields the links of a model's tensors, without its output head."""
     head: str = "lm_head.weight"
-    """The output head, if it is not tied."""
+    """Name of the output head, if it is not tied."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings that all models of the family share."""
     tied: bool = False
-    """Whether embeddings are tied if `tie_word_embeddings` is missing."""
+    """Whether the head is tied to the embedding if `tie_word_embeddings` is missing."""
     dropouts: tuple[str, ...] = ("attention_dropout",)
-    """The keys of dropout rates."""
+    """Keys of dropout rates."""
     all_dropouts: bool = False
     """Whether the keys in `dropouts` cover the three places of model.dropout, so that one rate can be kept."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Keys of which lit_llm supports only some values. The first one is the default."""
+    """Key → the values that lit_llm supports. The first one is the default."""
     experts_in_one: bool = False
-    """Whether a tensor has the matrices of all experts."""
+    """Whether one tensor has the matrices of all experts."""
     ahead: str | None = None
-    """The key with the number of layers after the last that predict further tokens: they are not imported."""
+    """The key with the number of layers after the last one that predict further tokens. These layers are not imported."""
     harmless: tuple[str, ...] = ()
     """Further keys that do not change what transformers computes."""
 
@@ -79,7 +79,7 @@ class Family:
         return _without_defaults(_with_one_bias(settings))
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
-        """The config.json of a model, without settings that the family cannot express."""
+        """Return the config.json of a model, without settings that the family cannot express."""
         content: dict[str, Any] = {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -95,7 +95,7 @@ class Family:
         return content | dict.fromkeys(self.dropouts, config.dropout if self.all_dropouts else 0.0)
 
     def unknown_keys(self, fields: Fields) -> list[str]:
-        """The keys that nobody read after `read` and that may change the model. Empty values change nothing."""
+        """The keys that `read` did not read and that may change the model. Keys with empty values change nothing."""
         known = HARMLESS | fields.read | {*self.dropouts, *self.harmless}
         return [key for key, value in fields.content.items() if key not in known and not is_empty(value)]
 
@@ -105,14 +105,14 @@ BIASES: tuple[Literal["qkv", "attention_output", "mlp", "norm"], ...] = ("qkv", 
 
 
 def _with_one_bias(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` with `bias` for as many parts as possible, and the settings of single parts where they differ from it."""
+    """`settings` with `bias` equal to the MLP's, and settings of single parts only where these differ from it."""
     bias = settings.pop("mlp_bias", settings.get("bias", False))
     same = {f"{part}_bias" for part in BIASES if settings.get(f"{part}_bias") in (None, bias)}
     return {name: value for name, value in settings.items() if name not in same} | {"bias": bias}
 
 
 def _without_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` with null for the scales that null stands for."""
+    """`settings` with null instead of scales that equal the meaning of null."""
     width = settings.get("head_dim") or settings["n_embd"] // settings["n_head"] or 1
     if latent := settings.get("latent"):
         width = latent["nope_head_dim"] + latent["rope_head_dim"]

@@ -1,4 +1,4 @@
-"""Settings that vary with depth: `layer_types` and sliding windows. A window of W has the position itself and W - 1 before."""
+"""Settings that vary with depth: `layer_types` and sliding windows. A window of W is the position itself and W - 1 earlier."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def layer_settings(config: GPTConfig) -> list[LayerSettings]:
 
 
 def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dict[str, Any]:
-    """Settings of GPTConfig from values for each layer: one value if all layers share it, else the shortest pattern.
+    """Settings of GPTConfig from lists of values by layer: one value if all layers share it, else the shortest pattern.
 
-    A window of at least `block_size` is none: no sequence is longer.
+    A window of at least `block_size` becomes null, because no sequence is longer.
     """
     settings: dict[str, Any] = {}
     patterns: dict[str, list[Any]] = {}
@@ -38,7 +38,7 @@ def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dic
 
 @dataclass(frozen=True)
 class Window:
-    """One window for all layers. Null: none."""
+    """One window for all layers. Null means no window."""
 
     default: int | None = None
 
@@ -52,12 +52,12 @@ class Window:
 
 
 def every(count: int) -> Callable[[int], list[str]]:
-    """Kinds of layers of which each `count`-th has full attention, and the others a window."""
+    """A function from the number of layers to their kinds: each `count`-th has full attention, the others have a window."""
     return lambda n_layer: [FULL if (i + 1) % count == 0 else SLIDING for i in range(n_layer)]
 
 
 def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str]:
-    """`layer_types`: the kind of each layer."""
+    """The kind of each layer, from `layer_types`, or from `default` if that is missing."""
     n_layer = fields.size("num_hidden_layers")
     kinds = fields.raw("layer_types")
     if kinds is None:
@@ -91,7 +91,7 @@ class WindowByKind:
 
 
 def kinds_of(config: GPTConfig) -> list[str]:
-    """The kind of each layer: by its window, or if none has a window that a sequence exceeds, by its rotary embedding."""
+    """The kind of each layer: by its window, or if no layer has a window, by its rotary embedding."""
     layers = layer_settings(config)
     if any(layer.window is not None for layer in layers):
         return [FULL if layer.window is None else SLIDING for layer in layers]
@@ -102,7 +102,7 @@ def kinds_of(config: GPTConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class OptionalWindow:
-    """A window that `use_sliding_window` switches on, from the layer `max_window_layers` on or as `layer_types` say."""
+    """A window that `use_sliding_window` switches on, in the layers of `layer_types`, or else from `max_window_layers` on."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         first = fields.number("max_window_layers", 28)

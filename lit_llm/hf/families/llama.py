@@ -1,7 +1,6 @@
-"""LLaMA 1 to 3.x and the families that differ from it by a few settings or keys, each under its name:
+"""LLaMA 1 to 3.x and the families that differ from it by a few settings or keys:
 
-LLAMA (also SmolLM2), MISTRAL, GRANITE 3, QWEN2 and QWEN3, OLMO2 and OLMO3, PHI3 (also Phi-4-mini), STARCODER2,
-SMOLLM3.
+LLAMA (also SmolLM2), MISTRAL, GRANITE 3, QWEN2 and QWEN3, OLMO2 and OLMO3, PHI3 (also Phi-4-mini), STARCODER2, SMOLLM3.
 """
 
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from lit_llm.hf.tensor_map import decoder
 from lit_llm.models.gpt import GPTConfig
 
 FIXED = {"norm": "rmsnorm", "position": "rope", "qk_norm": False}
-"""Settings of the decoders with rotary positions and RMSNorm."""
+"""Settings that the decoders with rotary positions and RMSNorm share."""
 SIZES: tuple[Part, ...] = (
     Setting("n_layer", "num_hidden_layers"),
     Setting("block_size", "max_position_embeddings"),
@@ -38,11 +37,7 @@ SIZES: tuple[Part, ...] = (
 
 
 def gated(norm_eps: float, heads: Part | None = None, activations: Mapping[str, Any] = GATED) -> tuple[Part, ...]:
-    """LLaMA's sizes, heads, norm and gated MLP.
-
-    Args:
-        norm_eps: of transformers, if the key is missing.
-    """
+    """The parts for LLaMA's sizes, heads, norm and gated MLP. `norm_eps` is transformers' default if the key is missing."""
     norm = Setting("norm_eps", "rms_norm_eps", "number", norm_eps)
     return *SIZES, heads or Heads(), norm, Activation("hidden_act", activations, "silu")
 
@@ -164,7 +159,7 @@ STARCODER2 = Family(
 
 # SmolLM3: some layers have no rotary embedding.
 class _NoRope:
-    """Layers without rotary embedding, and the window that they may have."""
+    """SmolLM3's layers without rotary embedding, and the window that layers may have."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         n_layer, interval = fields.size("num_hidden_layers"), fields.optional_size("no_rope_layer_interval", 4)

@@ -1,8 +1,7 @@
-"""Families with a mixture of experts in the place of the MLP, each under its name: MIXTRAL, QWEN3_MOE, OLMOE,
-GPT_OSS, GLM4_MOE.
+"""Families with a mixture of experts in the place of the MLP: MIXTRAL, QWEN3_MOE, OLMOE, GPT_OSS, GLM4_MOE.
 
-All but GPT-OSS have a tensor for each expert's matrix; here it is a part of one tensor. `output_router_logits` and
-`router_aux_loss_coef` are of their training: the balancing losses here are others (docs/moe.md).
+All but GPT-OSS have a tensor for each expert's matrix, which is a part of one tensor here. `output_router_logits` and
+`router_aux_loss_coef` are ignored, because they concern training, for which lit_llm has other losses (docs/moe.md).
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from lit_llm.models.mlp import CLAMP, SIGMOID_GAIN
 
 @dataclass(frozen=True)
 class Mixture:
-    """`model.moe`: the number of experts, how many compute a token, and what else a family has keys for."""
+    """`model.moe`: the number of experts, how many of them compute a token, and further settings that have keys."""
 
     experts: tuple[str, ...]
-    """Names of one key: that of published files first."""
+    """Names of the key for the number of experts. Published files have the first one."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings of MoEConfig that all models of the family share."""
     keys: tuple[Setting, ...] = ()
@@ -56,10 +55,10 @@ class Mixture:
         dense = [i for i, layer in enumerate(layer_settings(config)) if not layer.experts]
         width = moe.width(config.hidden_width)
         groups, top_groups = moe.effective_groups
-        if groups == moe.experts:  # transformers adds the two best scores of each group
+        if groups == moe.experts:  # groups of one expert: transformers adds the two best scores of each group
             groups = top_groups = 1
         values = {**vars(moe), "expert_width": width, "groups": groups, "top_groups": top_groups}
-        values["first_dense"] = len(dense)  # if others are dense, they differ when they are read again
+        values["first_dense"] = len(dense)  # if other blocks are dense, export notices it on reading
         content: dict[str, Any] = {self.experts[0]: moe.experts, "num_experts_per_tok": moe.top_k}
         if not any(key.ours == "expert_width" for key in self.keys):
             content["intermediate_size"] = width
@@ -70,7 +69,7 @@ class Mixture:
 
 
 def _blocks(fields: Fields) -> list[bool]:
-    """Which blocks have experts: each step-th, without those that are listed."""
+    """Whether each block has experts: every `decoder_sparse_step`-th has, but for blocks in `mlp_only_layers`."""
     n_layer, step = fields.size("num_hidden_layers"), fields.optional_size("decoder_sparse_step", 1)
     listed: Any = fields.raw("mlp_only_layers") or []
     if not isinstance(listed, list) or any(type(i) is not int for i in listed):
@@ -86,11 +85,11 @@ def _blocks(fields: Fields) -> list[bool]:
 _EXPERT_WIDTH = Setting("expert_width", "moe_intermediate_size")
 _NORMALISE = Setting("normalise", "norm_topk_prob", "flag", False)
 CHOICE_BIAS = partial(decoder, experts=ExpertNames(choice_bias="e_score_correction_bias"))
-"""The tensors of families whose router has a bias for the choice of experts."""
+"""`Family.tensors` for routers with a bias for the choice of experts."""
 
 
 def sigmoid_mixture(*, first_dense: int, scale: float, groups: int, top_groups: int) -> Mixture:
-    """DeepSeek-V3's experts, and GLM's, with the values of transformers if keys are missing."""
+    """The experts of DeepSeek-V3 and GLM. The arguments are transformers' defaults for missing keys."""
     return Mixture(
         ("n_routed_experts", "num_local_experts"),
         fixed={"router": "sigmoid"},

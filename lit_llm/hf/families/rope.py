@@ -26,14 +26,14 @@ class Rope:
     default_theta: float = 10000.0
     theta: str = "rope_theta"
     partial: str | None = None
-    """The key of the fraction of a head that is rotated. None: whole heads."""
+    """The key of the fraction of a head that is rotated. None: the family rotates whole heads."""
     default_partial: float = 1.0
     default_original: int | None = None
-    """Of families that keep `original_max_position_embeddings` outside the rotary settings, where it has precedence."""
+    """Default of `original_max_position_embeddings`, if a family has this key outside rotary settings; it has precedence."""
     scalings: tuple[str, ...] = tuple(ROPE_SCALING)
-    """The rope_types other than default."""
+    """The supported rope_types other than default."""
     default: Mapping[str, Any] = field(default_factory=dict)
-    """The rotary settings of transformers if there are none."""
+    """The rotary settings that transformers takes if config.json has none."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         older, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
@@ -76,7 +76,7 @@ class RopeByKind:
     default_theta: float
     default_sliding_theta: float
     sliding_theta: str
-    """The key of version 4 for the base of layers with a window."""
+    """The key of version 4 for the rotary base in layers with a window."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         kinds = layer_kinds(fields, self.default_kinds)
@@ -116,11 +116,11 @@ class RopeByKind:
 def _read_one(
     fields: Fields, rope: dict[str, Any], theta: float, known: Collection[str] = tuple(ROPE_SCALING)
 ) -> tuple[float, dict[str, Any] | None]:
-    """Base and `GPTConfig.rope_scaling` of one object of rotary settings.
+    """(base, `GPTConfig.rope_scaling`) of one object of rotary settings.
 
     Args:
         theta: The base, if `rope` has none.
-        known: The rope_types other than default.
+        known: The supported rope_types other than default.
     """
     own = rope.pop("rope_theta", None)
     theta = theta if own is None else own
@@ -155,7 +155,7 @@ def _read_one(
 
 
 def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
-    """Add the original context and the factor, which follow from the context if they are missing."""
+    """Add the original context length and the factor if they are missing. They follow from `max_position_embeddings`."""
     longest = fields.optional_size("max_position_embeddings", 1)
     if kind not in ("llama3", "yarn", "longrope"):
         return
@@ -167,7 +167,7 @@ def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
 
 
 def _resolve_mscale(rope: dict[str, Any]) -> None:
-    """Replace YaRN's two mscales by the attention factor that they give."""
+    """Replace YaRN's keys mscale and mscale_all_dim by the attention factor that they give."""
     scales = [rope.get(name) for name in _MSCALE]
     if any(scale is not None and not is_number(scale) for scale in scales) or not is_number(rope.get("factor")):
         return
@@ -180,7 +180,7 @@ def _resolve_mscale(rope: dict[str, Any]) -> None:
 
 
 def _scaling(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
-    """The rotary scaling of a layer, as transformers writes it."""
+    """The rotary scaling of a layer in the form of transformers; None without scaling."""
     if layer.rope_scaling is None:
         return None
     scaling: dict[str, Any] = {"rope_type": "llama3", **layer.rope_scaling}

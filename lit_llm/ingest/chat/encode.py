@@ -1,4 +1,4 @@
-"""From a conversation to token ids and their mask."""
+"""Encode conversations as token ids, with a mask of the tokens that the assistant writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lit_llm.ingest.chat.render import SENTINEL, Chat, Message, Renderer
 from lit_llm.ingest.chat.template import ChatTemplate
 from lit_llm.tokenizers import Tokenizer
 
-# Around the name of a special token in a message. Of a private use area, so no text has them.
+# Marks around the name of a special token in a message. They are characters for private use, so no text has them.
 _BEGIN, _END = "\U000ff000", "\U000ff001"
 _NONE = re.compile("(?!)")
 
@@ -28,7 +28,7 @@ class EncodedChat(NamedTuple):
     mask: np.ndarray
     """(n,) uint8: 1 for the tokens that the assistant writes."""
     bytes: int
-    """Of the text."""
+    """UTF-8 bytes of the text."""
 
 
 class ChatEncoder:
@@ -52,10 +52,10 @@ class ChatEncoder:
         self._renderer.check()
 
     def prompt_ids(self, messages: list[Message], *, where: str) -> list[int]:
-        """Ids of messages, the last of which is not the assistant's, and of what comes before the answer.
+        """Ids of a prompt: of messages, the last of which is not the assistant's, and of the text before the answer.
 
         Args:
-            where: names them in messages, like "the prompt (--prompt)".
+            where: names the prompt in errors, like "the prompt (--prompt)".
 
         Raises:
             UserError: The template refuses them.
@@ -66,7 +66,7 @@ class ChatEncoder:
         return [int(i) for i in ids]
 
     def end_of_turn_id(self) -> int | None:
-        """The id with which an answer ends: the first added token after its text, else the first. None if none follows."""
+        """The id that ends an answer: the first added token after its text, else the first token there. None without tokens."""
         text, answers = self._renderer.sentinel()
         end = text.rfind(SENTINEL) + len(SENTINEL)
         ids, offsets = self._encode(text, [])
@@ -74,11 +74,11 @@ class ChatEncoder:
         return next((i for i in after if i in self._added), after[0] if after else None) if SENTINEL in text else None
 
     def encode(self, conversation: bytes, *, where: str) -> list[EncodedChat]:
-        """Encode one conversation, or the two of a pair: the chosen answer first, and of both the answer alone learned.
+        """Encode one conversation, or a pair as two: the chosen answer comes first, and only the two answers are targets.
 
         Args:
             conversation: JSON, as ``lit_llm.ingest.readers.messages`` writes it.
-            where: names it in messages, like "conversation 3 of FILE".
+            where: names the conversation in errors, like "conversation 3 of FILE".
 
         Raises:
             UserError: The template refuses it, what the assistant writes cannot be found, or it writes both answers alike.
@@ -102,10 +102,10 @@ class ChatEncoder:
         return pair
 
     def _encoded(self, chat: Chat, where: str, *, skip: int = 0) -> EncodedChat:
-        """Encode a conversation, of which the first answers are not learned: those to ``skip``."""
+        """Encode a conversation. Its first ``skip`` answers are no targets."""
         chat = self._renderer.readable(chat)
         text, answers = self._renderer.conversation(chat, where=where)
-        if skip:  # marks may leave out some: those of the last answers count
+        if skip:  # a template may mark only some answers, so the last ones are counted
             learned = sum(message["role"] == "assistant" for message in chat["messages"]) - skip
             answers = answers[-learned:]
         names = self._names(chat, text, functools.partial(self._renderer.text, where=where), where)
@@ -113,10 +113,10 @@ class ChatEncoder:
         return EncodedChat(ids, assistant_mask(offsets, answers), len(text.encode()))
 
     def _names(self, chat: Chat, text: str, write: Callable[[Chat], str], where: str) -> list[tuple[int, int]]:
-        """Which characters of the ``text`` are names of special tokens that a message says.
+        """The places (first character, end) in ``text`` where a message has the name of a special token.
 
-        The template writes the messages once more, with marks around the names. It may look for a name in an answer, to cut it
-        into thought and answer: what it makes of that name is the template's.
+        The template writes the messages once more, with marks around the names. A template may search an answer for a name, to
+        cut the answer into thought and answer. The text that it writes for that name counts as its own.
         """
         marked = _marked(chat, self._special, self._special)
         if marked == chat:
@@ -125,7 +125,7 @@ class ChatEncoder:
         if places is None:
             names = set(re.findall(f"{_BEGIN}(.*?){_END}", json.dumps(marked, ensure_ascii=False)))
             kept = [name for name in names if _places(_marked(chat, _any_of([name]), _NONE), text, write) is not None]
-            kept = [name for name in kept if _partner(name) in kept or _partner(name) not in names]  # one thought, one reading
+            kept = [name for name in kept if _partner(name) in kept or _partner(name) not in names]  # both or none
             places = _places(_marked(chat, _any_of(kept), self._special), text, write)
         if places is None:
             raise UserError(
@@ -135,7 +135,7 @@ class ChatEncoder:
         return places
 
     def _encode(self, text: str, names: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (n,) of a text with ``names`` that are ordinary text, and the characters (n, 2) of each: first and one after."""
+        """Ids (n,) of a text whose ``names`` are ordinary text, and the first character and the end of each id (n, 2)."""
         ids, offsets, begin = [np.empty(0, np.int64)], [np.empty((0, 2), np.int64)], 0
         for first, end in [*names, (len(text), len(text))]:
             for encoder, stop in ((self._backend, first), (self._as_text, end)):
@@ -153,7 +153,7 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _marked(chat: Chat, in_answers: re.Pattern[str], elsewhere: re.Pattern[str]) -> Chat:
-    """The same conversation, with marks around names in its texts."""
+    """A copy of the conversation with marks around the names in its texts."""
     messages = [
         _mark(one, in_answers if one["role"] == "assistant" else elsewhere) | {"role": one["role"]} for one in chat["messages"]
     ]
@@ -171,12 +171,12 @@ def _mark(value: Any, names: re.Pattern[str]) -> Any:
 
 
 def _partner(name: str) -> str:
-    """The name that closes what this one opens, or the other way round: `</think>` of `<think>`."""
+    """The closing name of an opening one, or the other way round: `</think>` for `<think>`."""
     return name.replace("</", "<", 1) if "</" in name else name.replace("<", "</", 1)
 
 
 def _places(marked: Chat, text: str, write: Callable[[Chat], str]) -> list[tuple[int, int]] | None:
-    """Where the marked names are in the ``text``; None if it is another one with marks."""
+    """The places of the marked names in ``text``; None if the template writes another text around the marks."""
     try:
         pieces = re.split(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}", write(marked))
     except UserError:
@@ -186,11 +186,11 @@ def _places(marked: Chat, text: str, write: Callable[[Chat], str]) -> list[tuple
 
 
 def assistant_mask(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.ndarray:
-    """(n,) uint8: 1 for each token from the first to the last that has a character of an answer.
+    """(n,) uint8: 1 for the tokens of each answer, from the first to the last token that has one of its characters.
 
     Args:
-        offsets: (n, 2) characters of each token.
-        answers: the first character of each, and the one after its last.
+        offsets: (n, 2) first character and end of each token.
+        answers: the first character of each answer, and the one after its last.
     """
     mask = np.zeros(len(offsets), dtype=np.uint8)
     for begin, end in answers:
@@ -201,7 +201,7 @@ def assistant_mask(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.nd
 
 
 def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer of the library, which knows the names of special tokens in a text."""
+    """A tokenizer of the package tokenizers, which recognises the names of special tokens in a text."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     backend.no_truncation()
     backend.no_padding()
@@ -210,7 +210,7 @@ def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, *, continues: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and offsets of a text. Some tokenizers put a space before a text: not before one that ``continues`` another."""
+    """Ids and offsets of a text. If it ``continues`` another, the space that some tokenizers put before a text is left out."""
     with library_errors("The tokenizer cannot encode a text"):
         if continues:
             newline, joined = backend.encode("\n").ids, backend.encode(f"\n{text}")

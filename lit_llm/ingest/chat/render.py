@@ -1,4 +1,4 @@
-"""From messages to text, and to the parts of it that the assistant writes."""
+"""Write messages as text, and find the parts of the text that the assistant writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lit_llm.core.errors import UserError, need
-from lit_llm.ingest.chat.limited_process import LimitedProcess, Refused
 from lit_llm.ingest.chat.template import ChatTemplate
 
 Message = dict[str, Any]
@@ -18,12 +17,10 @@ Chat = dict[str, Any]
 """A conversation: "messages", and perhaps "tools", "documents" and "chat_template_kwargs" for the template."""
 
 SENTINEL = "\U000ff002"
-"""Stands for an answer where only its place is asked. Of a private use area: no filter changes it, and no text has it."""
+"""Stands for an answer whose place alone matters. It is a character for private use: no filter changes it, no text has it."""
 _MARK_THEM = "mark the answers in it with {% generation %} and {% endgeneration %} (--data.chat_template FILE.jinja)"
-_MOST_ANSWERS = 2000
-"""Without marks, a conversation is written twice or more for each answer. Agents' longest have hundreds."""
 _PROMPTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
-"""A template may open a thought in its prompt, and have another prompt without, under this name in all that have it."""
+"""Template arguments with which a prompt is tried. All templates that can open a thought in a prompt use this name."""
 
 
 class Rendered(NamedTuple):
@@ -31,19 +28,19 @@ class Rendered(NamedTuple):
 
     text: str
     answers: list[tuple[int, int]]
-    """Where the characters begin and end that the assistant writes, in order."""
+    """First character and end of each text that the assistant writes, in order."""
 
 
 class Renderer:
     """Write conversations with a template, in Jinja's environment of transformers.
 
-    A template with {% generation %} says itself what the assistant writes. Of another, it is the text between the prompt for
-    an answer and the next message. The conversation is written up to the answer with the prompt, and up to and with the answer:
-    mostly, both are beginnings of the whole. Where they are not, because the template writes an earlier answer in another way
-    than the last, the end of the answer is where the text begins to stay the same if the answer is replaced.
+    A template with {% generation %} marks what the assistant writes. Without marks, an answer is the text between its prompt
+    and the next message. To find it, the conversation is written up to the end of the prompt, and up to the end of the answer.
+    Mostly, the whole text begins with both. If it does not, because the template writes earlier answers in another way than the
+    last, the answer is replaced by another text: it ends where the rest of the conversation stays the same.
 
     Args:
-        tokens: the names of tokens that are never divided.
+        tokens: matches the names of tokens, which are never divided.
 
     Raises:
         UserError: transformers is not installed.
@@ -51,9 +48,8 @@ class Renderer:
 
     def __init__(self, template: ChatTemplate, tokens: re.Pattern[str]) -> None:
         self.template, self._tokens = template, tokens
-        render = need("transformers.utils.chat_template_utils", what="A chat template").render_jinja_template
         need("jinja2", what="A chat template")
-        self._render = LimitedProcess(lambda ours, theirs: render(chat_template=template.text, **ours, **theirs))
+        self._render = need("transformers.utils.chat_template_utils", what="A chat template").render_jinja_template
 
     def check(self) -> None:
         """Raises:
@@ -64,7 +60,7 @@ class Renderer:
             raise self._unwritten("a question and an answer")
 
     def sentinel(self) -> Rendered:
-        """A question, and ``SENTINEL`` as its answer. Without marks in the template, the whole text counts as the answer."""
+        """A question with ``SENTINEL`` as its answer. Without marks in the template, the whole text counts as the answer."""
         return self._exchange("Question", SENTINEL)
 
     def question(self) -> tuple[bool, bool]:
@@ -78,28 +74,26 @@ class Renderer:
         return self._marked({"messages": messages}, "a question and an answer")
 
     def text(self, chat: Chat, *, where: str, prompt: bool = False) -> str:
-        """A conversation, with what comes before an answer if it is a ``prompt``."""
+        """The text of a conversation. A ``prompt`` ends with the text that comes before an answer."""
         return str(self._call(chat, where, prompt=prompt)[0][0])
 
     def readable(self, chat: Chat) -> Chat:
-        """The same conversation. Arguments of a call that are JSON text are objects, if the template would quote the text."""
+        """The conversation, with objects for call arguments that are JSON text, if the template would quote this text."""
         if not any(one.get("tool_calls") for one in chat["messages"]) or self._takes_json_text:
             return chat
         return chat | {"messages": _with_arguments(chat["messages"], _as_object)}
 
     def conversation(self, chat: Chat, *, where: str) -> Rendered:
-        """A whole conversation.
+        """The text of a whole conversation, and its answers.
 
         Args:
-            where: names it in messages, like "conversation 3 of FILE".
+            where: names the conversation in errors, like "conversation 3 of FILE".
 
         Raises:
             UserError: The template refuses the messages, or what the assistant writes cannot be found.
         """
         messages, marks = chat["messages"], self.template.marks_answers
         numbers = [i for i, one in enumerate(messages) if one["role"] == "assistant"]
-        if not marks and len(numbers) > _MOST_ANSWERS:
-            raise UserError(f"{where} has {len(numbers):,} answers, but at most {_MOST_ANSWERS:,} can be found: {_MARK_THEM}.")
         text, answers = self._marked(chat, where)
         if not marks:
             answers = [self._answer(chat, i, text, where, last=i == numbers[-1]) for i in numbers]
@@ -107,12 +101,12 @@ class Renderer:
         if marks:
             learned = ["\n".join(learned)] * len(numbers)
         missing = [i for i, one in zip(numbers, learned, strict=True) if not self._is_in(chat, i, one, where)]
-        if missing if not marks else len(missing) == len(numbers):  # marks may leave out some
+        if missing if not marks else len(missing) == len(numbers):  # a template may mark only some answers
             raise self._unwritten(f"message {missing[0] + 1} of {where}")
         return Rendered(text, answers)
 
     def _answer(self, chat: Chat, number: int, text: str, where: str, *, last: bool) -> tuple[int, int]:
-        """Where the message ``number`` is in the text of all messages. Of the answers, it may be the ``last``."""
+        """First character and end of the answer in message ``number``, in the ``text`` of all messages."""
         until = chat | {"messages": chat["messages"][: number + 1]}
         alone = text if len(until["messages"]) == len(chat["messages"]) else self.text(until, where=where)
         before = {"messages": chat["messages"][:number]}
@@ -143,7 +137,7 @@ class Renderer:
         if rest == len(text):
             raise self._unwritten(f"message {number + 1} of {where}")
         end = len(text) - rest
-        end += self._shared(text[end:], alone[len(alone) - tail :])  # what ends an earlier answer only is not learned
+        end += self._shared(text[end:], alone[len(alone) - tail :])  # an end that only earlier answers have is not learned
         if not least <= begin <= end:
             raise self._refusal(
                 f"writes message {number + 1} of {where} in another way when more messages follow, so the answers cannot be "
@@ -152,13 +146,13 @@ class Renderer:
         return begin, end
 
     def _shared(self, one: str, other: str) -> int:
-        """With how many characters both begin, in whole tokens."""
+        """The number of characters with which both texts begin, rounded down to whole tokens."""
         shared = _shared(one, other)
         near = [self._tokens.finditer(text, max(0, shared - 99), shared + 99) for text in (one, other)]
         return min([shared, *(token.start() for tokens in near for token in tokens if token.start() < shared < token.end())])
 
     def _is_in(self, chat: Chat, number: int, learned: str, where: str) -> bool:
-        """Whether what the message ``number`` says is in the ``learned`` text, perhaps changed."""
+        """Whether the ``learned`` text has the content of message ``number``, perhaps changed."""
         message = chat["messages"][number]
         if calls := message.get("tool_calls"):  # then a template may leave out the content, as a thought
             return all(str(call.get("function", call).get("name")) in learned for call in calls)
@@ -169,7 +163,7 @@ class Renderer:
 
     @functools.cached_property
     def _takes_json_text(self) -> bool:
-        """Whether the template writes arguments that are JSON text as it writes their object, or takes no object."""
+        """Whether the template writes arguments in JSON text as it writes them as an object, or refuses an object."""
         texts: list[str | None] = []
         for arguments in ('{"a": "b"}', {"a": "b"}):
             call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": arguments}}
@@ -190,34 +184,31 @@ class Renderer:
         )
 
     def _marked(self, chat: Chat, where: str) -> Rendered:
-        """The text, and what the template marks of it: all of it if it has no marks."""
+        """The text and the answers that the template marks; without marks, the whole text is the answer."""
         texts, answers = self._call(chat, where, marks=self.template.marks_answers)
         return Rendered(texts[0], answers[0] if answers else [(0, len(texts[0]))])
 
     def _call(self, chat: Chat, where: str, *, prompt: bool = False, marks: bool = False) -> Any:
         try:
             texts, answers = self._render(
-                ours={
-                    "conversations": [chat["messages"]],
-                    "tools": chat.get("tools"),
-                    "documents": chat.get("documents"),
-                    "add_generation_prompt": prompt,
-                    "return_assistant_tokens_mask": marks,
-                    "continue_final_message": False,
-                },
-                theirs=self.template.special_tokens | chat.get("chat_template_kwargs", {}),
+                conversations=[chat["messages"]],
+                tools=chat.get("tools"),
+                documents=chat.get("documents"),
+                chat_template=self.template.text,
+                add_generation_prompt=prompt,
+                return_assistant_tokens_mask=marks,
+                continue_final_message=False,
+                **self.template.special_tokens | chat.get("chat_template_kwargs", {}),
             )
-            texts[0].encode()  # a half of a character (a lone surrogate) is no text
-        except Refused as error:
-            line = "" if error.line is None else f" in line {error.line} of it"
-            raise self._refusal(f"cannot write {where}: {error}{line}.") from error
-        except UnicodeEncodeError as error:
-            raise self._refusal(f"cannot write {where}: {error}.") from error
+            texts[0].encode()  # fails for half a character (a lone surrogate)
+        except Exception as error:  # a template is a program, which can raise anything
+            line = f" in line {error.lineno} of it" if hasattr(error, "lineno") else ""
+            raise self._refusal(f"cannot write {where}: {str(error) or type(error).__name__}{line}.") from error
         return texts, answers
 
 
 def _with_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same messages, with other arguments in their calls."""
+    """A copy of the messages with changed arguments in their calls."""
     if isinstance(value, list):
         return [_with_arguments(one, change) for one in value]
     if isinstance(value, dict):
@@ -243,5 +234,5 @@ def _with(chat: Chat, number: int, changes: Message) -> Chat:
 
 
 def _shared(one: str, other: str) -> int:
-    """With how many characters both begin."""
+    """The number of characters with which both texts begin."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

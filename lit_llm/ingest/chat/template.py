@@ -18,8 +18,6 @@ from lit_llm.tokenizers.hugging_face import TOKENIZER_CONFIG, configured_tokens,
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 AUTO = "auto"
-MOST_BYTES = 2**20
-"""Of a template. The longest in use have 30 kB."""
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -28,7 +26,7 @@ _GENERATION = "generation_config.json"
 
 
 class NoChatTemplate(UserError):
-    """A tokenizer's files have none."""
+    """The tokenizer's files have no chat template."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class ChatTemplate:
     """Its file, for messages."""
     text: str
     special_tokens: dict[str, str]
-    """Such as "eos_token" → "</s>"."""
+    """Name → token, such as "eos_token" → "</s>"."""
 
     @classmethod
     def find(
@@ -63,10 +61,10 @@ class ChatTemplate:
         tokens = _special_tokens(folder, tokenizer)
         if setting != AUTO:
             file = Path(os.path.expanduser(setting))
-            return cls(setting, read_text(file, MOST_BYTES, mend=" (--data.chat_template)"), tokens)
+            return cls(setting, read_text(file, mend=" (--data.chat_template)"), tokens)
         if os.path.lexists(folder / CHAT_TEMPLATE_FILE):
             file = folder / CHAT_TEMPLATE_FILE
-            return cls(str(file), read_text(file, MOST_BYTES), tokens)
+            return cls(str(file), read_text(file), tokens)
         for file in (folder / "chat_template.json", folder / TOKENIZER_CONFIG):
             found = optional_object(file).get("chat_template")
             if isinstance(found, list):  # several, by name
@@ -81,18 +79,18 @@ class ChatTemplate:
 
     @property
     def marks_answers(self) -> bool:
-        """Whether it says what the assistant writes, with {% generation %}."""
+        """Whether the template marks what the assistant writes, with {% generation %}."""
         return _MARK.search(self.text) is not None
 
     def identity(self) -> str:
-        """Differs if a conversation can be written differently. A template that asks for the date differs every day."""
+        """A text that differs if a conversation can be written differently: every day, if the template asks for the date."""
         day = str(datetime.date.today()) if "strftime_now" in self.text else ""
         content = json.dumps([self.text, self.special_tokens, day], sort_keys=True)
         return f"chat-{hashlib.sha256(content.encode()).hexdigest()}"
 
 
 def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
-    """Those that the tokenizer's files name. The ends of documents are known without them."""
+    """The special tokens that the tokenizer's files name. The tokens around documents are known without these files."""
     tokens = {}
     for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
         if token is not None:
@@ -104,7 +102,7 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 class ChatForm(NamedTuple):
-    """How conversations were written."""
+    """The form in which conversations were written."""
 
     template: str
     """Jinja source."""
@@ -129,4 +127,4 @@ class ChatForm(NamedTuple):
         stop = read_object(folder / _GENERATION, mend=mend).get("eos_token_id", -1)
         if not (stop is None or (type(stop) is int and stop >= 0)):
             raise UserError(f"{folder / _GENERATION} does not say how an answer ends, as prepare wrote it{mend}")
-        return cls(read_text(folder / CHAT_TEMPLATE_FILE, MOST_BYTES, mend=mend), stop)
+        return cls(read_text(folder / CHAT_TEMPLATE_FILE, mend=mend), stop)

@@ -1,4 +1,4 @@
-"""Reading documents from files of any format, one format a file."""
+"""Read documents from files of any format. Most modules read one format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide by its first bytes what a file is, and read them without losing them."""
+"""Detect the format of a file by its first bytes, and read these bytes without losing them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.arrow import FILE_START, is_arrow_stream
 from lit_llm.ingest.readers.interface import Piece
 from lit_llm.ingest.readers.plain_text import read_chunks, stream_of
+from lit_llm.ingest.shards import LAYOUTS
 
 HEAD_BYTES = 2**16
-"""How much of a file decides its format."""
+"""Bytes at the start of a file that decide its format."""
 
-_MOST_INVALID = 0.005  # of the bytes. Latin-1 text in German or French has 1 to 4 %, UTF-8 with damage less than this.
+_MOST_INVALID = 0.005  # share of the bytes: Latin-1 text in German or French has 1 to 4 %, damaged UTF-8 less than this
 _JSON_NAME = re.compile(r"\.(json|jsonl|jsonlines|ndjson)(\.(gz|bz2|xz|zst))?(\?…)?$", re.IGNORECASE)
-# An object that begins with a key in quotes, of either kind, or is empty; group 1: in an array.
+_TABLE_NAME = re.compile(r"\.([ct])sv(\.(gz|bz2|xz|zst))?(\?…)?$", re.IGNORECASE)
+# An object that is empty, or begins with a key in single or double quotes. Group 1 matches if the object is in an array.
 _OBJECT = re.compile(
     rb"""[\s\x1e]*(\[\s*)?\{\s*(?:"(?:[^"\\\n]|\\.)*(?:"\s*:|\Z)|'(?:[^'\\\n]|\\.)*(?:'\s*:|\Z)|\}\s*(?:[\r\n]|\Z))"""
 )
@@ -26,34 +28,26 @@ _OBJECT = re.compile(
 _BEFORE_OBJECT = re.compile(rb"""[\s\x1e]*(?:[\[{"]|null\b|//|/\*)""")
 _AS_TEXT = ", or read it as plain text (--data.format text)"
 
-_LEAVE_OUT = "leave it out"
-_SHARD = "is a token shard, it holds tokens and no text: train on it with --data TokenShards --data.train FILE"
-
-# Formats that are not read: the first bytes, and the rest of the message that begins with the file's name.
+# Formats that are not read: the first bytes, and the rest of the message that begins with the file's name. `require_text`
+# refuses other binary files, which have NUL bytes or are not UTF-8.
 _REFUSALS: list[tuple[bytes, str]] = [
-    (re.escape((20240520).to_bytes(4, "little")), _SHARD),
-    (re.escape((20240801).to_bytes(4, "little")), _SHARD),
+    (
+        b"|".join(re.escape(magic.to_bytes(4, "little")) for magic in LAYOUTS),
+        "is a token shard, it holds tokens and no text: train on it with --data TokenShards --data.train FILE",
+    ),
     (rb"MMIDIDX\x00\x00", "is a Megatron index, it holds tokens and no text: give the text it was made from"),
     (rb"\x93NUMPY", "is a NumPy array, not text: if it holds text, write it as JSONL or Parquet"),
-    (rb"PK\x03\x04|PK\x05\x06", "is a zip archive (or npz, docx, xlsx …): unpack it and give the files of text"),
-    (rb"7z\xbc\xaf\x27\x1c", "is a 7z archive: unpack it and give the files of text"),
-    (rb"Rar!\x1a\x07", "is a RAR archive: unpack it and give the files of text"),
+    (
+        rb"PK\x03\x04|PK\x05\x06|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
+        "is a zip, 7z or RAR archive (or npz, docx, xlsx …): unpack it and give the files of text",
+    ),
     (rb"\x04\x22\x4d\x18", "is compressed with lz4: decompress it with lz4 -d"),
     (rb"\x1f\x8b\x08|BZh[1-9]1AY&SY|\xfd7zXZ\x00|\x28\xb5\x2f\xfd", "is compressed twice: decompress it once"),
     (rb"%PDF-", "is a PDF: extract its text, for example with pdftotext"),
-    (rb"\x89HDF\r\n\x1a\n", "is an HDF5 file: write its text as JSONL or Parquet"),
     (
-        rb"SQLite format 3\x00",
-        "is an SQLite database: write its text as JSONL, for example with sqlite3 -json FILE 'select …' | jq -c '.[]'",
+        rb"\x89HDF\r\n\x1a\n|SQLite format 3\x00|ORC|Obj\x01|FEA1",
+        "is an HDF5, SQLite, ORC, Avro or Feather V1 file: write its text as JSONL or Parquet",
     ),
-    (rb"ORC", "is an ORC file: convert it to Parquet"),
-    (rb"Obj\x01", "is an Avro file: convert it to Parquet"),
-    (rb"FEA1", "is a Feather V1 file: convert it to Parquet"),
-    (rb"PARE", "is an encrypted Parquet file: decrypt it"),
-    (rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\x00|MM\x00\*|RIFF....WEBP", f"is an image: {_LEAVE_OUT}"),
-    (rb"RIFF....(?:WAVE|AVI )|ID3[\x02-\x04]|OggS|fLaC|....ftyp", f"is a sound or a video: {_LEAVE_OUT}"),
-    (rb"\x7fELF|MZ[^\n]{0,64}\x00|\xcf\xfa\xed\xfe|\xca\xfe\xba\xbe", f"is a program: {_LEAVE_OUT}"),
-    (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is an old Office file: save it as text"),
 ]
 
 
@@ -64,7 +58,7 @@ def detect(head: bytes, *, name: str) -> str:
         name: the file's name, for messages.
 
     Raises:
-        UserError: The file holds no text, or in a format that is not read.
+        UserError: The file holds no text, or holds it in a format that is not read.
     """
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -83,7 +77,7 @@ def require_text(head: bytes, *, name: str) -> None:
     """Refuse text that is binary or in an encoding other than UTF-8.
 
     Raises:
-        UserError: It is.
+        UserError: ``head`` is such text.
     """
     for encoding, marks in (("UTF-32", (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)), ("UTF-16", (b"\xff\xfe", b"\xfe\xff"))):
         if head.startswith(marks):
@@ -98,7 +92,7 @@ def require_text(head: bytes, *, name: str) -> None:
 
 
 def text_pieces(pieces: Iterable[Piece], *, name: str, start: int = 0) -> Iterator[Piece]:
-    """The same pieces. Each is held to the rules of a head, so that a file that begins as text cannot go on as something else.
+    """Yield the pieces as they are. `require_text` checks each, so that a file that begins as text must go on as text.
 
     Args:
         start: the byte of the text that the first piece starts with.
@@ -113,7 +107,12 @@ def text_pieces(pieces: Iterable[Piece], *, name: str, start: int = 0) -> Iterat
 
 
 def _kind_of_text(head: bytes, name: str) -> str:
-    """text or jsonl. Damaged JSON is jsonl, whose reader says what is wrong: as text it would be learned with its braces."""
+    """``text`` or ``jsonl``. Damaged JSON is jsonl, whose reader says what is wrong: as text, its braces would be learned."""
+    if (table := _TABLE_NAME.search(name)) is not None:
+        options = "newlines_in_values=True" if table[1].lower() == "c" else r'delimiter="\t", quote_char=False'
+        read = f"c.read_csv(sys.argv[1], parse_options=c.ParseOptions({options}))"
+        script = f"import sys, pyarrow.csv as c, pyarrow.parquet as p; p.write_table({read}, sys.argv[2])"
+        raise UserError(f"{name} is a table: convert it with python -c '{script}' FILE FILE.parquet{_AS_TEXT}.")
     text = head.removeprefix(codecs.BOM_UTF8)
     if (start := _OBJECT.match(text)) is not None and start[1]:
         raise UserError(

@@ -22,16 +22,16 @@ from lit_llm.ingest.source import Source
 
 
 class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
-    """The documents of a file, in pieces. The content decides the format, not the file's name.
+    """Reads the documents of a file in pieces. The content decides the format, not the file's name.
 
-    Iterate once; a context manager. An empty file has no document.
+    A context manager, which can be iterated over once. An empty file has no document.
 
     Args:
-        start: the first byte to read, of plain text that is not compressed.
+        start: the first byte to read. It is above 0 only for plain text on this machine that is not compressed.
         stop: the byte after the last one; None is the end of the file.
 
     Raises:
-        UserError: The file cannot be read, is damaged, holds no text, or contradicts ``settings``. Also while iterating.
+        UserError: The file cannot be read, is damaged, holds no text, or contradicts ``settings``. Iteration raises it, too.
     """
 
     format: str
@@ -64,7 +64,7 @@ class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
 
     @property
     def skipped(self) -> int:
-        """How many documents had no text so far: null or empty."""
+        """The number of documents so far whose text is null or empty."""
         return self._of.skipped
 
     def __exit__(self, *_: object) -> None:
@@ -85,8 +85,6 @@ class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
             stream = with_head(head, stream)
         self.format = self._format(head)
         self.is_plain_text = self.format == "text" and compression is None
-        if (start > 0 or stop is not None) and not self.is_plain_text:
-            raise ValueError(f"{name} is {compression or self.format}: only plain text can be read in part")
         if self._settings.messages and self.format in ("text", "tar") and head:
             raise UserError(f"{name} is {self.format}: conversations are read from JSONL, Parquet and Arrow. Leave it out.")
         if self.format == "text":
@@ -105,7 +103,7 @@ class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
         return self._rows(read_arrow, None if seekable and self._source.is_local else stream)
 
     def _rows(self, read: Callable[..., Iterator[Piece]], stream: BinaryIO | None) -> Iterator[Piece]:
-        """The documents of a table. Of a ``stream``, which cannot seek, the content is first copied to a temporary file."""
+        """Yield the documents of a table. A ``stream``, which cannot seek, is first copied to a temporary file."""
         file = self._file
         if stream is not None:
             file = cast(BinaryIO, self._opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - closed with the reader
@@ -118,12 +116,9 @@ class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
     def _text(self, stream: BinaryIO, compression: str | None, start: int, stop: int | None) -> Iterator[bytes]:
         if stop is None and (compression is not None or not self._source.size):  # a server may not tell the size
             return read_chunks(stream)
-        if start and self._file.seekable():
+        if start:  # only of a file of this machine
             self._file.seek(start)
             stream = self._file
-        elif start:
-            for _ in read_bytes(stream, start, name=self._source.name):
-                pass
         stop = self._source.size if stop is None else stop
         return read_bytes(stream, stop - start, name=self._source.name)
 

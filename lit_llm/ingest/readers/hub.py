@@ -31,7 +31,7 @@ _SHARD = re.compile(r"#shard=(\d+)$")
 
 @dataclasses.dataclass(frozen=True)
 class _Name:
-    """What a name says."""
+    """The parts of the name of a dataset."""
 
     dataset: str
     config: str | None
@@ -55,7 +55,7 @@ class _Name:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that the name is, if it is one."""
+        """The folder that the name stands for; None for a dataset of the hub."""
         folder = Path(self.dataset).expanduser().absolute()
         return folder if folder.is_dir() or self.dataset.startswith((".", "/", "~")) else None
 
@@ -79,7 +79,7 @@ def list_hub(pattern: str) -> list[Source]:
 
 
 def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
-    """The documents of one shard, in pieces. How much of it is read, is not known.
+    """Yield the documents of one shard, in pieces. The share of the shard that has been read is not known.
 
     Raises:
         UserError: The dataset cannot be read, has changed since it was listed, or has no text under the key.
@@ -102,7 +102,7 @@ def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
 
 
 def _commit(name: _Name) -> str:
-    """The commit that a dataset is at. One request: the package `datasets` tries six times, which takes half a minute."""
+    """The present commit of a dataset, from one request: the package `datasets` would try six times in half a minute."""
     hub = need("huggingface_hub", what=str(name))
     with one_sentence(str(name)):
         return str(hub.HfApi().dataset_info(name.dataset, revision=name.revision, timeout=_ANSWER_SECONDS).sha)
@@ -143,7 +143,7 @@ _load_once = functools.lru_cache(maxsize=8)(_load)  # at a fixed commit, nothing
 
 
 def _datasets(name: _Name) -> ModuleType:
-    """The package, without torch: it imports torch if it is installed, which takes 180 MB in each worker."""
+    """The package `datasets`, kept from importing torch, which would take 180 MB in each worker."""
     before = os.environ.get("USE_TORCH")
     os.environ["USE_TORCH"] = "0"
     try:

@@ -1,4 +1,4 @@
-"""What a reader receives and returns: text in pieces. Plain text of any length takes bounded memory."""
+"""The types that a reader receives and returns. It returns text in pieces, so that long plain text takes bounded memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lit_llm.core.errors import UserError
 
 PIECE_BYTES = 2**18
-"""About how many bytes a piece has. Pieces are cut where no tokenizer joins text, if there is such a place."""
+"""About the size of a piece. Pieces are cut where no tokenizer joins text, if there is such a place."""
 
 
 class Piece(NamedTuple):
@@ -22,18 +22,18 @@ class Piece(NamedTuple):
 
 @dataclass
 class SourceFile:
-    """A file while it is read: what a reader receives, and what it reports beside the documents."""
+    """A file while it is read: the settings that a reader receives, and the counts that it reports beside the documents."""
 
     name: str
-    """For messages."""
+    """The file's name, for messages."""
     key: str
     """The key or column of the text or of the messages, with dots into objects and structs."""
     messages: bool = False
     """Whether documents are conversations."""
     skipped: int = 0
-    """Documents without text: null or empty."""
+    """Number of documents whose text is null or empty."""
     fraction: float | None = None
-    """How much of the file is read, where the position in the file does not tell."""
+    """Share of the file that has been read; None if the position in the file tells it."""
 
 
 FORMATS = ("text", "jsonl", "parquet", "arrow", "tar")
@@ -48,7 +48,7 @@ class ReadSettings:
     """
 
     format: str = "auto"
-    """``auto`` decides by the content of each file. A format refuses files of another. ``text`` reads any file as it is."""
+    """``auto`` detects each file's format. Other values refuse files of other formats, but ``text`` reads any file as it is."""
     text_key: str = "text"
     """The key or column that holds the text. Dots lead into objects: ``meta.body``. A key that contains the dots wins."""
     messages: bool = False
@@ -62,5 +62,5 @@ class ReadSettings:
             raise UserError(f"{what}_key is empty: give the key or column that holds the {what} (--data.{what}_key).")
 
     def identity(self) -> list[str]:
-        """Differs if a file can be read in another way."""
+        """Values that differ if a file can be read in another way."""
         return [self.format, self.text_key, *(["messages"] if self.messages else [])]

@@ -1,4 +1,4 @@
-"""JSONL: one object a line, which is held in memory."""
+"""JSONL: each line is an object. Memory holds one line."""
 
 from __future__ import annotations
 
@@ -14,36 +14,27 @@ from lit_llm.ingest.readers.messages import pieces_of_messages
 from lit_llm.ingest.readers.plain_text import pieces_of
 from lit_llm.ingest.readers.text_value import text_in, type_name
 
-_PARSER = json.JSONDecoder(parse_int=float)  # int() refuses more than 4,300 digits
-
-
-def _unreadable(error: Exception, where: str, hint: str) -> UserError:
-    if isinstance(error, UnicodeDecodeError):
-        return UserError(f"{where} is not UTF-8: convert the file with iconv -f ITS_ENCODING -t UTF-8{hint}.")
-    lines = ", put each object on one line (jq -c . FILE > FILE.jsonl)" if hint else ""
-    return UserError(f"{where} is not a valid JSON object: remove or repair it{lines}{hint}.")
-
 
 def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece]:
-    """The documents of a JSONL file: texts or conversations. Blank lines are ignored.
+    """Yield the documents of a JSONL file: texts or conversations. Blank lines are ignored.
 
     Args:
         hint: how to read a file as plain text that only looks like JSONL; may be empty.
 
     Raises:
-        UserError: A line is not a JSON object, has no such key, or another value than a string or a conversation.
+        UserError: A line is not a JSON object, lacks the key, or has neither a string nor a conversation under it.
     """
     for number in itertools.count(1):
         if not (line := stream.readline()):
             return
         where = f"{of.name} line {number}"
-        line = line.removeprefix(codecs.BOM_UTF8)  # not of the first line only: files are joined with cat
+        line = line.removeprefix(codecs.BOM_UTF8)  # on any line: files are joined with cat
         if line.strip():
             yield from document_of(parse_object(line, of, where, hint), of, where=where, hint=hint)
 
 
 def document_of(record: dict[str, Any], of: SourceFile, *, where: str, hint: str = "") -> Iterator[Piece]:
-    """The text or the conversation of a record. Arguments and errors as of `text_in`."""
+    """Yield the text or the conversation of a record in pieces. Arguments and errors are those of `text_in`."""
     if of.messages:
         yield from pieces_of_messages(record, of.key, of, where=where)
         return
@@ -53,11 +44,14 @@ def document_of(record: dict[str, Any], of: SourceFile, *, where: str, hint: str
 
 
 def parse_object(content: bytes, of: SourceFile, where: str, hint: str = "") -> dict[str, Any]:
-    """An object that is given whole. Its numbers become float, but in conversations. Arguments and errors as of `text_in`."""
+    """The object that ``content`` holds as JSON. Arguments and errors are those of `text_in`."""
     try:
-        record = json.loads(content) if of.messages else _PARSER.decode(content.decode())
+        record = json.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where} is not UTF-8: convert the file with iconv -f ITS_ENCODING -t UTF-8{hint}.") from error
     except (ValueError, RecursionError) as error:
-        raise _unreadable(error, where, hint) from error
+        lines = ", put each object on one line (jq -c . FILE > FILE.jsonl)" if hint else ""
+        raise UserError(f"{where} is not a valid JSON object: remove or repair it{lines}{hint}.") from error
     if not isinstance(record, dict):
         raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {of.key!r}{hint}.")
     return record

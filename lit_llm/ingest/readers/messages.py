@@ -1,6 +1,6 @@
-"""Conversations in JSONL and tables: a document is the JSON of its messages, or of an object with what stands beside them.
+"""Conversations in JSONL and tables: a document is the JSON of its messages, or of an object that also has the keys ``BESIDE``.
 
-In JSONL also pairs of answers to a prompt: {"messages": the prompt, "chosen": messages, "rejected": messages}.
+A record of JSONL may be a pair of answers: {"messages": the prompt, "chosen": messages, "rejected": messages}.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _KEY = "messages"
 
 BESIDE = {"tools": list, "documents": list, "chat_template_kwargs": dict}
-"""Keys beside the messages that a template gets."""
+"""Keys beside the messages that a template gets, and their types."""
 _LOST = ("system", "functions")
-"""Keys of other formats beside the messages that no template gets."""
+"""Keys beside the messages in other formats, which no template gets."""
 _PAIR = {"chosen", "rejected"}
+_QUESTIONS, _ANSWERS = ("prompt", "instruction", "question", "query"), ("response", "output", "completion", "answer")
+"""Keys of texts in data that have one question and one answer a row."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -55,10 +57,10 @@ class MessagesColumn(TextColumn):
 
 
 def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
-    """The conversation of a record.
+    """Yield the conversation of a record as one piece.
 
     Raises:
-        UserError: It has none under the key.
+        UserError: The record has no valid conversation under the key.
     """
     value = find(record, key)
     if value is MISSING and not _PAIR.isdisjoint(record):
@@ -66,7 +68,7 @@ def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, wher
         yield Piece(utf8(json.dumps(pair, ensure_ascii=False)), last=True)
         return
     if value is MISSING:
-        raise missing_key(where, key, keys_of(record, key), what=_KEY)
+        raise missing_key(where, key, keys_of(record, key), what=_KEY, mend=_conversion(record))
     if value is None or value == []:
         of.skipped += 1
         return
@@ -81,8 +83,21 @@ def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, wher
     yield Piece(utf8(json.dumps({_KEY: messages} | beside if beside else messages, ensure_ascii=False)), last=True)
 
 
+def _conversion(record: dict[str, Any]) -> str:
+    """How to make messages of a question and its answer; empty if the record has none."""
+    texts = [name for name, value in record.items() if isinstance(value, str)]
+    question, answer = (next((name for name in names if name in texts), None) for names in (_QUESTIONS, _ANSWERS))
+    if question is None or answer is None or any(record.get(name) for name in ("system_prompt", "history", *_LOST)):
+        return ""  # a conversion would lose these
+    asked = f".{question}"
+    if question == "instruction" and "input" in texts:  # as in Alpaca, where it may be empty
+        asked = '([.instruction, .input] | map(select(. != null and . != "")) | join("\\n\\n"))'
+    messages = f'{{role: "user", content: {asked}}}, {{role: "assistant", content: .{answer}}}'
+    return f"a row needs messages; convert it: jq -c '{{messages: [{messages}]}}' FILE > chats.jsonl (--data.paths)"
+
+
 def _pair(record: dict[str, Any], where: str) -> dict[str, Any]:
-    """The messages of the prompt, and those with which each answer continues it. Whole conversations begin with the prompt."""
+    """The messages of the prompt and of each answer. If answers are whole conversations, the prompt is their common start."""
     values = []
     for name in ("chosen", "rejected"):
         value = record.get(name)
@@ -113,13 +128,13 @@ def _pair(record: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _as_messages(value: str | list[Any], role: str, where: str) -> list[dict[str, Any]]:
-    """Messages as they are; a text is one of this role."""
+    """The messages of ``value``: a text is one message of this role."""
     messages = [{"role": role, "content": value}] if isinstance(value, str) else value
     return [_message(one, f"{where}, message {number}") for number, one in enumerate(messages, start=1)]
 
 
 def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """What the template gets beside the messages. It may be JSON text, as often in tables."""
+    """The values beside the messages that the template gets. Tables often have them as JSON text."""
     while key not in record:
         first, _, key = key.partition(".")
         record = record[first]
@@ -140,10 +155,10 @@ def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
-    """A message with the keys "role" and "content", and perhaps others. ShareGPT's are renamed."""
+    """A message with the keys "role" and "content", and perhaps others. ShareGPT's keys and roles are renamed."""
     if not isinstance(value, dict):
         raise UserError(f"{where} is {type_name(value)}, but must be an object with role and content.")
-    message = {key: one for key, one in value.items() if one is not None}  # templates expect a key that is absent
+    message = {key: one for key, one in value.items() if one is not None}  # templates expect no key instead of null
     if "role" not in message and isinstance(message.get("from"), str):
         role = message.pop("from")
         message = {"role": _SHAREGPT.get(role, role), "content": message.pop("value", None)} | message
@@ -166,7 +181,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 
 
 def without_null(value: Any, *, within: bool = False) -> Any:
-    """A row of a table, which has null where a message lacks a key, without the nulls ``within`` its lists."""
+    """A row without the nulls ``within`` its lists: a table has null where a message lacks a key."""
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not within or one is not None}
         return {key: without_null(one, within=within or key in BESIDE) for key, one in kept.items()}

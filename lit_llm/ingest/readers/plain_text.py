@@ -19,7 +19,7 @@ _WORD_CUT = re.compile(rb".*[A-Za-z](?= [A-Za-z])", re.DOTALL)
 
 
 def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    """The rest of ``stream``."""
+    """Yield the rest of ``stream`` in chunks."""
     while chunk := stream.read(interface.PIECE_BYTES):
         yield chunk
 
@@ -41,21 +41,21 @@ class _Chunks(io.RawIOBase):
 
 
 def stream_of(chunks: Iterator[bytes]) -> BinaryIO:
-    """The bytes of ``chunks`` as a file, read when they are needed."""
+    """A binary file of the bytes of ``chunks``, which are read when they are needed."""
     return cast(BinaryIO, io.BufferedReader(_Chunks(chunks), 2**18))
 
 
 def without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes without a byte order mark at the start."""
+    """Yield the chunks without a byte order mark at the start."""
     yield next(chunks, b"").removeprefix(codecs.BOM_UTF8)
     yield from chunks
 
 
 def read_bytes(file: BinaryIO, count: int, *, name: str) -> Iterator[bytes]:
-    """The next ``count`` bytes of a file.
+    """Yield the next ``count`` bytes of a file.
 
     Raises:
-        UserError: The file has less.
+        UserError: The file has fewer bytes.
     """
     unread = count
     while unread:
@@ -74,7 +74,7 @@ def pieces_of(text: bytes) -> Iterable[Piece]:
 
 
 def cut_pieces(chunks: Iterable[bytes]) -> Iterator[Piece]:
-    """One document, given in parts of any size, in pieces of about ``PIECE_BYTES``.
+    """Yield one document, given in chunks of any size, in pieces of about ``PIECE_BYTES``.
 
     Pieces are cut between lines if possible, else between words, else at a line end or a character. The cuts depend on the
     text alone, not on how it is split into ``chunks``. An empty document has no piece.
@@ -93,7 +93,7 @@ def cut_pieces(chunks: Iterable[bytes]) -> Iterator[Piece]:
 
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in blocks of ``PIECE_BYTES``; the last may be shorter."""
+    """Yield the bytes of ``chunks`` in blocks of ``PIECE_BYTES``; the last block may be shorter."""
     size = interface.PIECE_BYTES
     parts: list[bytes] = []
     gathered = 0
@@ -111,7 +111,7 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cut(text: bytes) -> int:
-    """Where to cut ``text``, which continues: as late as possible, preferably where no token can be cut."""
+    """The place at which to cut ``text``, which continues: as late as possible, preferably where no token can be cut."""
     window = max(0, len(text) - 2**16)  # far enough back to contain a line end
     safe = None
     for match in _SAFE_CUT.finditer(text, window):

@@ -18,9 +18,9 @@ _MOST_EXTENSIONS = 10  # in a message
 
 
 def read_tar(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
-    """The documents of a tar, in its order.
+    """Yield the documents of a tar, in the order of its files.
 
-    Each .txt file is a document. A sample without one has its text in its .json files, under the key. Other files of a
+    Each .txt file is a document. A sample without .txt files has its text in its .json files, under the key. Other files of a
     sample with text are ignored, as are hidden files. A link is refused: a stream cannot go back to the file that it names.
 
     Raises:
@@ -40,7 +40,7 @@ def read_tar(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
 
 
 def _sample(members: Iterator[tuple[str, str, IO[bytes]]], of: SourceFile) -> Iterator[Piece]:
-    """The documents of one sample: its members, as `_members` gives them."""
+    """Yield the documents of one sample from its members, as `_members` yields them."""
     has_text = False
     objects: list[tuple[str, bytes]] = []
     extensions: dict[str, None] = {}  # an ordered set
@@ -52,7 +52,7 @@ def _sample(members: Iterator[tuple[str, str, IO[bytes]]], of: SourceFile) -> It
         if kind == "txt":
             has_text = True
             of.skipped += not (yield from _text(cast(BinaryIO, content), where))
-        elif kind == "json" and not has_text:  # its text may follow
+        elif kind == "json" and not has_text:  # a .txt file may follow
             objects.append((where, content.read().removeprefix(codecs.BOM_UTF8)))
     if has_text:
         return
@@ -68,7 +68,7 @@ def _sample(members: Iterator[tuple[str, str, IO[bytes]]], of: SourceFile) -> It
 
 
 def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
-    """A file of text. Returns whether it is not empty."""
+    """Yield the pieces of a text file. Return whether it has any."""
     found = False
     for piece in text_pieces(cut_pieces(without_mark(read_chunks(content))), name=where):
         found = True
@@ -77,7 +77,7 @@ def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
 
 
 def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]]:
-    """The files of a tar that are not hidden: folder and name up to the first dot, the rest of the name, the content."""
+    """Yield the files of a tar that are not hidden: folder and name up to the first dot, the rest of the name, the content."""
     blocks = _Blocks(stream)
     # One block at a time, so that the last one read is the one that ended the archive.
     tar = tarfile.open(fileobj=cast(BinaryIO, blocks), mode="r|", bufsize=tarfile.BLOCKSIZE)  # noqa: SIM115 - no file
@@ -101,7 +101,7 @@ def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]
 
 
 class _Blocks:
-    """A stream that remembers what was read last."""
+    """A stream that remembers the bytes of the last read."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.last = stream, b""

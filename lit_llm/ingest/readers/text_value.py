@@ -1,4 +1,4 @@
-"""The value that a key leads to, and what is wrong with one that is no text."""
+"""Find the value that a key leads to, and say what is wrong with a value that is no text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from lit_llm.core.errors import UserError
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_KEYS = 20  # in a message
-_LONGEST_KEY = 60
 
 MISSING = object()
 
@@ -18,7 +17,7 @@ _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "true or f
 
 
 def find(value: dict[str, Any], key: str) -> Any:
-    """The value under ``key``, else under the part of ``key`` before a dot and so on; None below a null; else ``MISSING``."""
+    """The value under ``key``. If there is no such key, its dots lead into objects. None below a null; else ``MISSING``."""
     if key in value:
         return value[key]
     first, dot, rest = key.partition(".")
@@ -38,18 +37,18 @@ def text_in(record: dict[str, Any], key: str, *, where: str, hint: str = "") -> 
         hint: how to read a file as plain text that only looks like JSON; may be empty.
 
     Raises:
-        UserError: There is no such key, or another value than a string.
+        UserError: There is no such key, or its value is not a string.
     """
     value = find(record, key)
     if value is MISSING:
         raise missing_key(where, key, keys_of(record, key), hint=hint)
     if value is not None and not isinstance(value, str):
-        raise no_text(where, key, type_name(value))
+        raise UserError(f"{where} has {type_name(value)} under {key!r}, but the text must be a string (--data.text_key).")
     return utf8(value or "")
 
 
 def keys_of(value: dict[str, Any], key: str) -> list[str]:
-    """The keys that ``find`` could have taken instead of ``key``: of the objects on the way, with dots."""
+    """The keys that ``find`` could have taken instead of ``key``; those of inner objects with dots."""
     first, dot, rest = key.partition(".")
     inner = value.get(first)
     below = [f"{first}.{name}" for name in keys_of(inner, rest)] if dot and isinstance(inner, dict) else []
@@ -64,26 +63,31 @@ def utf8(text: str) -> bytes:
         return _LONE_SURROGATE.sub("\ufffd", text).encode()
 
 
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def type_name(value: Any) -> str:
     other = "a number" if isinstance(value, int | float) else f"a value of type {type(value).__name__}"
     return _TYPES.get(type(value), other)
 
 
 def missing_key(
-    where: str, key: str, keys: Iterable[str], *, kind: str = "key", what: str = "text", hint: str = ""
+    where: str, key: str, keys: Iterable[str], *, kind: str = "key", what: str = "text", hint: str = "", mend: str = ""
 ) -> UserError:
     """The error for a record at ``where`` that has ``keys``, but not ``key``.
 
     Args:
         kind: "key" or "column".
-        what: what it holds, "text" or "messages".
+        what: the content under the key, "text" or "messages".
+        mend: what to do; empty: to name the key.
     """
-    names = [name if len(name) <= _LONGEST_KEY else name[:_LONGEST_KEY] + "…" for name in keys]
+    names = list(keys)
     shown = ", ".join(names[:_MOST_KEYS]) + (f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else "")
     has = f"it has {shown}" if names else "it has none"
-    return UserError(f"{where} has no {kind} {key!r}, {has}: name the {kind} that holds the {what} (--data.{what}_key){hint}.")
-
-
-def no_text(where: str, key: str, kind: str) -> UserError:
-    """The error for a record whose value under ``key`` is ``kind``, such as "a number"."""
-    return UserError(f"{where} has {kind} under {key!r}, but the text must be a string (--data.text_key).")
+    mend = mend or f"name the {kind} that holds the {what} (--data.{what}_key)"
+    return UserError(f"{where} has no {kind} {key!r}, {has}: {mend}{hint}.")

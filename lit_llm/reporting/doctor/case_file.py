@@ -20,7 +20,7 @@ _OURS = ("lit_llm.", "torch.", "lightning.")
 
 
 def case_text(run: Observed, findings: list[str]) -> str:
-    """The content of such a file: the run and the names of what was found."""
+    """The content of a case file: the run and the names of the findings."""
     rows = {
         tag: [list(series.steps), list(series.values)]
         for tag, series in run.scalars.items()
@@ -31,10 +31,10 @@ def case_text(run: Observed, findings: list[str]) -> str:
 
 
 def read_case(path: Path) -> Observed:
-    """The run of such a file.
+    """Read the run of a case file.
 
     Raises:
-        UserError: It is none.
+        UserError: The file is no case file.
     """
     try:
         case = read_json(path)

@@ -8,11 +8,11 @@ from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
 _TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled", "validation-targets-unrelated")
-"""What follows from wrong targets."""
+"""Findings that follow from wrong targets."""
 
 
 def _are_inputs(run: Observed, tag: str, where: str) -> str | None:
-    """That the targets are other inputs than the next ones."""
+    """A sentence if the targets are other inputs than the next ones."""
     share, shifted = run.median(tag), run.median("health/shifted_targets")
     return f"{share:.1%} of the targets are the input {where}" if share > 0.95 and shifted < 0.9 else None
 
@@ -85,7 +85,7 @@ def tokens_shuffled(run: Observed) -> str | None:
     "most targets are the same token, such as padding that counts",
     "give padding the target -100",
     "health/commonest_target",
-    explains=(*SLOW, "loss-too-low", "positions-alike", "duplicated-data", "validation-counts-others"),
+    explains=(*SLOW, "loss-too-low", "positions-alike", "duplicated-data"),
 )
 def one_token_dominates(run: Observed) -> str | None:
     share = run.last("health/commonest_target")
@@ -107,7 +107,7 @@ def unknown_tokens(run: Observed) -> str | None:
     "a token of the text never is a target that counts: a mask takes it for padding, or leaves it out",
     "give padding an id of its own; look at the targets of a decoded batch (`check --show 2`)",
     "health/unlearned_inputs",
-    explains=(*JUDGED, "targets-ignored", "validation-counts-others"),
+    explains=(*JUDGED, "targets-ignored"),
 )
 def token_never_learned(run: Observed) -> str | None:
     share = run.median("health/unlearned_inputs", run.step // 2)
@@ -143,20 +143,6 @@ def ranks_share_data(run: Observed) -> str | None:
     return f"{share:.0%} of the ranks begin a micro-batch with the sequence of another rank" if share > 0.5 else None
 
 
-@error.likely(  # shares of tokens in samples of one text agree
-    "a rank reads another text than the others, or ids of another tokenizer: its copy of the data is damaged, old, or of "
-    "another kind",
-    "compare the shards of all machines (hashes in meta.json)",
-    "health/rank_text_difference",
-    explains=(*SLOW, *ROUGH, *JUDGED, "tokens-shuffled", "noise-in-training", "validation-other-text", "targets-unrelated"),
-)
-def ranks_differ_in_text(run: Observed) -> str | None:
-    if run.last("setup/ranks", 1.0) < 2:
-        return None
-    distance = run.recent("health/rank_text_difference")
-    return None if distance < 0.2 else f"the shares of tokens on a rank are {distance:.0%} away from those on all ranks"
-
-
 @error.certain(  # logits before a changed input must not change
     "a position sees later positions: a mask is missing or wrong, or a transpose, a sort or a convolution mixes positions",
     "is_causal=True, or a mask that is lower triangular; look at what reorders tokens",
@@ -176,9 +162,9 @@ def future_leak(run: Observed) -> str | None:
 
 @warning.likely(
     "most positions do not count, so that most of the compute is wasted",
-    "look at the masks of the data; --data.packing best_fit if it is padding",
+    "a larger --data.block_size if conversations are cut; --data.packing best_fit if it is padding; look at the data's masks",
     "health/ignored_targets, a batch of the data",
-    explains=(*SLOW, "loss-not-finite", "gradients-vanish", "parameters-not-trained", "validation-counts-others"),
+    explains=(*SLOW, "loss-not-finite", "gradients-vanish", "parameters-not-trained"),
 )
 def targets_ignored(run: Observed) -> str | None:
     share = run.median("health/ignored_targets")
@@ -200,25 +186,9 @@ def question_lost(run: Observed) -> str | None:
     "the chat template marks the user's turns as the assistant's, so that questions are learned, too",
     "{% generation %} around the assistant's turns only",
     "chat_template.jinja in the run folder",
-    explains=("questions-count",),
 )
 def questions_learned(run: Observed) -> str | None:
     return "the question of a user is marked as an answer" if run.question and run.question[1] else None
-
-
-@error.likely(  # a conversation does not begin with an answer, and under best_fit each sequence begins with a conversation
-    "the mask of the chats is inverted or missing: questions are learned",
-    "targets of -100 on the user's turns, and only there",
-    "health/opening_targets, a batch of the data",
-    explains=(*JUDGED, "targets-ignored", "validation-counts-others"),
-)
-def questions_count(run: Observed) -> str | None:
-    if not _has_chats(run) or str(run.setting("data.init_args.packing", "")) != "best_fit":
-        return None
-    opens, ignored = run.median("health/opening_targets"), run.median("health/ignored_targets")
-    if opens < 0.95:
-        return None
-    return f"{opens:.0%} of the sequences begin with a target that counts, and {ignored:.0%} of all targets do not count"
 
 
 @warning.likely(  # a template ends all turns alike
@@ -237,7 +207,7 @@ def _has_chats(run: Observed) -> bool:
 
 
 def _repeated(run: Observed, tag: str) -> list[tuple[float, float]]:
-    """(passes over the data in this launch, share of text that occurred before), of rows in the first pass."""
+    """(passes over the data since the launch, share of text that occurred before) of each row in the first pass."""
     if run.passes is None:
         raise Unjudged("setup/train_tokens")
     launches = [(step - run.start_of_launch(step), value) for step, value in run.finite(tag, least=1) if step > 1]
@@ -293,8 +263,8 @@ def validation_in_training(run: Observed) -> str | None:
     if not passes:
         raise Unjudged("setup/train_tokens")
     # Code repeats lines. With documents split at random, 11 % of the spans of Python's library (48 bytes) occur in a tenth of a
-    # pass, 20 % in a whole one. Of a text that is all in training, 40 % occur in a pass of 0.4.
-    # Answers and templates of conversations recur: with other questions in validation 68 % occur.
+    # pass, 20 % in a whole one. If all of the validation text is in training, 40 % of its spans occur in 0.4 passes.
+    # Answers and templates of conversations recur: 68 % of the spans occur, even if validation has other questions.
     if share > (0.4 if run.from_scratch else 0.9):
         return f"{share:.1%} of the validation text occurred in training, in {passes:.2f} passes over the training text"
     return None
@@ -341,7 +311,7 @@ def vocabulary_unused(run: Observed) -> str | None:
     step, share = min(shares, key=lambda point: (point[1], -point[0]))  # each launch counts anew
     tokens = (step - run.start_of_launch(step)) * each_step
     largest = max(run.values("health/largest_id", 0), default=0.0)
-    if largest in (255, 65535) and size > 1.5 * largest and tokens > 20 * largest:  # of 8 and of 16 bits
+    if largest in (255, 65535) and size > 1.5 * largest and tokens > 20 * largest:  # largest numbers of 8 and of 16 bits
         return f"no id was larger than {largest:,.0f} in {tokens:,.0f} tokens, although there are {size:,.0f} embeddings"
     # A text of as many tokens as a vocabulary of its own has entries uses more than a hundredth of them.
     if size > 512 and ((share > 0.9 and tokens > 5 * size) or (share > 0.99 and tokens > size)):

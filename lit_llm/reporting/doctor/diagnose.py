@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.disk import open_ordinary, read_text
+from lit_llm.config.arguments import leaves
+from lit_llm.core.disk import read_text
 from lit_llm.core.errors import UserError
+from lit_llm.data.stored_files import hash_of
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE, ChatTemplate
 from lit_llm.ingest.chat.render import Renderer
-from lit_llm.ingest.chat.template import MOST_BYTES as MOST_TEMPLATE_BYTES
 from lit_llm.ingest.shard_manifest import Manifest
-from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES
+from lit_llm.ingest.shards import HEADER_BYTES
 from lit_llm.reporting.doctor import (
     data_rules,
     expert_rules,
-    gradient_rules,
     loss_rules,
-    model_rules,
     optimizer_rules,
     preference_rules,
-    resume_rules,
     setting_rules,
     speed_rules,
     validation_rules,
@@ -37,11 +34,10 @@ from lit_llm.runs.plan_record import recorded_launches
 from lit_llm.runs.run_folder import CONFIG
 
 _FILES = (
-    data_rules, setting_rules, resume_rules, gradient_rules, optimizer_rules, model_rules, expert_rules, preference_rules,
-    validation_rules, loss_rules, speed_rules,
+    data_rules, setting_rules, optimizer_rules, expert_rules, preference_rules, validation_rules, loss_rules, speed_rules,
 )  # fmt: skip
 RULES = tuple(each for file in _FILES for each in vars(file).values() if isinstance(each, Rule))
-"""In this order, where nothing else says which finding comes first."""
+"""All rules. Findings keep this order where nothing else decides which comes first."""
 
 
 def diagnose(run: Observed) -> list[Finding]:
@@ -50,24 +46,22 @@ def diagnose(run: Observed) -> list[Finding]:
 
 
 def examine(run: Observed) -> tuple[list[Finding], dict[str, list[str]]]:
-    """(the same; names of the rules that had nothing to judge by, by the curve that they lack)."""
-    found, unjudged = list[Finding](), dict[str, list[str]]()
+    """(findings as in `diagnose`; names of the rules that had nothing to judge by, by the curve that they lack)."""
+    found, unjudged = dict[Rule, str](), dict[str, list[str]]()
     for rule in RULES:
         try:
             if (seen := rule.seen(run)) is not None:
-                found.append(Finding(rule, seen))
+                found[rule] = seen
         except Unjudged as missing:
             unjudged.setdefault(str(missing), []).append(rule.name)
-    findings = [
-        replace(finding, follows_from=tuple(other.name for other in found if finding.name in other.rule.explains))
-        for finding in found
-    ]
+    causes = {rule: tuple(other.name for other in found if rule.name in other.explains) for rule in found}
+    findings = [Finding(rule, seen, causes[rule]) for rule, seen in found.items()]
     findings.sort(key=lambda each: (bool(each.follows_from), each.rule.severity, SURE.index(each.rule.sure)))
     return findings, unjudged
 
 
 MOST_BYTES = 2 * 10**9
-"""Of shards that are compared unless asked for: some seconds."""
+"""Shards of up to this size are compared with their hashes without being asked for. It takes some seconds."""
 
 
 def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed, list[str]]:
@@ -108,11 +102,11 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
 
 
 def _question(template: Path) -> tuple[bool, bool] | None:
-    """What `Observed.question` says, of the template that `fit` has copied into the run folder."""
+    """`Observed.question` for the template that `fit` has copied into the run folder; None if it cannot be told."""
     if not template.is_file():
         return None
     try:
-        text = read_text(template, MOST_TEMPLATE_BYTES)
+        text = read_text(template)
         return Renderer(ChatTemplate(template.name, text, {}), re.compile("(?!)")).question()
     except UserError:  # transformers is not installed, or the template asks for more than messages
         return None
@@ -120,20 +114,13 @@ def _question(template: Path) -> tuple[bool, bool] | None:
 
 def observed(run: LoadedRun) -> Observed:
     """The rows and settings of a run, without its data."""
-    return Observed(run.scalars, run.config, first_steps(run))
+    first_steps = [step for launch in recorded_launches(run.path) if isinstance(step := launch.get("first_step"), int)]
+    return Observed(run.scalars, run.config, first_steps)
 
 
-def first_steps(run: LoadedRun) -> list[int]:
-    """Complete steps at the start of each launch."""
-    return [step for launch in recorded_launches(run.path) if isinstance(step := launch.get("first_step"), int)]
-
-
-def data_shards(config: Mapping[str, Any]) -> list[tuple[Path, str]]:
-    """The shards that a run's data settings name, with the hashes in their manifests. Of other data, none."""
-    data = config.get("data")
-    settings = data.get("init_args") if isinstance(data, Mapping) else None
-    sources = settings.get("sources") if isinstance(settings, Mapping) else None  # of a mixture
-    named = [value for each in (settings, *_values(sources)) for value in _values(each)]
+def data_shards(config: dict[str, Any]) -> list[tuple[Path, str]]:
+    """The shards that a run's data settings name, with the hashes in their manifests; empty for data that are no shards."""
+    named = [value for key, value in leaves(config) if key.startswith("data.") and "tokenizer" not in key]
     words = {word for value in named for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)}
     found = []
     for folder in sorted({folder for word in words if (folder := _folder(word)) is not None}):
@@ -144,10 +131,6 @@ def data_shards(config: Mapping[str, Any]) -> list[tuple[Path, str]]:
         for split in manifest.splits.values() if manifest is not None else ():
             found += [(folder / shard.file, shard.blake2b) for shard in split.shards]
     return found
-
-
-def _values(settings: Any) -> Iterable[Any]:
-    return settings.values() if isinstance(settings, Mapping) else ()
 
 
 def _folder(word: str) -> Path | None:
@@ -164,14 +147,12 @@ def damages(shards: Sequence[tuple[Path, str]]) -> list[str]:
     found = []
     for path, expected in shards:
         try:
-            with open(open_ordinary(path), "rb") as file:
-                file.seek(HEADER_BYTES)
-                digest = hashlib.blake2b(digest_size=HASH_BYTES)
-                while block := file.read(1 << 20):
-                    digest.update(block)
+            with open(path, "rb") as file:
+                head = file.read(HEADER_BYTES)
+            is_damaged = hash_of(str(path), head) != expected
         except OSError as error:
             found.append(f"{path} cannot be read: {error.strerror}")
             continue
-        if digest.hexdigest() != expected:
+        if is_damaged:
             found.append(f"{path} does not have the hash that meta.json gives it")
     return found

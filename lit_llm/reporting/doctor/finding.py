@@ -10,18 +10,18 @@ from functools import partial
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
 Seen = Callable[[Observed], str | None]
-"""What was seen, with steps and figures; None if the symptom is not there. Raises Unjudged if there is nothing to judge by."""
+"""Returns what was seen, with steps and figures; None without the symptom. Raises Unjudged with nothing to judge by."""
 
 
 class Severity(IntEnum):
-    """How bad it is. The lowest comes first."""
+    """How bad a finding is. The lowest number comes first."""
 
     ERROR = 0
     """The run learns nothing, or something else than intended."""
     WARNING = 1
     """The run wastes much of its budget, or its result is worse than it need be."""
     ADVICE = 2
-    """A setting that rarely is what one wants. The curves show no harm yet."""
+    """A setting is rarely what one wants. The curves show no harm yet."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _Rules:
     """Decorators that make a rule of a function: `@error.likely(cause, change, look_at, explains=…)`.
 
     The rule has the name of the function, with "-" for "_". Its thresholds were measured (docs/evidence/doctor.md), or a
-    comment says why; one behind the parenthesis, why it is that sure.
+    comment says why. A comment after the decorator's parenthesis says why the cause is that sure.
     """
 
     def __init__(self, severity: Severity) -> None:
@@ -75,16 +75,16 @@ class _Rules:
 
 
 SLOW = ("loss-stuck", "learning-rate-too-low", "under-fitting")
-"""What follows from a cause that keeps a model from learning."""
+"""Findings that follow from a cause that keeps a model from learning."""
 UNSTABLE = (
     *("diverged", "loss-spikes", "loss-not-finite", "large-logits", "guard-too-strict", "weight-decay-too-high"),
     *("gradient-norm-rises", "clipped-at-every-step"),
 )
 """Findings that follow from updates that are too large."""
 ROUGH = (*UNSTABLE, "learning-rate-too-high")
-"""What follows from a cause that makes training unstable."""
+"""Findings that follow from a cause that makes training unstable."""
 JUDGED = ("validation-unlike-training", "validation-differs", "over-fitting")
-"""What follows from a cause that makes validation and training incomparable."""
+"""Findings that follow from a cause that makes validation and training incomparable."""
 error, warning, advice = map(_Rules, Severity)
 
 
@@ -99,7 +99,7 @@ class Finding:
 
     rule: Rule
     seen: str
-    follows_from: tuple[str, ...] = ()
+    follows_from: tuple[str, ...]
 
     @property
     def name(self) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from bisect import bisect
 from collections.abc import Sequence
 
-from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
+from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed, Unjudged, medians
 
 WIDE = 0.2
 """Share of the validation loss by which it and the training loss come apart, in runs that repeat their text."""
 MOST_WINDOWS = 500
-"""Rows of a curve of which medians are taken, about: more are thinned."""
+"""About the most rows of a curve from which medians are taken. A longer curve is thinned."""
 LARGEST_GAIN = 3.0
 """Root mean square of a matrix times the root of its inputs; GPT-3's 0.02 at width 12,288 has 2.2, torch's Linear 0.6."""
 
@@ -58,7 +59,7 @@ def loss_not_finite(run: Observed) -> str | None:
 
 
 def scatter(values: Sequence[float]) -> float:
-    """Standard deviation of rows around their trend: from the median of the differences between neighbours."""
+    """Standard deviation of rows around their trend, estimated by the median of the differences between neighbours."""
     steps = [abs(b - a) for a, b in itertools.pairwise(values)]
     return 1.4826 * statistics.median(steps) / math.sqrt(2) if steps else 0.0
 
@@ -67,7 +68,7 @@ def scatter(values: Sequence[float]) -> float:
     "the initial weights are too large",
     "--model.init_std 0.02, or remove the setting",
     "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
-    explains=(*SLOW, *ROUGH, "attention-saturated", "no-context"),
+    explains=(*SLOW, *ROUGH, "no-context"),
 )
 def initial_weights(run: Observed) -> str | None:
     if not run.from_scratch:
@@ -75,13 +76,8 @@ def initial_weights(run: Observed) -> str | None:
     gain = run.last("setup/initial_gain", 0.0)
     if gain > LARGEST_GAIN:
         return f"a weight matrix enlarged random inputs {gain:.1f} times when training started (usual: 0.1 to 2 times)"
-    first, uniform = run.finite("train/loss", least=1), run.uniform_loss
-    if uniform is None:
-        raise Unjudged("setup/vocab_size")
-    if first[0][0] > 1:
-        return None
-    loss = first[0][1]
-    if loss > 1.15 * uniform + 0.3:
+    (step, loss), uniform = run.finite("train/loss", least=1)[0], run.uniform_loss
+    if step == 1 and loss > 1.15 * uniform + 0.3:
         return f"the first loss is {loss:.3f}, but a model that knows nothing has ln(vocabulary) = {uniform:.3f}"
     return None
 
@@ -98,25 +94,23 @@ def loaded_weights_unfit(run: Observed) -> str | None:
     fresh = run.last("setup/fresh_matrices", 0.0)
     if fresh > 0.9:
         return f"before step 1 {fresh:.0%} of the kinds of matrices in blocks looked like random draws"
-    first, uniform = run.finite("train/loss", least=1), run.uniform_loss
-    if uniform is None:
-        raise Unjudged("setup/vocab_size")
-    if first[0][0] > 1 or run.points("train/margin") or first[0][1] < 0.9 * uniform:
+    (step, loss), uniform = run.finite("train/loss", least=1)[0], run.uniform_loss
+    if step > 1 or run.points("train/margin") or loss < uniform:
         return None
-    return f"the first loss is {first[0][1]:.3f}; without any knowledge it is ln(vocabulary) = {uniform:.3f}"
+    return f"the first loss is {loss:.3f}; without any knowledge it is ln(vocabulary) = {uniform:.3f}"
 
 
 @error.likely(  # equal units get equal gradients; Glorot and Bengio 2010
     "the initial weights are far too small, or units begin with equal weights",
     "--model.init_std 0.02, or remove the setting; draw weights at random",
     "setup/initial_gain, setup/alike_units",
-    explains=(*SLOW, "learning-rate-too-high", "no-context", "dead-from-start"),
+    explains=(*SLOW, "learning-rate-too-high", "no-context"),
 )
 def initial_weights_small(run: Observed) -> str | None:
     if not run.from_scratch:
         return None
     gain, alike = run.last("setup/initial_gain"), run.last("setup/alike_units", 0.0)
-    if run.at_first("health/weight_norm/embedding") == 0:
+    if dict(run.finite("health/weight_norm/embedding")).get(1) == 0:
         return "the embedding began at zero, so that the blocks saw nothing"
     if alike:
         return f"in {alike:.0%} of the matrices all units began with the same weights"
@@ -137,7 +131,7 @@ def diverged(run: Observed) -> str | None:
     fifth = max(3, len(curve) // 5)
     values = [loss for _, loss in curve]
     medians = [(curve[i + fifth - 1][0], statistics.median(values[i : i + fifth])) for i in range(len(curve) - fifth + 1)]
-    error = 1.25 * scatter(values) / math.sqrt(fifth)  # of a median
+    error = 1.25 * scatter(values) / math.sqrt(fifth)  # standard error of a median
     (step, end), (low_step, low) = medians[-1], min(medians, key=lambda point: point[1])
     # Not small fluctuations: a twentieth of the loss, 0.1 nats, and a sixth of what was learned.
     since = run.values("val/loss", after=low_step - 1)
@@ -182,7 +176,7 @@ def under_fitting(run: Observed) -> str | None:
     least = 0.1 * max(rates.values(), default=0.0)
     rows = [(step, loss) for step, loss in run.finite("train/loss", least=40) if rates.get(step, 0.0) >= least]
     losses, validation = [loss for step, loss in rows if step > run.warmup_steps], run.values("val/loss")
-    if len(losses) < 40 or behind is None or behind < 0.05 or not run.learns_text:  # a text of pairs, learned, comes to 0
+    if len(losses) < 40 or behind is None or behind < 0.05 or not run.learns_text:  # text that pairs predict comes to 0
         return None
     _, middle, last = medians(losses, 3)
     falls = len(validation) > 2 and validation[-1] < 0.98 * validation[len(validation) // 2]  # the text of training may change
@@ -202,7 +196,7 @@ def loss_too_low(run: Observed) -> str | None:
     run.finite("train/loss", least=1)
     for tag in ("val/loss", "train/loss"):
         low = [(step, value) for step, value in run.finite(tag) if value < 0.3]
-        if low and run.uniform_loss is not None and run.uniform_loss > 2:
+        if low and run.last("setup/vocab_size", 0.0) > math.exp(2):
             return f"{tag} fell to {low[0][1]:.3f} nats per token at step {low[0][0]:,}: text is not that predictable"
     return None
 
@@ -243,8 +237,6 @@ def over_fitting(run: Observed) -> str | None:
 def validation_unlike_training(run: Observed) -> str | None:
     """The model has never learned anything about the validation text."""
     curve, train, uniform = run.finite("val/loss", least=1), run.smoothed("train/loss", least=1), run.uniform_loss
-    if uniform is None:
-        raise Unjudged("setup/vocab_size")
     step, lowest = min(curve, key=lambda point: point[1])
     if lowest > 0.95 * uniform and train[-1][1] < 0.8 * uniform:
         return (
@@ -255,14 +247,13 @@ def validation_unlike_training(run: Observed) -> str | None:
 
 
 def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Rows far above their neighbours, in nats and as a share, if they are not single ones.
+    """Rows far above their neighbours, both in nats and as a share; empty if there are only single ones.
 
-    In nats alone, rows of the beginning would stand out of a loss that has come near zero, where it hardly scatters any more.
+    In nats alone, early rows would stand out once the loss has come near zero, where it hardly scatters any more.
     """
     above, share = [], []  # how far each row is above the median of its four neighbours
     for i in range(2, len(rows) - 2):
-        near = sorted((rows[i - 2][1], rows[i - 1][1], rows[i + 1][1], rows[i + 2][1]))
-        usual = (near[1] + near[2]) / 2
+        usual = statistics.median(rows[i + at][1] for at in (-2, -1, 1, 2))
         above.append(rows[i][1] - usual)
         share.append(above[-1] / usual if usual > 0 else 0.0)
     if len(above) < 10:
@@ -288,4 +279,21 @@ def loss_spikes(run: Observed) -> str | None:
         )
     if skipped >= max(3, 0.02 * run.step):
         return f"{skipped:.0f} of {run.step:,} steps were skipped by the spike guard"
+    return None
+
+
+@error.likely(
+    "the resumed run did not continue with the same model or data: weights, their order, a setting or the tokenizer differ",
+    "compare what was saved with what was loaded, by name (--resume auto restores it); look at decoded batches",
+    "train/loss at the step of the resume",
+    explains=(*ROUGH, *JUDGED),
+)
+def loss_jumps_at_resume(run: Observed) -> str | None:
+    rows = run.finite("train/loss", least=1)
+    for first in (step for step in run.first_steps if step > 10):
+        place = bisect(rows, (first, math.inf))
+        before, after = ([loss for _, loss in part] for part in (rows[max(0, place - 6) : place], rows[place : place + 4]))
+        rise = statistics.median(after) - statistics.median(before) if before and after else 0.0
+        if len(before) == 6 and len(after) == 4 and rise > max(0.3, 4 * scatter(before + after)):
+            return f"training loss rose by {rise:.2f} when the run was resumed at step {first:,} (usual: at most 0.1)"
     return None

@@ -1,4 +1,4 @@
-"""What the rules may ask about a run."""
+"""A run as the rules see it, and the questions that they may ask about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from lit_llm.runs.loaded_run import Series, setting_in
 
@@ -28,10 +28,13 @@ class Observed:
 
     Attributes:
         scalars: logged numbers by tag.
-        config: the settings of config.yaml; none for a run that has none.
+        config: the settings of config.yaml; empty for a run without one.
         first_steps: complete steps at the start of each launch, oldest first.
         damages: a sentence for each file of the training data that is not what was written.
-        question: whether the run's chat template writes the user's question, and whether it has it learned. None without one.
+        question: whether the run's chat template writes the user's question, and whether it is learned. None: no template.
+
+    Raises:
+        Unjudged: A tag has fewer than `least` of the values that a method returns, or no value and no `default`.
     """
 
     scalars: Mapping[str, Series]
@@ -49,67 +52,44 @@ class Observed:
         return [] if series is None else list(zip(series.steps, series.values, strict=True))
 
     def finite(self, tag: str, least: int = 0) -> Points:
-        """Every finite value of a tag.
-
-        Raises:
-            Unjudged: There are fewer than `least`.
-        """
+        """Every finite value of a tag."""
         if tag not in self._finite:
             self._finite[tag] = [(step, value) for step, value in self.points(tag) if math.isfinite(value)]
         return _enough(self._finite[tag], tag, least)
 
     def values(self, tag: str, after: int = 0, least: int = 0) -> list[float]:
-        """Finite values of a tag at steps above `after`.
-
-        Raises:
-            Unjudged: There are fewer than `least`.
-        """
+        """Finite values of a tag at steps above `after`."""
         return _enough([value for step, value in self.finite(tag) if step > after], tag, least)
 
     def last(self, tag: str, default: float | None = None) -> float:
-        """The last finite value; `default` if there is none.
-
-        Raises:
-            Unjudged: There is neither.
-        """
+        """The last finite value; `default` if there is none."""
         found = self.finite(tag, least=default is None)
         return found[-1][1] if found or default is None else default
 
-    def at_first(self, tag: str) -> float | None:
-        """The finite value at step 1."""
-        return next((value for step, value in self.finite(tag) if step == 1), None)
-
     def counted(self, tag: str) -> Points:
-        """Finite values of a loss of counted tokens, in rows before which a launch had counted enough to tell the two apart.
+        """Finite values of a loss of counted tokens, from rows by which the launch had counted enough pairs to judge by them.
 
-        Rows of one token in a vocabulary of V each need as many counts as V; 30 V were enough for texts of 256 to 1,024 tokens.
+        The row of each token in the table of pairs has V entries, V being the size of the vocabulary, and needs as many counts.
+        For V from 256 to 1,024, 30 V counts in all were enough.
         """
         enough, size = dict(self.finite("health/counted_pairs")), self.last("setup/vocab_size", 0.0)
         return [(step, value) for step, value in self.finite(tag) if step > 1 and enough.get(step, math.inf) >= 30 * size]
 
     def recent(self, tag: str) -> float:
-        """The median of the last five of them: a row may be of few tokens.
+        """The median of the last five values of `counted`, because a row may be of few tokens.
 
         Raises:
-            Unjudged: There are less than two.
+            Unjudged: There are fewer than two.
         """
         return statistics.median(value for _, value in _enough(self.counted(tag), tag, 2)[-5:])
 
     def median(self, tag: str, after: int = 0, default: float | None = None) -> float:
-        """The median of the finite values at steps above `after`; `default` if there are none.
-
-        Raises:
-            Unjudged: There is neither.
-        """
+        """The median of the finite values at steps above `after`; `default` if there are none."""
         found = self.values(tag, after, least=default is None)
         return statistics.median(found) if found or default is None else default
 
     def by_layer(self, group: str, least: int = 0) -> dict[str, Points]:
-        """The finite values of `health/GROUP/LAYER`, by layer, without the summaries that TensorBoard has in their place.
-
-        Raises:
-            Unjudged: No layer has `least` of them.
-        """
+        """The finite values of `health/GROUP/LAYER`, by layer, without the summaries that TensorBoard has in their place."""
         prefix = f"health/{group}/"
         layers = [tag.removeprefix(prefix) for tag in self.scalars if tag.startswith(prefix)]
         found = {layer: self.finite(prefix + layer) for layer in layers if layer not in ("lowest", "median", "highest")}
@@ -117,7 +97,7 @@ class Observed:
         return found
 
     def total(self, group: str, least: int = 0) -> Points:
-        """The root of the sum over layers of the squares of `health/GROUP/LAYER`, by step. Raises as `by_layer`."""
+        """The root of the sum over layers of the squares of `health/GROUP/LAYER`, by step."""
         squares: dict[int, float] = {}
         for points in self.by_layer(group, least).values():
             for step, value in points:
@@ -125,11 +105,7 @@ class Observed:
         return [(step, math.sqrt(square)) for step, square in sorted(squares.items())]
 
     def smoothed(self, tag: str, least: int = 0) -> Points:
-        """Medians of five neighbouring finite values, the first four left out.
-
-        Raises:
-            Unjudged: There are fewer than `least`.
-        """
+        """Medians of five neighbouring finite values, the first four left out."""
         if tag not in self._smoothed:
             found = self.finite(tag)
             windows = (sorted(value for _, value in found[i - 4 : i + 1]) for i in range(4, len(found)))
@@ -142,10 +118,9 @@ class Observed:
         return default if value is None else value
 
     def number(self, key: str) -> float | None:
-        """A setting that is a finite number; None of any other."""
+        """A setting that is a finite number; None for any other."""
         value = self.setting(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-        return value if is_number else None
+        return value if is_number(value) else None
 
     @cached_property
     def step(self) -> int:
@@ -187,19 +162,18 @@ class Observed:
     @cached_property
     def learns_text(self) -> bool:
         """Whether training started from random weights, and has a vocabulary that leaves something to learn."""
-        return self.from_scratch and (self.uniform_loss or 0.0) >= math.log(32)
+        return self.from_scratch and self.last("setup/vocab_size", 0.0) >= 32
 
     @cached_property
-    def uniform_loss(self) -> float | None:
-        """ln(vocabulary): the loss of a model that knows nothing. None if the vocabulary is not known."""
-        size = self.last("setup/vocab_size", 0.0)
-        return None if size < 2 else math.log(size)
+    def uniform_loss(self) -> float:
+        """ln(vocabulary): the loss of a model that knows nothing."""
+        return math.log(self.last("setup/vocab_size"))
 
     @cached_property
     def behind_pairs(self) -> float | None:
-        """Where the training loss is between that of counted pairs of tokens, 0, and that of counted tokens, 1.
+        """Where the training loss lies between the loss of counted pairs of tokens (0) and that of counted single tokens (1).
 
-        None if they are not known, or too few pairs were counted to tell the two apart.
+        None if these losses are not known, or too few pairs were counted to tell the two apart.
         """
         counted = [dict(self.counted(f"health/{name}_loss")) for name in ("bigram", "unigram")]
         losses = [dict(self.finite("train/loss")), *counted]
@@ -211,7 +185,7 @@ class Observed:
 
     @cached_property
     def tokens_per_step(self) -> float | None:
-        """The mean so far; None if it was not logged."""
+        """The mean number of tokens per step so far; None if it was not logged."""
         tokens = self.finite("progress/tokens")
         return tokens[-1][1] / tokens[-1][0] if tokens and tokens[-1][0] else None
 
@@ -221,9 +195,14 @@ class Observed:
         return self.passes_at(self.step)
 
     def passes_at(self, step: int) -> float | None:
-        """The same after `step` steps."""
+        """Passes over the training data after `step` steps; None if the size of the data is not known."""
         tokens, size = self.tokens_per_step, self.last("setup/train_tokens", 0.0)
         return None if tokens is None or not size else tokens * step / size
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of YAML is a finite number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def medians(values: Sequence[float], parts: int) -> list[float]:
@@ -232,11 +211,6 @@ def medians(values: Sequence[float], parts: int) -> list[float]:
 
 
 def _enough(rows: list[Row], tag: str, least: int) -> list[Row]:
-    """The rows.
-
-    Raises:
-        Unjudged: There are fewer than `least`.
-    """
     if len(rows) < least:
         raise Unjudged(tag)
     return rows

@@ -11,46 +11,46 @@ from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, UNSTABLE, advi
 from lit_llm.reporting.doctor.observed import Observed, Unjudged, medians
 
 TUNED_HIGH = 0.08
-"""From trained weights: update norm / weight norm, until right after warmup, that a quarter of the layers exceed.
+"""From trained weights: limit of the update norm / weight norm that a quarter of the layers exceed until right after warmup.
 
-Fine-tuning: up to 0.05. Thirty times the rate: 0.096."""
+Fine-tuning had up to 0.05, thirty times the rate 0.096."""
 ADAPTED_HIGH = 0.12
-"""The same of adapters, which begin small. Healthy runs: up to 0.08."""
+"""`TUNED_HIGH` for adapters, which begin small. Healthy runs had up to 0.08."""
 GROWTH_HIGH = 0.16
-"""The same from random weights, times the growth of such a layer's norm until shortly after warmup: a step that is large beside
-weights that it does not enlarge does no harm.
+"""From random weights: limit of that ratio times the growth of such a layer's norm until shortly after warmup. A large step
+does no harm if the weights do not grow by it.
 
 Healthy runs had up to 0.113, ten times the rate at least 0.198 (docs/evidence/doctor.md)."""
 GAIN_HIGH = 0.35
-"""That growth times `setup/initial_gain`, below which weights are still small: a narrow model begins far below 1 / √width.
+"""Below this product of growth and `setup/initial_gain`, weights are still small: a narrow model begins far below 1 / √width.
 
 The best rates of widths 16 and 32 had up to 0.26, with products up to 1.3; ten times the rate at least 0.377."""
 PATH_LOW = 0.5
-"""Sum over all steps of update norm / weight norm, of the same layer. Below it a run has hardly left its random weights.
+"""Below this sum over all steps of update norm / weight norm (`_path`), a run has hardly left its random weights.
 
 Healthy runs had at least 2, runs with a thirtieth of the rate at most 0.35."""
 
 
 TUNING_LOW = 0.005
-"""The same of a run from trained weights, which need not go far: AdamW at 1e-5 makes a hundredth in 20 steps."""
+"""`PATH_LOW` for a run from trained weights, which need not go far: AdamW at 1e-5 makes a hundredth in 20 steps."""
 ADAPTERS_LOW = 0.25
-"""The same of adapters, one half of which begins at zero. Healthy runs: 0.70 and more, the rate of full fine-tuning: 0.10."""
+"""`PATH_LOW` for adapters, half of which begin at zero. Healthy runs had at least 0.70, the rate of full fine-tuning 0.10."""
 PREFERENCES_HIGH = 0.3
-"""The most of a run on preferences, without adapters. Healthy runs: up to 0.2; thirty times the rate: 0.57."""
+"""Limit of `_path` for preferences without adapters. Healthy runs had up to 0.2, thirty times the rate 0.57."""
 LEARNS = 0.3
-"""Of `behind_pairs`. A run that comes this far does not suffer from its rate. Ten times the rate: at least 0.39."""
+"""A run whose `behind_pairs` is below this does not suffer from its rate. Ten times the rate had at least 0.39."""
 
 
 def _upper(values: list[float]) -> float:
-    """The value that a quarter of the values exceed: layers with few parameters, as norms, move less."""
+    """The value that a quarter of the values exceed, because layers with few parameters, such as norms, move less."""
     return sorted(values)[(3 * len(values)) // 4]
 
 
 def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> list[float]:
-    """Update norm / weight norm of each layer: of the sampled steps behind the first, to the first one after warmup.
+    """Update norm / weight norm of each layer, from the sampled steps after step 1, up to the first one after warmup.
 
     Args:
-        chosen: which of the steps counts.
+        chosen: picks one of the ratios of a layer.
 
     Raises:
         Unjudged: There are no such rows.
@@ -77,7 +77,7 @@ def parameters_not_trained(run: Observed) -> str | None:
     frozen = run.last("setup/frozen")
     if frozen and run.from_scratch:
         return f"{frozen:,.0f} parameters do not require gradients, but training started from random weights"
-    rounds = run.setting("trainer.precision") == "bf16-true"  # then small updates are zero, too
+    rounds = run.setting("trainer.precision") == "bf16-true"  # rounding makes small updates zero, too
     ratios = [value for points in run.by_layer("update_ratio").values() for _, value in points if value]
     tiny = bool(ratios) and statistics.median(ratios) < 1e-4  # float32 rounds updates of norm weights away
     still = sorted(
@@ -86,20 +86,11 @@ def parameters_not_trained(run: Observed) -> str | None:
         for layer, points in run.by_layer(group).items()
         if len(points) > 2 and not any(value for _, value in points)
     )
-    skips = sum(run.values("spike/skipped"))  # such a step changes none
+    skips = sum(run.values("spike/skipped"))  # a skipped step changes no layer
     if not still or rounds or skips or not any(run.values("lr")):
         return None
     others = " and others" if len(still) > 4 else ""
     return f"no sampled step changed {', '.join(list(dict.fromkeys(still))[:4])}{others}, or gave it a gradient"
-
-
-@warning.certain(  # parameters are counted
-    "the base is trained, too, although there are adapters: nothing is frozen",
-    "requires_grad = False for all parameters but the adapters",
-    "setup/frozen",
-)
-def base_is_trained(run: Observed) -> str | None:
-    return "no parameter is frozen" if run.setting("lora") is not None and run.last("setup/frozen") == 0 else None
 
 
 @error.likely(
@@ -181,7 +172,7 @@ def learning_rate_too_high(run: Observed) -> str | None:
 
 
 def _growths(run: Observed) -> list[float]:
-    """Norm of each layer until twice the warmup, at most 200 steps, over that at step 1. Without layers that begin at zero."""
+    """Largest norm of each layer until twice the warmup (at most 200 steps), over its norm at step 1, unless that is zero."""
     last, layers = min(200, 2 * max(run.warmup_steps, 2)), run.by_layer("weight_norm").values()
     known = [points for points in layers if points and points[0][0] <= 1 and points[0][1] > 0]
     return [max(norm for step, norm in points if step <= last) / points[0][1] for points in known]
@@ -210,7 +201,7 @@ def learning_rate_too_low(run: Observed) -> str | None:
 def _path(run: Observed) -> float:
     """Sum over all steps of update norm / weight norm, of the layer that a quarter of the layers exceed.
 
-    A row stands for the steps since the row before it, and the last row for those behind it, too.
+    A row stands for the steps since the row before it, and the last row also for the steps after it.
 
     Raises:
         Unjudged: There are no rows.
@@ -249,7 +240,7 @@ def clipped_at_every_step(run: Observed) -> str | None:
     explains=("loss-spikes",),
 )
 def gradient_norm_rises(run: Observed) -> str | None:
-    """From the middle of the run on: in the first half of healthy runs, it rises as the model begins to learn."""
+    """The norm rises in the second half of the run. In the first half of healthy runs it rises as the model begins to learn."""
     *_, middle, later, last = medians(run.values("grad/norm", least=20), 5)
     if last < 3 * middle or not middle < later < last:  # healthy runs: up to 2.1 times
         return None
@@ -290,20 +281,6 @@ def warmup_too_long(run: Observed) -> str | None:
     return (
         f"the learning rate still rises at step {run.step:,} of {planned:,}: {middle:.3g} at half of it, {rates[-1][1]:.3g} now"
     )
-
-
-@error.likely(  # these schedules change the rate
-    "the schedule does not advance: the learning rate never changes",
-    "step the schedule after each optimizer step",
-    "lr",
-    explains=(*SLOW, "learning-rate-too-high", "no-warmup", "warmup-too-long"),
-)
-def schedule_stands_still(run: Observed) -> str | None:
-    rates, kind = run.values("lr", least=1), str(run.setting("schedule.class_path", ""))
-    moves = kind.startswith("lit_llm.") and kind.endswith((".Cosine", ".Linear", ".InverseSquareRoot", ".Decay"))
-    if not moves or run.planned_steps is None or len(rates) < 8 or max(rates) > 1.001 * min(rates) or not run.is_complete:
-        return None
-    return f"the learning rate is {rates[0]:.3g} in all {len(rates)} rows, although the schedule is {kind.rpartition('.')[2]}"
 
 
 @warning.likely(
@@ -361,17 +338,6 @@ def weight_decay_too_high(run: Observed) -> str | None:
     return None
 
 
-@warning.likely(  # Kingma and Ba 2015: 1e-8
-    "the optimizer's epsilon outweighs the root of the squared gradients, so that updates shrink with them",
-    "--optimizer.eps 1e-8",
-    "setup/epsilon",
-    explains=SLOW,
-)
-def epsilon_too_large(run: Observed) -> str | None:
-    epsilon = run.last("setup/epsilon", 0.0)  # an optimizer without one has no curve
-    return f"epsilon is {epsilon:g} (usual: 1e-10 to 1e-6)" if epsilon >= 1e-4 else None
-
-
 @advice.likely(  # Goyal et al. 2017; Liu et al. 2020, On the variance of the adaptive learning rate
     "the first steps use the full learning rate, when the optimizer's averages know one batch only",
     "--schedule.warmup_steps 100, or 1 % of the steps",
@@ -397,18 +363,3 @@ def batch_small(run: Observed) -> str | None:
     if tokens is None or not run.from_scratch or run.step < 50:
         return None
     return f"a step has {tokens:.0f} tokens" if tokens < 256 else None
-
-
-@advice.likely(  # an average with beta2 reaches back 1/(1 - beta2) steps; Kingma and Ba 2015
-    "Adam's average of squares never forgets the first gradients",
-    "--optimizer.betas '[0.9, 0.95]'",
-    "the optimizer's betas",
-)
-def beta2_too_long(run: Observed) -> str | None:
-    betas = run.setting("optimizer.init_args.betas")
-    if not isinstance(betas, list | tuple) or len(betas) != 2 or not isinstance(betas[1], int | float) or not 0 < betas[1] < 1:
-        return None
-    memory, planned = 1 / (1 - betas[1]), run.planned_steps
-    if planned is not None and planned >= 100 and memory > 10 * planned:
-        return f"beta2 {betas[1]:g} averages over {memory:,.0f} steps, but the run has {planned:,}"
-    return None

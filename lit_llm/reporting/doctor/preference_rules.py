@@ -8,9 +8,9 @@ from lit_llm.reporting.doctor.finding import error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 LEAK_STEPS = 10
-"""Published runs take hundreds of steps to an accuracy of 0.7 to 0.9 (Tunstall et al. 2023)."""
+"""An accuracy of 1 this early is suspicious: published runs take hundreds of steps to 0.7 to 0.9 (Tunstall et al. 2023)."""
 FALL = 10.0
-"""Nats per document. A document of 100 tokens is then 1.1 times as unlikely per token."""
+"""Fall of answers in nats per document. A document of 100 tokens is then 1.1 times as unlikely per token."""
 
 
 @warning.possible(

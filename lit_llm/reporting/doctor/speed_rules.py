@@ -5,8 +5,41 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from lit_llm.reporting.doctor.finding import ROUGH, SLOW, error, warning
-from lit_llm.reporting.doctor.observed import Observed
+from lit_llm.reporting.doctor.finding import ROUGH, SLOW, UNSTABLE, error, warning
+from lit_llm.reporting.doctor.observed import Observed, Unjudged
+
+
+@error.certain(  # logits behind a changed input must change
+    "no position sees another one that is a quarter of the sequence before it: attention is off, or sees too little",
+    "look at the attention mask, the window and the projections",
+    "health/context_use",
+    explains=(*SLOW, "parameters-not-trained"),
+)
+def no_context(run: Observed) -> str | None:
+    if any(run.setting(f"model.{key}") for key in ("mask_documents", "window", "layers.window")):
+        return None  # attention is to see less than the whole sequence
+    values = run.values("health/context_use", least=2)
+    return None if max(values) > 0 else "other inputs in three quarters of a sequence did not change its last logits at all"
+
+
+@error.likely(  # Micikevicius et al. 2018, Mixed precision training
+    "most gradients are exactly zero: they underflow for lack of a loss scale, or are masked",
+    "--trainer.precision bf16-mixed; scale the loss in fp16",
+    "health/zero_gradients",
+    explains=(*SLOW, *UNSTABLE, "parameters-not-trained"),
+)
+def gradients_vanish(run: Observed) -> str | None:
+    if run.setting("model.moe"):  # experts without tokens have none
+        return None
+    without = {step for step, share in run.finite("health/ignored_targets") if share == 1}  # no target, no gradient
+    shares = [share for step, share in run.finite("health/zero_gradients") if step > 1 and step not in without]
+    if not shares:
+        raise Unjudged("health/zero_gradients")
+    if (share := statistics.median(shares)) < 0.5:
+        return None
+    if not any(norm for step, norm in run.total("gradient_norm") if step > 1):  # nothing is trained
+        return None
+    return f"{share:.0%} of the gradients of matrices are exactly 0"
 
 
 @error.certain(  # DDP keeps the weights of all ranks equal, bit for bit
@@ -18,24 +51,8 @@ from lit_llm.reporting.doctor.observed import Observed
 def ranks_differ(run: Observed) -> str | None:
     if run.last("setup/ranks", 1.0) < 2:
         return None
-    largest = max(run.finite("health/rank_difference", least=1), key=lambda point: point[1])
-    if largest[1] > 0:
-        return f"the weights of the ranks differ by {largest[1]:.2g} (relative) at step {largest[0]:,}"
-    return None
-
-
-@error.likely(  # units that are zero on every token get no gradient
-    "the units of an MLP are dead from the first step on: its matrices all start at zero, or a bias far below zero",
-    "start all matrices but the last one of a block at random",
-    "health/dead_units of step 1",
-    explains=(*SLOW, "dead-units", "gradients-vanish", "parameters-not-trained", "no-context"),
-)
-def dead_from_start(run: Observed) -> str | None:
-    first = {layer: points[0] for layer, points in run.by_layer("dead_units", least=2).items() if points}
-    found = [layer for layer, (step, share) in first.items() if step <= 1 and share > 0.95]
-    if not found or not run.from_scratch:
-        return None
-    return f"the hidden units of {', '.join(found[:4])} were zero on every probed token of step 1"
+    step, largest = max(run.finite("health/rank_difference", least=1), key=lambda point: point[1])
+    return f"the weights of the ranks differ by {largest:.2g} (relative) at step {step:,}" if largest > 0 else None
 
 
 @warning.likely(  # Lu et al. 2019, Dying ReLU and initialization
@@ -46,11 +63,10 @@ def dead_from_start(run: Observed) -> str | None:
 )
 def dead_units(run: Observed) -> str | None:
     found = {layer: points[-1] for layer, points in run.by_layer("dead_units", least=2).items() if points}
-    worst = max(found, key=lambda layer: found[layer][1])
-    if found[worst][1] <= 0.7:  # Lion, healthy: 0.64
+    layer, (step, share) = max(found.items(), key=lambda last: last[1][1])
+    if share <= 0.7:  # Lion, healthy: 0.64
         return None
-    step, share = found[worst]
-    return f"{share:.0%} of the hidden units of {worst} were zero on every probed token at step {step:,}"
+    return f"{share:.0%} of the hidden units of {layer} were zero on every probed token at step {step:,}"
 
 
 @warning.possible(  # Chowdhery et al. 2022, PaLM, 5.1; Wortsman et al. 2023, Small-scale proxies
@@ -59,10 +75,8 @@ def dead_units(run: Observed) -> str | None:
     "health/logit_max, health/logit_rms",
 )
 def large_logits(run: Observed) -> str | None:
-    points = run.finite("health/logit_max", least=2)
-    if points[-1][1] > 100:
-        return f"the largest logit grew to {points[-1][1]:.0f} at step {points[-1][0]:,}"
-    return None
+    step, largest = run.finite("health/logit_max", least=2)[-1]
+    return f"the largest logit grew to {largest:.0f} at step {step:,}" if largest > 100 else None
 
 
 @warning.likely(  # the time that steps wait for data
@@ -72,7 +86,7 @@ def large_logits(run: Observed) -> str | None:
 )
 def slow_loader(run: Observed) -> str | None:
     shares = run.values("time/data_fraction", least=3)
-    # Healthy runs: at most 0.04; of steps of 15 ms on a busy machine up to 0.19, and 0.34 in a row.
+    # Healthy runs: at most 0.04; with steps of 15 ms on a busy machine up to 0.19, and up to 0.34 in one row.
     speed = run.median("throughput/tokens_per_second", default=0.0)
     most = 0.22 if speed and (run.tokens_per_step or 0.0) / speed < 0.1 else 0.12
     mean = statistics.mean(shares)

@@ -24,29 +24,13 @@ def validation_is_random(run: Observed) -> str | None:
     "validation has other sequences than training, so that its loss is of less context",
     "the same block_size in training and validation",
     "health/validation_length",
-    explains=(*JUDGED, "validation-counts-others"),
+    explains=JUDGED,
 )
 def validation_sequences_shorter(run: Observed) -> str | None:
     ratios = run.values("health/validation_length", least=2)
     if max(ratios) > 0.7:  # a batch may be padded to less
         return None
     return f"a sequence of validation has {max(ratios):.2f} times the tokens of training's, or less"
-
-
-@warning.likely(  # both are counted; texts of other lengths have other padding
-    "the masks of training and validation differ: targets that one ignores, such as questions, padding or what a length limit "
-    "cuts off, count in the other",
-    "ignore the same tokens in both (targets of -100)",
-    "health/validation_ignored_targets against health/ignored_targets",
-    explains=JUDGED,
-)
-def validation_counts_others(run: Observed) -> str | None:
-    """The shares of targets that count are far apart."""
-    training, validation = run.median("health/ignored_targets"), run.median("health/validation_ignored_targets")
-    least, most = sorted((1 - training, 1 - validation))
-    if most < 1.6 * least + 0.06 and not (most == 1 and least < 0.9):
-        return None
-    return f"{training:.0%} of the targets of training are ignored, and {validation:.0%} of those of validation"
 
 
 @error.certain(  # the definition of next-token prediction
@@ -67,7 +51,7 @@ def validation_targets_unrelated(run: Observed) -> str | None:
     explains=("validation-differs", "over-fitting"),
 )
 def validation_other_text(run: Observed) -> str | None:
-    """Counts of the training text fit the validation text badly, so that it is not the model's fault."""
+    """Pairs counted in the training text predict the validation text badly, so the model is not the cause."""
     losses = _losses_of_counts(run)
     if losses is None or losses[1] < 1.4 * losses[0] + 0.3:
         return None
@@ -113,7 +97,7 @@ def noise_in_training(run: Observed) -> str | None:
     explains=("over-fitting",),
 )
 def validation_differs(run: Observed) -> str | None:
-    """Losses are further apart than counts of tokens say that the texts are."""
+    """Validation and training loss are further apart than the losses of counted pairs on the two texts."""
     curve, train = run.finite("val/loss", least=2), run.smoothed("train/loss", least=1)
     if run.points("train/margin") or (run.passes or 0.0) > 3 or not run.is_complete:
         return None
@@ -128,7 +112,7 @@ def validation_differs(run: Observed) -> str | None:
 
 
 def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
-    """Of counted pairs: on training and on validation text. None if they do not tell more than single tokens."""
+    """Losses of counted pairs on training and on validation text. None if pairs do not tell more than single tokens."""
     if not run.from_scratch:
         return None
     of_training, of_validation = run.recent("health/bigram_loss"), run.recent("health/validation_bigram_loss")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,49 +27,34 @@ from lit_llm.core.hardware import Hardware, this_machine
 from lit_llm.core.number_domain import Domain, above
 from lit_llm.core.number_text import money_range
 from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.compute import cost_usd, flops_per_token
 from lit_llm.plan.measured_run import settings_values
 from lit_llm.plan.memory import peak_memory
+from lit_llm.plan.planned_settings import run_settings
 from lit_llm.plan.run_settings import DataFacts, RunSettings
-from lit_llm.plan.speed import Options, dense_peak, step_times
+from lit_llm.plan.speed import Options, step_times
 from lit_llm.plan.weights import planned_model, total_parameters
-from lit_llm.runs.plan_record import PLAN, as_text, earlier_launches
+from lit_llm.runs.plan_record import PLAN, as_text, measured_launches
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.outcome import outcome
-from lit_llm.training.planned_settings import layout_of, run_settings
 
 
-class RunCost(NamedTuple):
-    """The price of the devices of a run."""
+def print_cost(hardware: Hardware, price: float | None, devices: int, words: str, seconds: float) -> None:
+    """Print the cost of `seconds` on these devices: "cost: about $1.2 planned for 37m00s on h100-sxm (--plan.price)".
 
-    usd_hour: tuple[float, float]
-    """Lowest and highest price of a device-hour."""
-    devices: int
-    """How many there are."""
-    where: str
-    """The devices, and where the price is from."""
+    Print nothing if no price is known.
 
-    @classmethod
-    def known(cls, hardware: Hardware, price: float | None, devices: int) -> RunCost | None:
-        """None if nobody knows a price.
-
-        Args:
-            price: USD per device-hour. None: that of the hardware table.
-        """
-        usd_hour = hardware.usd_hour(price)
-        if usd_hour is None:
-            return None
-        origin = "assumed price, --plan.price" if price is None else "--plan.price"
-        what = f"{devices} x {hardware.name}" if devices > 1 else hardware.name
-        return cls(usd_hour, devices, f"{what} ({origin})")
-
-    def line(self, words: str, seconds: float) -> str:
-        """For example "cost: about $1.2 planned for 37m00s on h100-sxm (--plan.price)"."""
-        said = money_range(*cost_usd(seconds, self.devices, self.usd_hour))
-        about = "" if said.startswith("less") else "about "
-        return f"cost: {about}{said} {words} {format_duration(seconds)} on {self.where}"
+    Args:
+        price: USD per device-hour. None: the price in the hardware table.
+    """
+    if (usd_hour := hardware.usd_hour(price)) is not None:
+        said = money_range(*cost_usd(seconds, devices, usd_hour))
+        where = f"{devices} x {hardware.name}" if devices > 1 else hardware.name
+        where += f" ({'assumed price, ' if price is None else ''}--plan.price)"
+        print(f"cost: {'' if said.startswith('less') else 'about '}{said} {words} {format_duration(seconds)} on {where}")
 
 
 class PlanMonitor(Callback):
@@ -82,8 +69,8 @@ class PlanMonitor(Callback):
     predicted); `plan/mfu_ratio` (`throughput/mfu` / planned MFU), if `throughput/mfu` is logged. Warns if the first ratio is
     beyond `tolerance`. If planning fails, that is a warning, and the run goes on without a prediction and plan.json.
 
-    plan.json has one entry for each launch. Of earlier launches, those that measured a speed stay. It is written when
-    training starts and ends, and with each checkpoint. An error of the disk does not end the run.
+    plan.json has an entry for this launch, and for each earlier launch that measured a speed. It is written when training
+    starts and ends, and with each checkpoint. An error of the disk does not end the run.
 
     If a price is known, the planned cost of the steps to come is printed at the start, and the cost of the time that this
     launch has trained, with validation and saving, at the end.
@@ -122,7 +109,7 @@ class PlanMonitor(Callback):
         self._earlier: list[dict[str, Any]] = []
         self._launch: dict[str, Any] | None = None
         self._final_batch_from = 0
-        self._cost: RunCost | None = None
+        self._print_cost: Callable[[str, float], None] | None = None
         self._began = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -132,7 +119,7 @@ class PlanMonitor(Callback):
             self._predict(trainer, settings_of_trainer(trainer, pl_module))
         except UserError as reason:
             rank_zero_info(f"{nothing} ({reason}).")
-        except Exception as error:  # of the planner, which must not end a run
+        except Exception as error:  # a bug of the planner must not end a run
             self._forget()
             rank_zero_warn(f"{nothing}: planning failed, {type(error).__name__}: {error}")
         self._write(trainer)
@@ -147,19 +134,19 @@ class PlanMonitor(Callback):
             self.predicted_bytes = memory.total
         else:
             rank_zero_info(f"plan: peak memory is not predicted for this run ({'; '.join(memory.notes)}).")
-        peak = dense_peak(settings, hardware)
+        peak = settings.dense_peak(hardware)
         step = step_times(settings, hardware, options).step
         flops = flops_per_token(settings.model, settings.lora, settings.length).total
         if peak and step:
             self._planned_mfu = flops * settings.tokens_per_step / (step * settings.layout.devices * peak * 1e12)
         if not trainer.is_global_zero:
             return
-        self._cost = RunCost.known(hardware, self.price, trainer.world_size)
+        self._print_cost = partial(print_cost, hardware, self.price, trainer.world_size)
         left = settings.tokens - settings.tokens_before(trainer.global_step)
         run_seconds = step * left / settings.tokens_per_step if step and left > 0 else None
-        if self._cost is not None and run_seconds:
-            print(self._cost.line("planned for", run_seconds))
-        self._earlier = earlier_launches(Path(trainer.default_root_dir))
+        if run_seconds:
+            self._print_cost("planned for", run_seconds)
+        self._earlier = measured_launches(Path(trainer.default_root_dir))
         self._launch = {
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "first_step": trainer.global_step,
@@ -167,7 +154,7 @@ class PlanMonitor(Callback):
             "machine": {"platform": platform.platform(), "threads": torch.get_num_threads()},
             "hardware": vars(hardware),
             "devices": trainer.world_size,
-            "price_usd_hour": None if self._cost is None else self._cost.usd_hour,
+            "price_usd_hour": hardware.usd_hour(self.price),
             "settings": settings_values(settings),
             "parameters": total_parameters(settings.model, settings.lora),
             "flops_per_token": flops,
@@ -216,11 +203,11 @@ class PlanMonitor(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, ended=True)
-        if self._cost is not None:
-            print(self._cost.line("for", time.monotonic() - self._began))
+        if self._print_cost is not None:
+            self._print_cost("for", time.monotonic() - self._began)
 
     def _write(self, trainer: Trainer, *, ended: bool = False) -> None:
-        """Write plan.json if this rank has something new for it. At the end, the time is new."""
+        """Write plan.json if this rank has new steps or measurements. At the end, the time is new in any case."""
         run_dir, launch = Path(trainer.default_root_dir), self._launch
         if launch is None or not (run_dir / CONFIG).is_file():
             return
@@ -236,7 +223,7 @@ class PlanMonitor(Callback):
             rank_zero_warn(f"plan: {run_dir / PLAN} cannot be written: {error.strerror}.")
 
     def _measured(self, trainer: Trainer, launch: dict[str, Any]) -> dict[str, Any]:
-        """What this launch has measured so far."""
+        """The measurements of this launch so far, by their names in plan.json."""
         device, resident = trainer.strategy.root_device, trainer.callback_metrics.get("memory/peak_gb")
         found: dict[str, Any] = {"rows": len(self.speeds), "trained_seconds": time.monotonic() - self._began}
         if device.type == "cuda":

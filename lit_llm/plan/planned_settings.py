@@ -7,12 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 
-from lit_llm.core._lightning import ddp_option
-from lit_llm.core.errors import UserError
-from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.distributed.parallel_layout import Layout, layout_of_name, mesh_layout
+from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.optim.torch_muon import TorchMuon
 from lit_llm.plan.optimizer import STATE_OPTIONS, TORCH_MUON, Optimizer
 from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule, canonical_precision
@@ -34,10 +30,10 @@ def run_settings(
     """The settings of a run.
 
     Args:
-        parts: its objects by group of the recipe: at least data, loss and compute.
-        optimizer: with any parameters.
+        parts: the run's objects by group of the recipe: at least data, loss and compute.
+        optimizer: the optimizer, with any parameters.
         data: size of the data.
-        saves: how checkpoints are saved, by the names in `RunSettings`.
+        saves: values for the fields of `RunSettings` that say how checkpoints are saved.
 
     Raises:
         UserError: the planner does not know the precision.
@@ -72,7 +68,7 @@ def run_settings(
 
 
 def planned_optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
-    """What of an optimizer affects memory."""
+    """The properties of an optimizer that affect memory."""
     groups = optimizer.param_groups
     if isinstance(optimizer, TorchMuon):
         return Optimizer(TORCH_MUON, ns_dtype="bfloat16")
@@ -83,34 +79,4 @@ def planned_optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
         fused=all(group.get("fused") for group in groups) or name == "AdamW8bit",
         ns_dtype=next((group["ns_dtype"] for group in groups if "ns_dtype" in group), "auto"),
         normuon=any(group.get("normuon_beta2") is not None for group in groups),
-    )
-
-
-def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
-    """The layout of a Trainer strategy, an object or a name, on so many devices.
-
-    Raises:
-        UserError: the planner does not support the strategy, or its mesh does not fit the number of devices.
-    """
-    if isinstance(strategy, str):
-        return layout_of_name(strategy, devices, devices_per_node)
-    if isinstance(strategy, SingleDeviceStrategy):
-        return layout_of_name("single", devices, devices_per_node)
-    if isinstance(strategy, DDPStrategy):
-        layout = layout_of_name("ddp", devices, devices_per_node)
-        return replace(layout, bucket_copies=layout.bucket_copies and not ddp_option(strategy, "gradient_as_bucket_view"))
-    if isinstance(strategy, FSDPStrategy):
-        nodes = max(1, devices // devices_per_node)
-        return replace(layout_of(MeshStrategy.from_fsdp1(strategy, nodes), devices, devices_per_node), strategy="fsdp")
-    if not isinstance(strategy, MeshStrategy):
-        raise UserError(f"the planner does not support {type(strategy).__name__} (--trainer.strategy)")
-    return mesh_layout(
-        strategy.sizes(devices),
-        strategy.pipeline_layout,
-        reshard_after_forward=strategy.reshard_after_forward,
-        reduce_each_micro_batch=strategy.reduce_each_micro_batch,
-        prefetch=strategy.prefetch,
-        cpu_offload=strategy.cpu_offload,
-        context_attention=strategy.context_attention,
-        expert=strategy.expert,
     )

@@ -17,11 +17,11 @@ from lit_llm.plan.run_settings import DataFacts
 from lit_llm.tokenizers import Bytes, Characters, Learned
 
 BYTES_PER_TOKEN = 3.5
-"""Of a BPE that has not been run yet: an assumption. 2,048 ids on Python sources give 3.0, GPT-2's on English 4.5."""
+"""Assumed bytes per token of a BPE that has not been run yet. 2,048 ids on Python sources give 3.0, GPT-2's on English 4.5."""
 
 
 def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | None]:
-    """Numbers of tokens and the vocabulary size, each None if unknown. Call it only if nothing else is wrong with the data.
+    """(numbers of tokens, vocabulary size), each None if unknown. Call it only if nothing else is wrong with the data.
 
     Args:
         missing: the data files are not on this machine.
@@ -64,7 +64,7 @@ def _is_text(data: TextDataModule, one: Input) -> bool:
 
 
 def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> DataFacts:
-    """What packing does to the documents of token shards, as far as that is known before the run."""
+    """`facts` with the effect of packing on the documents of token shards, if that is known before the run."""
     unknown = replace(facts, packing="known when the run starts: its first line says it")
     if missing or data.block_size is None or not isinstance(data, TokenShards | Mixture):
         return unknown

@@ -10,34 +10,34 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.config.objects import Objects
+from lit_llm.config.resolve import Run
 from lit_llm.core.errors import UserError
 from lit_llm.core.hardware import this_machine
 from lit_llm.core.memory import address_space_bytes, memory_bytes
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
+from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.memory import Memory, peaks_of_ranks, resolved
 from lit_llm.plan.optimizer import Optimizer
+from lit_llm.plan.planned_settings import run_settings
 from lit_llm.plan.run_settings import DataFacts, RunSettings
 from lit_llm.plan.weights import OwnModel, planned_model
 from lit_llm.tokenizers import Learned
-from lit_llm.training.planned_settings import layout_of, run_settings
 
 TOLERANCE = 1.25
 """The peak is an estimate, so a run on a CPU is refused only if it exceeds the memory by this factor."""
 
 PROCESS_BYTES = 200_000_000
-"""What Python with torch and Lightning takes at least, in each process on a CPU."""
+"""The least memory that Python with torch and Lightning takes in each process on a CPU."""
 
 _STORED = ("weights", "weight average", "optimizer state", "gradients")
 
 
-def memory_problem(made: Objects, precision: str, *, cut: bool) -> str | None:
-    """Why the run cannot be held in memory, in one sentence; None if it can, or if that is unknown.
+def memory_problem(run: Run, made: Objects) -> str | None:
+    """Why a run of `fit` cannot be held in memory, in one sentence; None if it can, or if that is unknown.
 
-    On a GPU it also settles what FSDP2 keeps whole, where that is auto.
-
-    Args:
-        cut: the batch will be reduced, so that only the model counts.
+    On a GPU this also decides what FSDP2 keeps whole, where that is auto. A run that is thrown away is estimated with its
+    smallest batch, because `check` reduces the batch.
     """
     trainer = made.trainer
     assert trainer is not None
@@ -45,11 +45,13 @@ def memory_problem(made: Objects, precision: str, *, cut: bool) -> str | None:
     if device.type not in ("cpu", "cuda"):
         return None
     try:
-        settings = resolved(_settings(made, trainer, precision, cut=cut), this_machine(measure=False, device=device))
+        settings = resolved(
+            _settings(made, trainer, run.config.trainer.precision, cut=run.scratch), this_machine(measure=False, device=device)
+        )
         ranks = peaks_of_ranks(settings, cuda=device.type == "cuda")
     except UserError:
         return None  # a strategy or precision that the planner does not know
-    except Exception as error:  # of the planner, which must not end a run
+    except Exception as error:  # a bug of the planner must not end a run
         rank_zero_warn(f"plan: whether the run fits into memory is not known: {type(error).__name__}: {error}")
         return None
     if device.type == "cuda" and isinstance(trainer.strategy, MeshStrategy) and not settings.layout.auto:  # decided
@@ -75,7 +77,7 @@ def _settings(made: Objects, trainer: Trainer, precision: str, *, cut: bool) -> 
 
 
 def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> str | None:
-    """Why the run does not fit, from what each rank of the pipeline needs."""
+    """Why the run does not fit, given the peak memory of each pipeline rank; None if it fits."""
     device = trainer.strategy.root_device
     on_cpu, capacity = device.type == "cpu", float(memory_bytes(device))
     processes = trainer.num_devices if on_cpu else 1  # the processes on a CPU share its memory
@@ -102,7 +104,7 @@ def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> st
 
 
 def _vocab_size(data: Any) -> int:
-    """The number of token ids as far as it is known without reading text; 1 if it is not."""
+    """The number of token ids if it is known without reading text; 1 if it is not."""
     if isinstance(data, TokenShards | Mixture):
         return data.known_vocab_size or 1
     if isinstance(data, TextDataModule) and not isinstance(data.source_tokenizer, Learned):

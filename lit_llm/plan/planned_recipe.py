@@ -15,33 +15,34 @@ from lit_llm.config.resolve import OtherMachine, read_recipe
 from lit_llm.core._lightning import set_max_steps
 from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.errors import UserError
+from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.optim import optimizer_of
 from lit_llm.plan.built_model import build_gpt, build_own
+from lit_llm.plan.dataset_size import data_facts, with_packing
+from lit_llm.plan.planned_settings import run_settings
 from lit_llm.plan.run_settings import RunSettings, Schedule
-from lit_llm.plan.weights import PlannedModel, planned_model
+from lit_llm.plan.weights import planned_model
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
 from lit_llm.runs.run_folder import default_run_dir
 from lit_llm.training.auto_precision import Choice
-from lit_llm.training.dataset_size import data_facts, with_packing
-from lit_llm.training.planned_settings import layout_of, run_settings
 
 VOCABULARY = 50257
-"""GPT-2's, used if neither the recipe nor the data say."""
+"""GPT-2's vocabulary size, used if neither the recipe nor the data have one."""
 
 # Trainer settings are checked on one CPU, so that the devices of the plan need not be here.
 _ONE_CPU = {**ONE_DEVICE, "accelerator": "cpu", "precision": None, "plugins": None}
 
 
 class PlannedRecipe:
-    """A recipe, and what the planner takes from it. `notes` lists what had to be assumed.
+    """A recipe, and the settings that the planner takes from it. `notes` lists the assumptions, one sentence each.
 
     Args:
-        arguments: those of `fit`.
-        devices: used instead of the recipe's trainer.devices and num_nodes.
-        devices_per_node: of the hardware planned for.
-        precision: what trainer.precision auto means on it; None: as on this machine.
+        arguments: the arguments of `fit`.
+        devices: number of devices instead of the recipe's trainer.devices and num_nodes.
+        devices_per_node: devices in a node of the planned hardware.
+        precision: the meaning of trainer.precision auto on that hardware; None: as on this machine.
 
     Raises:
         UserError: Everything that `fit` would refuse, one sentence a line. Data files may be missing.
@@ -64,14 +65,14 @@ class PlannedRecipe:
         self.notes: list[str] = []
 
     def layout(self, devices: int, devices_per_node: int) -> Layout:
-        """The recipe's strategy on other devices."""
+        """The layout of the recipe's strategy on other devices."""
         return layout_of(self.built.objects.strategy or "auto", devices, devices_per_node)
 
     def settings(self) -> RunSettings:
         """The run in plain numbers. Adds notes.
 
         Raises:
-            UserError: It cannot be planned: a data module without batch sizes, or an unknown precision.
+            UserError: The run cannot be planned: the data module has no batch sizes, or the precision is unknown.
         """
         data, built = self.datamodule, self.built
         compute = built.parts["compute"]
@@ -86,7 +87,13 @@ class PlannedRecipe:
                 self.notes.append("epochs of packed sources are estimated without padding, so they will be more")
         if getattr(data, "global_batch_size", None) is None:
             raise UserError(f"{type(data).__name__} has no global_batch_size, so it cannot be planned (--data)")
-        model, optimizer, ramp = self.model_config(vocab_size), built.objects.optimizer, getattr(data, "ramp", None)
+        gpt: GPTConfig = built.parts["model"]
+        vocab_size = gpt.vocab_size or vocab_size
+        if vocab_size is None:
+            vocab_size = VOCABULARY
+            self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
+        model = planned_model(replace(gpt, vocab_size=vocab_size), built.objects.architecture)
+        optimizer, ramp = built.objects.optimizer, getattr(data, "ramp", None)
         assert optimizer is not None
         settings = run_settings(
             built.parts,
@@ -116,16 +123,8 @@ class PlannedRecipe:
         rate = self._rate(settings.steps)
         return replace(settings, schedule=Schedule(kind, lambda step: rate(step, 1.0), self._rates(settings, rate)))
 
-    def model_config(self, vocab_size: int | None) -> PlannedModel:
-        """The model with its vocabulary, or else the data's. Adds notes."""
-        model: GPTConfig = self.built.parts["model"]
-        if model.vocab_size is None and vocab_size is None:
-            vocab_size = VOCABULARY
-            self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
-        return planned_model(replace(model, vocab_size=model.vocab_size or vocab_size), self.built.objects.architecture)
-
     def _steps(self, settings: RunSettings) -> int:
-        """Where `fit` ends: after `max_steps` or `max_epochs`, whichever comes first. Adds a note if that is not known."""
+        """The step at which `fit` ends, by `max_steps` or `max_epochs`, whichever is first. Adds a note if it is unknown."""
         steps, epochs = settings.steps, self.config.trainer.max_epochs
         if steps == -1:
             return steps_of_epochs(settings, epochs)
@@ -139,7 +138,7 @@ class PlannedRecipe:
         return min(steps, steps_of_epochs(settings, epochs))
 
     def _rates(self, settings: RunSettings, rate: Callable[[int, float], float]) -> Callable[[int], dict[str, float]]:
-        """The rates of a step by the curves that `fit` logs. The groups are those of its optimizer, of a model without data."""
+        """A function from a step to its rates, by the names of the curves that `fit` logs."""
 
         @cache
         def peaks() -> dict[str, float]:
@@ -151,7 +150,7 @@ class PlannedRecipe:
         return lambda step: {name: rate(step, float(peak)) for name, peak in peaks().items()}
 
     def _rate(self, steps: int) -> Callable[[int, float], float]:
-        """The schedule as a function of the step and the peak."""
+        """The learning rate as a function of the step and the peak rate."""
         schedule: callbacks.Schedule | None = self.built.parts.get("schedule")
         if schedule is None:
             return lambda step, peak: peak
@@ -163,7 +162,7 @@ class PlannedRecipe:
 
 
 def steps_of_epochs(settings: RunSettings, epochs: int | None) -> int:
-    """The steps of so many epochs.
+    """Number of optimizer steps in `epochs` epochs.
 
     Raises:
         UserError: the size of the data is unknown.
@@ -176,7 +175,7 @@ def steps_of_epochs(settings: RunSettings, epochs: int | None) -> int:
 
 
 def _start(recipe: Recipe) -> RunStart:
-    """The run that `--run` names is planned as `--resume auto` would continue it, others from step 0."""
+    """Where the planned run starts: a run that `--run` names, where `--resume auto` would continue it; others at step 0."""
     config, arguments = recipe.config, recipe.arguments
     named = arguments.asks_for("run_dir") is not None
     resume = config.resume if arguments.asks_for("resume") is not None else "auto" if named else "never"

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.disk import read_object, read_ordinary, write_bytes
-from lit_llm.hf.write import write_json
+from lit_llm.core.disk import read_object, write_bytes, write_json
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE, ChatForm
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, Tokenizer, TokenizerJSON, load_tokenizer
 from lit_llm.tokenizers.hugging_face import TOKENIZER_CONFIG
@@ -21,32 +20,34 @@ TOKENIZER_COMPANIONS = (
 )
 """Files next to tokenizer.json in an imported folder. A run folder keeps them, so that export writes them unchanged."""
 IMPORTED_CONFIG = "imported_config.json"
-"""The config.json of an imported folder, in its run folder. Export prefers the family that it names."""
+"""The copy of an imported folder's config.json in the run folder. Export prefers the family that it names."""
 COMPANIONS = (*TOKENIZER_COMPANIONS, IMPORTED_CONFIG)
 """Files that a run takes over from the run it starts from."""
 
 
 def imported_family(run: Path) -> str | None:
-    """The `model_type` of the folder from which a run, or the weights that it started with, were imported; None if none was."""
+    """The `model_type` of the folder from which a run, or its initial weights, were imported; None if nothing was imported."""
     file = run / IMPORTED_CONFIG
     return read_object(file).get("model_type") if file.is_file() else None
 
 
 def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANIONS) -> None:
-    """Raises:
-    UserError: One is no ordinary file, or is called .json and holds no JSON object.
+    """Copy the files of these names that exist in a folder.
+
+    Raises:
+        UserError: One of them is no ordinary file, or is called .json and holds no JSON object.
     """
     for name in names:
         if os.path.lexists(source / name):
             if name.endswith(".json"):
                 read_object(source / name)
-            write_bytes(target / name, read_ordinary(source / name))
+            write_bytes(target / name, (source / name).read_bytes())
 
 
 def write_taught_ids(run: Path, tokenizer: Tokenizer, chat: ChatForm | None) -> None:
-    """Say in a run folder what training teaches: documents their BOS and EOS, conversations the end of a turn.
+    """Write into a run folder the ids that training teaches: BOS and EOS of documents, or a conversation's end of turn.
 
-    Imported files say what the weights were taught before.
+    The imported files have the ids that the weights were taught before.
     """
     taught = tokenizer.eos_id if chat is None else chat.end_of_turn_id
     content = generation(run, eos_id=tokenizer.eos_id)
@@ -67,10 +68,10 @@ def _document_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def tokenizer_config(run: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokenizer_config.json of an exported run: that of the run, if it was imported, or one that gives its ids.
+    """The tokenizer_config.json of an exported run: the imported one, if the run has it, or one that gives the run's ids.
 
-    The latter adds no ids to a text, treats the name of a special token in a text as text (`split_special_tokens`), and changes
-    no spaces in decoding.
+    The latter adds no ids to a text and changes no spaces in decoding. Without a chat template, it treats the name of a special
+    token in a text as text (`split_special_tokens`).
     """
     if (imported := run / TOKENIZER_CONFIG).is_file():
         config = read_object(imported)
@@ -89,13 +90,13 @@ def tokenizer_config(run: Path, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
-    """Write a run's tokenizer into an exported folder. An imported one keeps its companion files."""
+    """Write a run's tokenizer, and the companion files of an imported one, into an exported folder."""
     copy_companions(run, out, (TOKENIZER_FILE, *TOKENIZER_COMPANIONS))
     write_json({"model_max_length": block_size} | tokenizer_config(run, load_tokenizer(run)), out / TOKENIZER_CONFIG)
 
 
 def generation(run: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """The generation_config.json of an exported run. `eos_id`: of the model, for a run that has no such file."""
+    """The generation_config.json of a run, or, if it has none, one with `eos_id`, the model's."""
     file = run / GENERATION
     return read_object(file) if file.is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
 
@@ -107,30 +108,30 @@ def stop_ids(content: Mapping[str, Any]) -> list[int]:
 
 
 def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """Write generation_config.json. Returns its ids, which config.json repeats. `eos_id` as of `generation`."""
+    """Write generation_config.json. Returns its BOS and EOS ids, which config.json repeats. `eos_id` as for `generation`."""
     content = generation(run, eos_id=eos_id)
     write_json(content, out / GENERATION)
     return {"bos_token_id": content.get("bos_token_id"), "eos_token_id": content.get("eos_token_id", eos_id)}
 
 
 class ExportedTokenizer(TokenizerJSON):
-    """Reads and writes texts as `AutoTokenizer` does with the folder that `export` makes of a run.
+    """Encodes and decodes texts as `AutoTokenizer` does with the folder that `export` makes of a run.
 
     Args:
-        eos_id: of the model.
+        eos_id: the model's `eos_id`.
     """
 
     def __init__(self, run: Path, *, eos_id: int | None) -> None:
         super().__init__(str(run))
         self.stop_ids = stop_ids(generation(run, eos_id=eos_id))
         config = tokenizer_config(run, self)
-        self._backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+        self.backend.encode_special_tokens = bool(config.get("split_special_tokens"))
         named = [config.get(name) for name in ("bos_token", "eos_token")]
         tokens = [token.get("content") if isinstance(token, dict) else token for token in named]
-        self._backend.add_special_tokens([token for token in tokens if token])
-        self._bos_id, self._eos_id = (None if token is None else self._backend.token_to_id(token) for token in tokens)
-        added = self._backend.get_added_tokens_decoder()
+        self.backend.add_special_tokens([token for token in tokens if token])
+        self._bos_id, self._eos_id = (None if token is None else self.backend.token_to_id(token) for token in tokens)
+        added = self.backend.get_added_tokens_decoder()
         self.special_ids = {i for i, token in added.items() if token.special}
 
     def decode(self, ids: Any) -> str:
-        return str(self._backend.decode(list(ids), skip_special_tokens=False))  # leaves out ids that the vocabulary lacks
+        return str(self.backend.decode(list(ids), skip_special_tokens=False))  # skips ids that the vocabulary lacks

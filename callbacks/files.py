@@ -1,0 +1,114 @@
+"""Files that are read whole, with one sentence for a mistake, and files that are written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .errors import UserError
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""Error numbers of a disk that takes no more: full, over the quota, a file too large, read-only."""
+_DISK = NO_ROOM | {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG}
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_text(path: Path, *, mend: str = "") -> str:
+    """The content of a file of UTF-8 text, without a mark at its start.
+
+    Args:
+        mend: the end of the sentence, such as the flag that names the file.
+
+    Raises:
+        UserError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"{path} cannot be read: {why}{mend}") from None
+
+
+def read_object(path: Path, *, mend: str = "") -> dict[str, Any]:
+    """The object in a JSON file. Arguments and errors as of `read_text`."""
+    try:
+        content = read_json(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}{mend}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}{mend}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a JSON object{mend}")
+    return content
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether the disk refused: full, over the quota, read-only, no permission, a name that is too long, or broken."""
+    return isinstance(error, OSError) and error.errno in _DISK
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Add a name to an error of the disk. Python names a file that cannot be opened, not one that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or not is_disk_error(error):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextlib.contextmanager
+def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
+    """A file to write and read. It is at `path` once the block has ended, and at `partial` until then; an error deletes it.
+
+    Raises:
+        OSError: The disk refused. `path` is unchanged and nothing partial remains.
+    """
+    try:
+        with naming(path), open(partial, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file, as `complete_file`."""
+    with complete_file(path, path.with_name(f".{path.name}.partial")) as file:
+        file.write(content)
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename a file or folder to `<name>.1`, `.2`, …; nothing is deleted. Returns the new path; None if nothing is there.
+
+    A broken link is renamed too, because a new one could not take its place.
+    """
+    if not os.path.lexists(path):
+        return None
+    number = 1
+    while os.path.lexists(target := path.with_name(f"{path.name}.{number}")):
+        number += 1
+    path.rename(target)
+    return target
