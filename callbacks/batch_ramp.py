@@ -24,17 +24,17 @@ class Stage(NamedTuple):
 
 def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
     """Convert token thresholds to steps. A size holds from the first step that begins at or after its threshold."""
-    found: list[Stage] = []
+    ramp: list[Stage] = []
     for threshold, size in tokens_per_batch:
         step = tokens = 0
-        if found:
-            last = found[-1]
+        if ramp:
+            last = ramp[-1]
             steps = max(0, -(-(threshold - last.tokens) // last.size))
             step, tokens = last.step + steps, last.tokens + steps * last.size
             if steps == 0:  # one batch of the stage before crosses both thresholds
-                found.pop()
-        found.append(Stage(step, tokens, size))
-    return found
+                ramp.pop()
+        ramp.append(Stage(step, tokens, size))
+    return ramp
 
 
 def _whole(number: float) -> Any:
@@ -118,34 +118,34 @@ class BatchRamp(_PutsBack):
 
     def size_problems(self, micro_batch_tokens: Callable[[int], int], ranks: int) -> list[str]:
         """One sentence for each size that is not a multiple of the tokens in one micro-batch of every rank."""
-        found = []
+        problems = []
         for size, step in {stage.size: stage.step for stage in self.stages}.items():
             unit = micro_batch_tokens(step) * ranks
             below = size // unit * unit
             if below != size:
                 nearest = f"{below} or {below + unit}" if below else f"{unit}"
-                found.append(
+                problems.append(
                     f"batch_ramp: {size} tokens per batch is not a multiple of {unit // ranks} tokens per micro-batch x"
                     f" {ranks} data-parallel rank{'s' if ranks > 1 else ''} = {unit}: use {nearest} tokens"
                     f" ({setting(BatchRamp, 'tokens_per_batch')})."
                 )
-        return found
+        return problems
 
     @staticmethod
     def trainer_problems(trainer: Trainer) -> list[str]:
         """One sentence for each setting of the trainer that conflicts with this callback."""
-        found = []
+        problems = []
         if trainer.accumulate_grad_batches != 1:
-            found.append(
+            problems.append(
                 f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) conflicts with BatchRamp:"
                 f" remove {setting(Trainer, 'accumulate_grad_batches')}."
             )
         if trainer.strategy.handles_gradient_accumulation:
-            found.append(
+            problems.append(
                 f"{type(trainer.strategy).__name__} handles gradient accumulation itself, with a fixed number of"
                 f" micro-batches: {without(BatchRamp)}, or use another {setting(Trainer, 'strategy')}."
             )
-        return found
+        return problems
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         problems = self.trainer_problems(trainer)

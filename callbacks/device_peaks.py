@@ -52,8 +52,8 @@ def peaks_of(device_name: str) -> dict[str, float | None]:
     Args:
         device_name: as returned by `torch.cuda.get_device_name()`.
     """
-    found = next((peaks for pattern, peaks in _PEAKS if re.fullmatch(pattern, device_name)), (None,) * len(KINDS))
-    return dict(zip(KINDS, found, strict=True))
+    values = next((peaks for pattern, peaks in _PEAKS if re.fullmatch(pattern, device_name)), (None,) * len(KINDS))
+    return dict(zip(KINDS, values, strict=True))
 
 
 def peak_of(peaks: Mapping[str, float | None], precision: str, matmul_precision: str = "highest") -> float | None:

@@ -126,9 +126,9 @@ class GradientNoise(Callback):
 
         The next micro-batch begins another step.
         """
-        found = self._small, self._shape[0], self._micro_batches
+        sample = self._small, self._shape[0], self._micro_batches
         self._small, self._micro_batches = None, 0
-        return found
+        return sample
 
     def add(self, estimates: Tensor) -> None:
         """Add a pair to the moving averages, unless it is not finite."""

@@ -128,9 +128,9 @@ class HealthSignals(Callback):
         sizes = [m.num_embeddings for m in pl_module.modules() if isinstance(m, nn.Embedding)]
         self._rows = max(sizes, default=0)  # of the embedding, not of a table of positions
         if pipeline is not None:
-            held = gathered((self._names, self._rows))
-            self._names = list(dict.fromkeys(name for names, _ in held for name in names))
-            self._rows = max(rows for _, rows in held)
+            by_rank = gathered((self._names, self._rows))
+            self._names = list(dict.fromkeys(name for names, _ in by_rank for name in names))
+            self._rows = max(rows for _, rows in by_rank)
         self._repeated: RepeatedText | None = None  # from the first batch on
         self._counted: CountedText | None = None  # from the first batch on, where the vocabulary is known
         self._facts: dict[str, float] | None = None  # about the set-up, until the first row; None before the first batch

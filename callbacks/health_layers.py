@@ -46,8 +46,8 @@ def find_blocks(module: nn.Module) -> tuple[str, dict[str, nn.Module]]:
     def size(name: str) -> int:
         return sum(p.numel() for block in lists[name].values() for p in block.parameters())
 
-    found = max(lists, key=size, default="")
-    return (found, lists[found]) if found and size(found) else ("", {})
+    path = max(lists, key=size, default="")
+    return (path, lists[path]) if path and size(path) else ("", {})
 
 
 def layers_of(named: Iterable[tuple[str, Tensor]], blocks: str) -> dict[str, list[Tensor]]:

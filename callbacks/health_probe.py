@@ -172,11 +172,11 @@ def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
             "score_probe": partial(_of_scores, name, readings),
             "unit_probe": partial(_of_units, name, readings),
         }
-        found = [(each, attribute) for each in block.modules() for attribute in probed if hasattr(each, attribute)]
-        for each, attribute in found:
+        pairs = [(each, attribute) for each in block.modules() for attribute in probed if hasattr(each, attribute)]
+        for each, attribute in pairs:
             setattr(each, attribute, probed[attribute])
-        with_probes += found
-        if not any(attribute == "unit_probe" for _, attribute in found):
+        with_probes += pairs
+        if not any(attribute == "unit_probe" for _, attribute in pairs):
             for each in block.modules():
                 if isinstance(each, _ACTIVATIONS):
                     units = probed["unit_probe"]

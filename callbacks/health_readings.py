@@ -67,9 +67,9 @@ class Readings:
             dist.all_reduce(sums)
             dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
         values = torch.cat([sums, maxima]).tolist()
-        found = {}
+        means = {}
         for i, name in enumerate(self._totals):
             total, count = values[2 * i : 2 * i + 2]
             if count:
-                found[name] = math.sqrt(max(total / count, 0.0)) if name in self._roots else total / count
-        return found | dict(zip(self._largest, values[len(pairs) :], strict=True))
+                means[name] = math.sqrt(max(total / count, 0.0)) if name in self._roots else total / count
+        return means | dict(zip(self._largest, values[len(pairs) :], strict=True))

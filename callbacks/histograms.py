@@ -101,17 +101,17 @@ class Histograms(Callback):
             parts[f"weights/{name}"] = None if parameter is None else local_part(parameter)
             parts[f"gradients/{name}"] = None if parameter is None else local_gradient(parameter)
         edges, counts = count_values(list(parts.values()), trainer.strategy.root_device)
-        found, row = {}, {}
+        histograms, row = {}, {}
         for tag, limits, (*numbers, nonfinite) in zip(parts, edges.cpu().numpy(), counts.tolist(), strict=True):
             number = self._copies[tag.partition("/")[2]]
             if nonfinite:
                 row[f"nonfinite/{tag}"] = nonfinite / number
             if any(numbers):
-                found[tag] = np.array(numbers) / number, limits
+                histograms[tag] = np.array(numbers) / number, limits
         if row:
             write_row(trainer, row, step)
         for logger in trainer.loggers if trainer.is_global_zero else ():
-            log_histograms(logger, found, step)
+            log_histograms(logger, histograms, step)
 
 
 @torch.no_grad()
@@ -144,10 +144,10 @@ def count_values(parts: list[Tensor | None], device: torch.device) -> tuple[Tens
     return edges, counts
 
 
-def log_histograms(logger: Logger, found: dict[str, tuple[np.ndarray, np.ndarray]], step: int) -> None:
+def log_histograms(logger: Logger, histograms: dict[str, tuple[np.ndarray, np.ndarray]], step: int) -> None:
     """Write (counts, edges) by tag; loggers other than TensorBoard's and W&B's get none. Call on rank 0."""
     if isinstance(logger, TensorBoardLogger):
-        for tag, (counts, edges) in found.items():
+        for tag, (counts, edges) in histograms.items():
             centres = (edges[:-1] + edges[1:]) / 2
             logger.experiment.add_histogram_raw(
                 tag, edges[0], edges[-1], counts.sum(), counts @ centres, counts @ centres**2, edges[1:], counts, step
@@ -155,4 +155,4 @@ def log_histograms(logger: Logger, found: dict[str, tuple[np.ndarray, np.ndarray
     elif isinstance(logger, WandbLogger):
         from wandb import Histogram
 
-        logger.log_metrics({tag: Histogram(np_histogram=each) for tag, each in found.items()}, step)
+        logger.log_metrics({tag: Histogram(np_histogram=each) for tag, each in histograms.items()}, step)

@@ -92,9 +92,9 @@ class LmEvalTasks:
         for task in self._loaded["tasks"].values():
             task.set_fewshot_seed(seed=_FEWSHOT_SEED)  # each evaluation shows the same examples
         with _quiet():
-            found = evaluator.evaluate(model, self._loaded, limit=self.limit, bootstrap_iters=0, log_samples=False)
+            evaluation = evaluator.evaluate(model, self._loaded, limit=self.limit, bootstrap_iters=0, log_samples=False)
         row = {}
-        for task, metrics in found["results"].items():
+        for task, metrics in evaluation["results"].items():
             for name, value in metrics.items():
                 metric, _, kind = name.partition(",")
                 if kind and not metric.endswith("_stderr") and isinstance(value, numbers.Real):

@@ -100,7 +100,7 @@ class LogLikelihoods:
         ordered = sorted(texts, key=len, reverse=True)
         rank, ranks = data_parallel(self.trainer)
         own = ordered[rank::ranks]
-        found = np.zeros((len(pairs), 2))  # sum of log-probabilities, number of tokens that are not the likeliest
+        sums = np.zeros((len(pairs), 2))  # sum of log-probabilities, number of tokens that are not the likeliest
         for first in range(0, -(-len(ordered) // ranks), self.batch_size):
             batch = own[first : first + self.batch_size]
             logits = self._logits(batch or ordered[-1:])  # a rank that has finished computes with the others
@@ -118,8 +118,8 @@ class LogLikelihoods:
             missed = chosen.argmax(dim=-1) != targets
             for column, values in enumerate((of_target, missed)):
                 weights = values.cpu().double().numpy()
-                found[:, column] += np.bincount(owners.cpu().numpy(), weights=weights, minlength=len(found))
-        return [Score(float(total), bool(missed < 0.5)) for total, missed in self._of_all_ranks(found, ranks)]
+                sums[:, column] += np.bincount(owners.cpu().numpy(), weights=weights, minlength=len(sums))
+        return [Score(float(total), bool(missed < 0.5)) for total, missed in self._of_all_ranks(sums, ranks)]
 
     def _logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """(B, T, V). The model is causal, so padding on the right changes nothing."""
@@ -131,9 +131,9 @@ class LogLikelihoods:
         assert isinstance(logits, Tensor)
         return logits
 
-    def _of_all_ranks(self, found: np.ndarray, ranks: int) -> np.ndarray:
+    def _of_all_ranks(self, sums: np.ndarray, ranks: int) -> np.ndarray:
         device = self.trainer.strategy.root_device
-        total = torch.from_numpy(found).to(device, torch.float32 if device.type == "mps" else torch.float64)
+        total = torch.from_numpy(sums).to(device, torch.float32 if device.type == "mps" else torch.float64)
         reduced = self.trainer.strategy.reduce(total, reduce_op="sum")
         assert isinstance(reduced, Tensor)
         # Ranks that work on the same texts, as those of tensor parallelism do, have all counted them.

@@ -36,15 +36,15 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
         UserError: the file cannot be read, or a line is not a question.
     """
     lines = read_text(path, mend=".").split("\n")
-    found = []
+    questions = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            found.append(_question(line, f"{path}, line {number}"))
-        if len(found) == limit:
+            questions.append(_question(line, f"{path}, line {number}"))
+        if len(questions) == limit:
             break
-    if not found:
+    if not questions:
         raise UserError(f"{path} has no questions.")
-    return found
+    return questions
 
 
 def _question(line: str, place: str) -> Question:

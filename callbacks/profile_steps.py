@@ -65,18 +65,18 @@ class Profile(_AfterSteps):
 
     def trainer_problems(self, trainer: Trainer) -> list[str]:
         """One sentence for each reason why this trainer's steps cannot be recorded."""
-        found = []
+        problems = []
         if self.memory_snapshot and trainer.strategy.root_device.type != "cuda":
-            found.append(
+            problems.append(
                 f"memory_snapshot records CUDA memory, but this run uses {trainer.strategy.root_device.type}: remove"
                 f" {setting(Profile, 'memory_snapshot')}."
             )
         if isinstance(trainer.profiler, PyTorchProfiler):  # type: ignore[attr-defined]
-            found.append(
+            problems.append(
                 f"Profile and Trainer(profiler='pytorch') cannot both record: remove {setting(Trainer, 'profiler')} or"
                 f" {setting(Profile)}."
             )
-        return found
+        return problems
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if problems := self.trainer_problems(trainer):

@@ -217,8 +217,8 @@ def check_ranges(cls: type, values: Mapping[str, Any]) -> None:
 def _outside(cls: type, values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Name of the argument, value and rule of each number outside its range."""
     of_class = ranges_of(cls)
-    found = ((name, of_class[name].why_not(each)) for name in values if name in of_class for each in _each(values[name]))
-    return list(dict.fromkeys((name, why) for name, why in found if why is not None))
+    reasons = ((name, of_class[name].why_not(each)) for name in values if name in of_class for each in _each(values[name]))
+    return list(dict.fromkeys((name, why) for name, why in reasons if why is not None))
 
 
 def _each(value: Any) -> Iterator[Any]:

@@ -19,12 +19,12 @@ from .ranges import INT64, STEPS, Domain, check_ranges, whole
 
 def tags_of(prompts: Sequence[str]) -> list[str]:
     """A readable tag for each prompt: "samples/def" for "def "."""
-    found: list[str] = []
+    tags: list[str] = []
     for prompt in prompts:
         name = "samples/" + (re.sub(r"[^\w.-]+", "-", prompt)[:40].strip("-.") or "prompt")
         numbered = (f"{name}-{number}" for number in count(2))
-        found.append(next(tag for tag in chain([name], numbered) if tag not in found))
-    return found
+        tags.append(next(tag for tag in chain([name], numbered) if tag not in tags))
+    return tags
 
 
 class TextSamples(_AfterSteps):

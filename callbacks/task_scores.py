@@ -185,9 +185,9 @@ class TaskScores(_AfterSteps):
 
     def _row(self, scorer: LogLikelihoods) -> dict[str, float]:
         row: dict[str, float] = {}
-        found = iter(scorer.score(self._pairs(scorer)))
+        choice_scores = iter(scorer.score(self._pairs(scorer)))
         for name, questions in self._files.items():
-            values = [[next(found).log_likelihood for _ in question.choices] for question in questions]
+            values = [[next(choice_scores).log_likelihood for _ in question.choices] for question in questions]
             row |= {f"{name}/{metric}": value for metric, value in scores(questions, values).items()}
         return row if self._lm_eval is None else row | self._lm_eval.scores(scorer)
 

@@ -29,7 +29,7 @@ def layouts(devices: int) -> dict[str, dict[str, Any]]:
     sparse: dict[str, Any] = {"size": "experts"}
     if devices == 1:
         return {"one": {"strategy": "auto"}, "one-experts": {"strategy": "auto", **sparse}}
-    found: dict[str, Any] = {
+    strategies: dict[str, Any] = {
         "ddp": "ddp",
         "fsdp2": {"shard": devices},
         "replicas": {"replicate": devices, "shard": 1},
@@ -38,27 +38,27 @@ def layouts(devices: int) -> dict[str, dict[str, Any]]:
         "heads": {"shard": 1, "context": devices, "context_attention": "heads"},
     }
     if devices % 2 == 0:
-        found["pp"] = {"shard": devices // 2, "pipeline": 2}
+        strategies["pp"] = {"shard": devices // 2, "pipeline": 2}
         if devices > 2:
-            found["hsdp"] = {"replicate": 2, "shard": devices // 2}
-            found["fsdp2-tp"] = {"shard": devices // 2, "tensor_parallel": 2}
-            found["fsdp2-context"] = {"shard": devices // 2, "context": 2}
+            strategies["hsdp"] = {"replicate": 2, "shard": devices // 2}
+            strategies["fsdp2-tp"] = {"shard": devices // 2, "tensor_parallel": 2}
+            strategies["fsdp2-context"] = {"shard": devices // 2, "context": 2}
     with_experts: dict[str, Any] = {"fsdp2-experts": {"shard": devices}, "experts": {"shard": devices, "expert": devices}}
     if devices % 2 == 0 and devices > 2:
         with_experts["experts-tp"] = {"shard": devices // 2, "tensor_parallel": 2, "expert": devices // 2}
-    return {name: {"strategy": strategy} for name, strategy in found.items()} | {
+    return {name: {"strategy": strategy} for name, strategy in strategies.items()} | {
         name: {"strategy": strategy, **sparse} for name, strategy in with_experts.items()
     }
 
 
 def cells(devices: int, *, float8: bool) -> dict[str, dict[str, Any]]:
     """Name → settings of `training.train`. Plain cells come first, then eager ones: a small budget shows more of these."""
-    found = {}
+    jobs = {}
     for values in [PLAIN, *SETTINGS, *([FLOAT8] if float8 else [])]:
         cell = dict(zip(AXES, values, strict=True))
         for layout, job in layouts(devices).items():
             if not (cell["compile"] and "expert" in job["strategy"]):  # refused: `layout_problems`
                 mode = "compiled" if cell["compile"] else "eager"
                 words = (layout, cell["precision"], mode, cell["activation_checkpointing"], cell["optimizer"])
-                found["losses/" + "/".join(words)] = {"do": "train", **job, **cell}
-    return found
+                jobs["losses/" + "/".join(words)] = {"do": "train", **job, **cell}
+    return jobs

@@ -104,7 +104,7 @@ def run_checks(
                     raise UserError(f"'{word}' needs {devices} devices: --devices {devices} (--only)")
             near = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0.0))
             raise UserError(f"no check is called '{word}': use the name of a check, such as {near}, or its beginning (--only)")
-    deadline, ended, found = time.monotonic() + seconds, "", list[Outcome]()
+    deadline, ended, all_outcomes = time.monotonic() + seconds, "", list[Outcome]()
     spent = f"the budget of {seconds / 60:g} minutes was spent (--budget)"
     for group in groups:
         checks = [check for check in group.checks if not only or any(_is(check, word) for word in only)]
@@ -112,20 +112,22 @@ def run_checks(
         if checks and not (group.unless or ended) and time.monotonic() < deadline:
             results, ended = _results(group, accelerator, {job for check in checks for job in check.jobs}, deadline)
         outcomes = [_outcome(group.promise, check, results, group.unless or ended or spent) for check in checks]
-        if any(each.reason == spent for each in outcomes) and all(each.outcome == "skipped" for each in [*found, *outcomes]):
+        if any(each.reason == spent for each in outcomes) and all(
+            each.outcome == "skipped" for each in [*all_outcomes, *outcomes]
+        ):
             raise UserError(f"the budget of {seconds / 60:g} minutes is too small for one check: raise it (--budget)")
         if not ended:
             outcomes = [_needed(each) for each in outcomes]
         on_outcomes(outcomes)
-        found += outcomes
-    return found, ended or None
+        all_outcomes += outcomes
+    return all_outcomes, ended or None
 
 
-def _needed(found: Outcome) -> Outcome:
+def _needed(outcome: Outcome) -> Outcome:
     """The outcome, but failed if the check is required and was skipped."""
-    if not found.required or found.outcome != "skipped":
-        return found
-    return replace(found, outcome="failed", reason=f"it is required, but {found.reason}")
+    if not outcome.required or outcome.outcome != "skipped":
+        return outcome
+    return replace(outcome, outcome="failed", reason=f"it is required, but {outcome.reason}")
 
 
 def _has(name: str, word: str) -> bool:
@@ -144,31 +146,33 @@ def _results(group: Group, accelerator: str, needed: set[str], deadline: float) 
         for ranks, jobs in group.starts:
             left = {name: job for name, job in jobs.items() if name in needed}
             while left and (seconds := deadline - time.monotonic()) > 0:
-                found, ended = run_ranks(Path(folder), ranks, accelerator, left, seconds)
-                if ended and (killed := next((name for name in left if "kill_at" in left[name] and name not in found), None)):
-                    found[killed] = {"found": {}}  # the job was to be killed
-                results |= found
-                if ended and not found.keys() & left.keys():
+                new_results, ended = run_ranks(Path(folder), ranks, accelerator, left, seconds)
+                if ended and (
+                    killed := next((name for name in left if "kill_at" in left[name] and name not in new_results), None)
+                ):
+                    new_results[killed] = {"found": {}}  # the job was to be killed
+                results |= new_results
+                if ended and not new_results.keys() & left.keys():
                     return results, ended
                 left = {name: job for name, job in left.items() if name not in results} if ended else {}
     return results, ""
 
 
 def _outcome(promise: str, check: Check, results: dict[str, dict[str, Any]], why: str) -> Outcome:
-    made = Outcome(check.name, promise, "skipped", required=check.required)
+    outcome = Outcome(check.name, promise, "skipped", required=check.required)
     for job in check.jobs:
         if "failed" in (result := results.get(job, {})):
-            return replace(made, outcome="failed", reason=result["failed"])
+            return replace(outcome, outcome="failed", reason=result["failed"])
         why = result.get("refused", why)
     if not check.jobs or any("found" not in results.get(job, {}) for job in check.jobs):
-        return replace(made, reason=why)
+        return replace(outcome, reason=why)
     figure = check.judge(*(results[job]["found"] for job in check.jobs))
     if isinstance(figure, str):
-        return replace(made, reason=figure)
+        return replace(outcome, reason=figure)
     finite = math.isfinite(figure.value)  # NaN fails, and is written as no figure, because JSON has none
     passed: Any = "recorded" if figure.tolerance is None else "passed" if figure.value <= figure.tolerance else "failed"
     return replace(
-        made,
+        outcome,
         outcome=passed if finite else "failed",
         figure=figure.value if finite else None,
         tolerance=figure.tolerance,
@@ -210,8 +214,8 @@ def by_kind(checks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 def certificate(outcomes: list[Outcome], machine: dict[str, Any], ended: str | None, said: str) -> dict[str, Any]:
     """The certificate's content. `said` is the last line."""
-    found = [{**asdict(each), "reproduce": _command(each.name, machine["devices"])} for each in outcomes]
-    return {"format": FORMAT, "said": said, "machine": machine, "ended_early": ended, "checks": found}
+    checks = [{**asdict(each), "reproduce": _command(each.name, machine["devices"])} for each in outcomes]
+    return {"format": FORMAT, "said": said, "machine": machine, "ended_early": ended, "checks": checks}
 
 
 def _command(name: str, devices: int) -> str:

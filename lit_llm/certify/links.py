@@ -61,12 +61,12 @@ def disk(folder: Path, *, ranks: int, accelerator: str, place: str, mb: int) -> 
             os.fsync(file.fileno())
 
     ways = (("fsync", fsync), ("write", partial(disk_format.write, content, path)), ("read", partial(disk_format.read, path)))
-    found = {}
+    speeds = {}
     try:
         for name, work in ways:
             begin = time.perf_counter()
             work()
-            found[name] = size / (time.perf_counter() - begin) / 1e9
+            speeds[name] = size / (time.perf_counter() - begin) / 1e9
     finally:
         disk_format.remove(path)
-    return found
+    return speeds

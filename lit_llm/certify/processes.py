@@ -58,13 +58,13 @@ def run_ranks(
                 os.kill(pid, signal.SIGALRM)  # not SIGKILL: a process that something else has killed has another code
                 if (code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) != -signal.SIGALRM:
                     codes[pid] = code  # this process was ending already; its peer only lost the connection
-    found = _results(folder)
+    results = _results(folder)
     if not (failed := {pid: code for pid, code in codes.items() if code}):
-        return found, ""
+        return results, ""
     pid, code = min(failed.items(), key=lambda each: each[1])
     if code < 0:  # killed: the other processes fail only because their connection is gone
-        found = {name: result for name, result in found.items() if "failed" not in result}
-    return found, _end(folder, pids.index(pid), code)
+        results = {name: result for name, result in results.items() if "failed" not in result}
+    return results, _end(folder, pids.index(pid), code)
 
 
 def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> int:
@@ -127,12 +127,12 @@ def _write(folder: Path, rank: int, result: dict[str, Any]) -> None:
 
 def _results(folder: Path) -> dict[str, dict[str, Any]]:
     """The results that rank 0 wrote, or a rank on which a job failed. Half-written lines are left out."""
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("results-*.jsonl")):
         for each in map(json.loads, path.read_text().rpartition("\n")[0].splitlines()):
             if path.name == "results-0.jsonl" or "failed" in each:
-                found[each["name"]] = each
-    return found
+                results[each["name"]] = each
+    return results
 
 
 def _end(folder: Path, rank: int, code: int) -> str:

@@ -42,7 +42,7 @@ def groups(devices: int, device: str, *, place: str, assumed_gbps: float | None 
     eager = {name: job for name, job in trained.items() if name not in plain and not job["compile"]}
     compiled = {name: job for name, job in trained.items() if job["compile"]}
     ways = [(how, name) for how in HOW for name in of if how != "sharded" or isinstance(of[name]["strategy"], dict)]
-    found = [
+    ordered_groups = [
         _losses(devices, plain),
         *(_resume(devices, of[name], name, how) for how, name in ways if how == "whole"),
         _plan(devices, MEMORY_TOLERANCE[device]),
@@ -56,15 +56,15 @@ def groups(devices: int, device: str, *, place: str, assumed_gbps: float | None 
         _cross(devices),
         _losses(devices, compiled),
     ]
-    return found if on_gpu else [*found, Group(LOSSES, (Check("losses/float8", (), Figure),), unless=FLOAT8)]
+    return ordered_groups if on_gpu else [*ordered_groups, Group(LOSSES, (Check("losses/float8", (), Figure),), unless=FLOAT8)]
 
 
-def difference(found: dict[str, float], expected: dict[str, float], first: int = 1) -> float:
+def difference(losses: dict[str, float], expected: dict[str, float], first: int = 1) -> float:
     """The largest relative difference of two runs' losses from step `first` on; infinite if their steps differ."""
     expected = {step: value for step, value in expected.items() if int(step) >= first}
-    if found.keys() != expected.keys() or not expected:
+    if losses.keys() != expected.keys() or not expected:
         return float("inf")
-    differences = [abs(found[step] - value) / abs(value) for step, value in expected.items()]
+    differences = [abs(losses[step] - value) / abs(value) for step, value in expected.items()]
     return float("nan") if any(each != each for each in differences) else max(differences)
 
 
@@ -84,11 +84,11 @@ def _losses(devices: int, jobs: Jobs) -> Group:
     return Group(LOSSES, tuple(checks), ((1, alone), (devices, jobs)))
 
 
-def _same_losses(job: dict[str, Any], found: Found, alone: Found) -> Figure | str:
-    if job["compile"] and not found["graphs"]:
+def _same_losses(job: dict[str, Any], result: Found, alone: Found) -> Figure | str:
+    if job["compile"] and not result["graphs"]:
         return "nothing was compiled"
-    details = {"step_seconds": found["step_seconds"], "losses": [round(value, 6) for value in found["losses"].values()]}
-    return Figure(difference(found["losses"], alone["losses"]), TOLERANCES[job["precision"]], details=details)
+    details = {"step_seconds": result["step_seconds"], "losses": [round(value, 6) for value in result["losses"].values()]}
+    return Figure(difference(result["losses"], alone["losses"]), TOLERANCES[job["precision"]], details=details)
 
 
 def _resume(devices: int, layout: dict[str, Any], name: str, how: str) -> Group:
@@ -119,8 +119,8 @@ def _cross(devices: int) -> Group:
     pairs = [(one, other) for names in alike if len(names) > 1 for one, other in zip(names, names[1:] + names[:1], strict=True)]
     jobs |= {f"{one} in {other}": {**train, **of[other], "resume": one} for one, other in pairs}
 
-    def judge(saved: Found, found: Found, straight: Found) -> Figure:
-        return Figure(difference(found["losses"], straight["losses"], SAVED_AT + 1), TOLERANCES["32-true"])
+    def judge(saved: Found, continued: Found, straight: Found) -> Figure:
+        return Figure(difference(continued["losses"], straight["losses"], SAVED_AT + 1), TOLERANCES["32-true"])
 
     checks = (Check(f"checkpoint/{a}/in/{b}", (f"save {a}", f"{a} in {b}", f"straight {size[a]}"), judge) for a, b in pairs)
     return Group("a checkpoint of one layout continues in another", tuple(checks), ((1, alone), (devices, jobs)))
@@ -134,9 +134,9 @@ def _plan(devices: int, tolerance: float) -> Group:
         for name, layout in layouts(devices).items()
     }
 
-    def judge(what: str, tolerance: float, found: Found) -> Figure:
-        planned, measured = found[what]["planned"], found[what]["measured"]
-        return Figure(abs(planned / measured - 1), tolerance, details=found[what])
+    def judge(what: str, tolerance: float, result: Found) -> Figure:
+        planned, measured = result[what]["planned"], result[what]["measured"]
+        return Figure(abs(planned / measured - 1), tolerance, details=result[what])
 
     of = {"memory": tolerance} | ({"traffic": TRAFFIC_TOLERANCE} if devices > 1 else {})
     checks = (
@@ -148,10 +148,10 @@ def _plan(devices: int, tolerance: float) -> Group:
 
 
 def _graphs() -> Group:
-    def judge(found: Found) -> Figure | str:
-        if not found["graphs"]:
+    def judge(result: Found) -> Figure | str:
+        if not result["graphs"]:
             return "nothing was compiled"
-        return Figure(found["graphs"] if not found["graph_breaks"] else float("inf"), MOST_GRAPHS)
+        return Figure(result["graphs"] if not result["graph_breaks"] else float("inf"), MOST_GRAPHS)
 
     job = {"do": "train", "compile": True, "micro_batch": 3, "batch": 24, "steps": 6, "ramp": (6, 12), "watch": "graphs"}
     checks = (Check("graphs/ramp, validation, generation", ("graphs",), judge),)
@@ -160,18 +160,18 @@ def _graphs() -> Group:
 
 def _waits(on_gpu: bool) -> Group:
     job = {"do": "train", "steps": 20, "log_every": 10, "watch": "waits"}
-    judge: Callable[..., Figure] = lambda found: Figure(len(found["waits"]), 0, details=found)  # noqa: E731
+    judge: Callable[..., Figure] = lambda result: Figure(len(result["waits"]), 0, details=result)  # noqa: E731
     checks = (Check("waits/host synchronisations", ("waits",), judge, required=on_gpu),)
     promise = "the host waits for the device in logged steps only"
     return Group(promise, checks, ((1, {"waits": job}),), "" if on_gpu else WAITS)
 
 
 def _links(devices: int, assumed: float | None, megabytes: int) -> Group:
-    def judge(name: str, found: dict[str, float]) -> Figure:
-        details = {"gbps": found[name], "assumed_gbps": assumed}
+    def judge(name: str, speeds: dict[str, float]) -> Figure:
+        details = {"gbps": speeds[name], "assumed_gbps": assumed}
         if assumed is None:
-            return Figure(found[name], unit="GB/s", details=details)
-        return Figure(assumed / found[name], LINK_TOLERANCE, "x slower", details)
+            return Figure(speeds[name], unit="GB/s", details=details)
+        return Figure(assumed / speeds[name], LINK_TOLERANCE, "x slower", details)
 
     names = [f"{name}/all_reduce" for name in dimensions(devices)]
     checks = tuple(Check(f"links/{name}", ("links",), partial(judge, name)) for name in names)
@@ -179,8 +179,8 @@ def _links(devices: int, assumed: float | None, megabytes: int) -> Group:
 
 
 def _disk(place: str, megabytes: int) -> Group:
-    def judge(way: str, found: dict[str, float]) -> Figure:
-        return Figure(found[way], unit="GB/s", details={"gbps": found[way]})
+    def judge(way: str, speeds: dict[str, float]) -> Figure:
+        return Figure(speeds[way], unit="GB/s", details={"gbps": speeds[way]})
 
     checks = tuple(Check(f"disk/{way}", ("disk",), partial(judge, way)) for way in ("write", "fsync", "read"))
     return Group(
@@ -193,8 +193,8 @@ def _speed(on_gpu: bool) -> Group:
     if on_gpu:
         options = {"size": "gpt2-124m", "micro_batch": 8, "batch": 8, "steps": 30, "precision": "bf16-mixed", "compile": True}
 
-    def judge(name: str, tolerance: float, found: Found) -> Figure:
-        return Figure(found[name], tolerance if on_gpu else None, "x", found["speeds"])
+    def judge(name: str, tolerance: float, result: Found) -> Figure:
+        return Figure(result[name], tolerance if on_gpu else None, "x", result["speeds"])
 
     checks = (
         Check("speed/plain loop", ("speed",), partial(judge, "step_by_plain_step", SPEED_TOLERANCE)),

@@ -172,14 +172,14 @@ def train(
         raise RuntimeError("no checkpoint was complete when the run was killed")
     with watcher:
         trainer.fit(module, datamodule=text_data(folder, config, micro_batch, batch), ckpt_path=start, weights_only=True)
-    made = [after - before for before, after in zip(graphs, compiled_graphs() if compile else (0, 0), strict=True)]
+    compilations = [after - before for before, after in zip(graphs, compiled_graphs() if compile else (0, 0), strict=True)]
     taken = sorted(b - a for a, b in zip(losses.ends[:-1], losses.ends[1:], strict=True))
     return {
         "losses": {str(step): value for step, value in losses.losses.items()},
         "step_seconds": taken[len(taken) // 2] if taken else None,
-        "graphs": made[0],
-        "graph_breaks": made[1],
-        **watcher.found,
+        "graphs": compilations[0],
+        "graph_breaks": compilations[1],
+        **watcher.figures,
     }
 
 

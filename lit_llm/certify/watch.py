@@ -40,10 +40,10 @@ FEW = 2
 
 
 class Watch(Callback):
-    """Watches a training within a `with` block; `found` has the measurements afterwards."""
+    """Watches a training within a `with` block; `figures` has the measurements afterwards."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
+        self.figures: dict[str, Any] = {}
 
     def __enter__(self) -> None: ...
 
@@ -112,9 +112,9 @@ class PlanWatch(Watch):
         mine = {"memory": peak, "traffic": self._traffic.sent(), "reserved": torch.cuda.max_memory_reserved() if on_gpu else 0}
         every = gathered(mine)
         most = {key: max(each[key] for each in every) for key in mine}
-        self.found = {what: {"planned": self._planned[what], "measured": most[what]} for what in self._planned}
-        self.found["memory"]["reserved"] = most["reserved"]
-        self.found["traffic"] |= {f"{row.dimension}/{row.kind}": row.sent for row in self._traffic.rows()}
+        self.figures = {what: {"planned": self._planned[what], "measured": most[what]} for what in self._planned}
+        self.figures["memory"]["reserved"] = most["reserved"]
+        self.figures["traffic"] |= {f"{row.dimension}/{row.kind}": row.sent for row in self._traffic.rows()}
 
 
 def _storages() -> dict[int, torch.UntypedStorage]:
@@ -177,7 +177,7 @@ class WaitsWatch(Watch):
     def __exit__(self, error: object, *_: object) -> None:
         torch.cuda.set_sync_debug_mode(0)
         self._caught.__exit__(None, None, None)
-        self.found = {"waits": [f"{each.filename.rpartition('/')[2]}:{each.lineno}" for each in self._said]}
+        self.figures = {"waits": [f"{each.filename.rpartition('/')[2]}:{each.lineno}" for each in self._said]}
 
 
 class SpeedWatch(Watch):
@@ -233,7 +233,7 @@ class SpeedWatch(Watch):
         speed = {"settings": settings_values(settings), "hardware": vars(hardware), "measured": measured}
         speeds = {"plain_seconds": plain, "tokens_per_second": tokens, "mfu": tokens * flops / (peak * 1e12), "speed": speed}
         ratio = statistics.median(ours / other for ours, other in times)
-        self.found = {"step_by_plain_step": ratio, "loading_by_step": self._loading / seconds, "speeds": speeds}
+        self.figures = {"step_by_plain_step": ratio, "loading_by_step": self._loading / seconds, "speeds": speeds}
 
 
 WATCHES: dict[str, type[Watch]] = {"plan": PlanWatch, "graphs": GraphsWatch, "waits": WaitsWatch, "speed": SpeedWatch}

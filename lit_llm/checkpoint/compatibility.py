@@ -98,14 +98,14 @@ def lora_changes(saved: LoRAConfig | None, lora: LoRAConfig | None, *, accepted:
         if saved is None:
             return ["the checkpoint holds a whole model, and lora is set (--lora null, or start from its weights: --init_from)"]
         return [f"the checkpoint holds adapters, and lora is null (--lora.rank {saved.rank}, or --config lora)"]
-    found = []
+    changes = []
     for name, value in asdict(lora).items():
         before = getattr(saved, name)
         if before != value and not (accepted and name in ("alpha", "dropout")):
             flag = f"--lora.{name} {json.dumps(before)}"
             mend = f"{flag}, or --accept_changes true" if name in ("alpha", "dropout") else flag
-            found.append(f"lora.{name} was {json.dumps(before)} in the checkpoint and is {json.dumps(value)} ({mend})")
-    return found
+            changes.append(f"lora.{name} was {json.dumps(before)} in the checkpoint and is {json.dumps(value)} ({mend})")
+    return changes
 
 
 def model_changes(
@@ -117,7 +117,7 @@ def model_changes(
         accepted: Ignore settings that do not determine the shapes of the weights. All arguments of a custom architecture are
             ignored then, because only its code knows what they determine; loading the weights compares the shapes.
     """
-    was, found = saved.get("architecture"), []
+    was, changes = saved.get("architecture"), []
     if (was is None) != (architecture is None):
         before, now = (f"an architecture of yours, {was['class_path']}", "none") if was else ("lit_llm's own", "one of yours")
         flag = f"--architecture {was['class_path']}" if was else "--architecture null"
@@ -126,7 +126,7 @@ def model_changes(
         changed = _changed_arguments(was, architecture)
         if was["class_path"] != architecture.class_path:
             changed = [("", was["class_path"], architecture.class_path)]
-        found += [
+        changes += [
             f"architecture{name} was {before} in the checkpoint and is {now} (--architecture{name} {before}, or "
             "--accept_changes true if the weights fit)"
             for name, before, now in changed
@@ -137,10 +137,10 @@ def model_changes(
         key = group if inside and old is None else name  # a group is turned off as a whole
         flag = f"--model.{key} {old if isinstance(old, str) else json.dumps(old)}"
         if name in SHAPES:
-            found.append(f"{change}: these weights do not fit ({flag})")
+            changes.append(f"{change}: these weights do not fit ({flag})")
         elif not accepted:
-            found.append(f"{change} ({flag}, or --accept_changes true)")
-    return found
+            changes.append(f"{change} ({flag}, or --accept_changes true)")
+    return changes
 
 
 def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:

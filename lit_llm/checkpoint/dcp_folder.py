@@ -50,15 +50,15 @@ class DcpFolder:
             beside = self._load(StoredBytes(self.folder / _LIGHTNING, 0, (self.folder / _LIGHTNING).stat().st_size), key)
             if isinstance(beside, dict) and key in beside:
                 return beside[key]
-        found: dict[str, Any] = {}
+        tree: dict[str, Any] = {}
         for name, place in self._values.items():
             path = self._paths.get(name, (name,))
             if path[0] == key:
-                level = found
+                level = tree
                 for step in path[:-1]:
                     level = level.setdefault(step, {})
                 level[path[-1]] = self._load(place, name)
-        return found.get(key)
+        return tree.get(key)
 
     def _load(self, place: StoredBytes, name: str) -> Any:
         with open(place.file, "rb") as file:

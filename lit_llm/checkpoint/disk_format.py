@@ -174,11 +174,11 @@ def _shown(hidden: Path) -> Path:
 def clear_leftovers(folder: Path, name: str = "last.ckpt") -> None:
     """Finish or undo the saves and deletions of a killed process, of `name` and of every other checkpoint in a folder."""
     roles = ("partial", "removed", "replaced")
-    found = {role: {*folder.glob(f".*.ckpt.{role}"), _hidden(folder / name, role)} for role in roles}
-    for aside in found["replaced"]:
+    leftovers = {role: {*folder.glob(f".*.ckpt.{role}"), _hidden(folder / name, role)} for role in roles}
+    for aside in leftovers["replaced"]:
         if os.path.lexists(aside) and not os.path.lexists(_shown(aside)):
             os.rename(aside, _shown(aside))
-    for leftover in set().union(*found.values()):
+    for leftover in set().union(*leftovers.values()):
         delete(leftover)
 
 
@@ -300,12 +300,12 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
     The newest is the one that was saved last (the manifest counts saves). Plain Lightning files are sorted by step.
     """
     folder = Path(folder)
-    found = {p for p in folder.glob("*.ckpt") if not p.is_symlink()}
-    found |= {p for p in folder.glob(".*.ckpt.replaced") if not os.path.lexists(_shown(p))}
+    paths = {p for p in folder.glob("*.ckpt") if not p.is_symlink()}
+    paths |= {p for p in folder.glob(".*.ckpt.replaced") if not os.path.lexists(_shown(p))}
     last = folder / "last.ckpt"
-    if last.exists() and real_path(last) not in {real_path(p) for p in found}:
-        found.add(real_path(last))  # in another folder
-    return sorted(found, key=_age, reverse=True)
+    if last.exists() and real_path(last) not in {real_path(p) for p in paths}:
+        paths.add(real_path(last))  # in another folder
+    return sorted(paths, key=_age, reverse=True)
 
 
 def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None, list[str]]:
@@ -349,9 +349,9 @@ def _load(file: Path, name: Path, *, map_location: str = "cpu") -> dict[str, Any
         except pickle.UnpicklingError as error:
             unsafe = get_unsafe_globals_in_checkpoint(file)
             if not unsafe or not all(each.startswith("torchao.optim.") for each in unsafe):
-                held = unsafe[0] if unsafe else "something"
+                unsafe_global = unsafe[0] if unsafe else "something"
                 raise UserError(
-                    f"{name} cannot be loaded without running code from it: it holds {held} where only tensors "
+                    f"{name} cannot be loaded without running code from it: it holds {unsafe_global} where only tensors "
                     "and plain values (numbers, strings, lists, dicts) are allowed."
                 ) from error
             need("torchao.optim", what=f"the optimizer state in {name}")

@@ -28,10 +28,10 @@ def verify_shards_together(checkpoint: Path) -> None:
         problems = [problem for name in names if (problem := shard_problem(checkpoint, name))]
     except UserError as error:  # this rank cannot read the manifest, but the others wait for its verdict
         problems = [str(error).rstrip(".")]
-    found = gathered(problems)
-    if not any(found):
+    by_rank = gathered(problems)
+    if not any(by_rank):
         return
-    said: list[Any] = [_recorded(checkpoint, next(filter(None, found))[0]) if rank == 0 else None]
+    said: list[Any] = [_recorded(checkpoint, next(filter(None, by_rank))[0]) if rank == 0 else None]
     if ranks > 1:
         dist.broadcast_object_list(said)
     raise UserError(said[0])

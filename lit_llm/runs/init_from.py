@@ -82,15 +82,17 @@ class InitialWeights:
     def defaults(self) -> dict[str, Any]:
         """Defaults for the model and the tokenizer that follow from the weights. Recipes and flags override them."""
         model = self.model
-        found: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
         if self.tokenizer_file is not None:
             if load_tokenizer(self.tokenizer_file).eos_id is not None:
                 model = replace(model, eos_id=None)  # so that the data decide: a chat model's eos_id ends a turn, no document
             tokenizer = {"class_path": "lit_llm.data.TokenizerJSON", "init_args": {"path": str(self.tokenizer_file)}}
-            found["data"] = {"class_path": "lit_llm.data.PythonStdlib", "init_args": {"tokenizer": tokenizer}}
+            defaults["data"] = {"class_path": "lit_llm.data.PythonStdlib", "init_args": {"tokenizer": tokenizer}}
         settings = model_settings(model, self.architecture)
-        found["architecture"] = settings.pop("architecture", None)
-        return found | {f"model.{name}": value for name, value in settings.items() if name not in BASES}  # rates are the run's
+        defaults["architecture"] = settings.pop("architecture", None)
+        return defaults | {
+            f"model.{name}": value for name, value in settings.items() if name not in BASES
+        }  # rates are the run's
 
     def damage(self, *, ranks: int = 1) -> str | None:
         """How the checkpoint or its tokenizer is damaged, as a sentence; None if neither is, and on ranks above 0.

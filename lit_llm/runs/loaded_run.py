@@ -94,30 +94,30 @@ class LoadedRun:
     @cached_property
     def texts(self) -> dict[str, list[tuple[int, str]]]:
         """Every logged text as (step, text), by tag, such as "samples/0"."""
-        found: dict[str, dict[int, str]] = {}
+        by_tag: dict[str, dict[int, str]] = {}
         for file in self._event_files.values():
             for event in file.events:
                 if event.session_log.status == SessionLog.START:  # a resumed run logs the following steps again
-                    found = {tag: {s: text for s, text in texts.items() if s < event.step} for tag, texts in found.items()}
+                    by_tag = {tag: {s: text for s, text in texts.items() if s < event.step} for tag, texts in by_tag.items()}
                 for value in event.summary.value:
                     name, is_text, _ = value.tag.rpartition("/text_summary")
                     if is_text:
-                        found.setdefault(name, {})[event.step] = _joined(make_ndarray(value.tensor))
-        return {tag: sorted(found[tag].items()) for tag in sorted(found)}
+                        by_tag.setdefault(name, {})[event.step] = _joined(make_ndarray(value.tensor))
+        return {tag: sorted(by_tag[tag].items()) for tag in sorted(by_tag)}
 
     @cached_property
     def unread(self) -> list[str]:
         """One sentence for each part of metrics.jsonl and the event files that cannot be read, such as a row being written."""
-        found = [] if self._rows is None else list(self._rows.unread)
+        sentences = [] if self._rows is None else list(self._rows.unread)
         for path, file in self._event_files.items():
             read, lost = file.read, "samples"
             if self._rows is None:  # only the event files have the rows, so their checksums are compared
                 read, lost = sum(len(record) + FRAME for record in RawEventFileLoader(str(path)).Load()), "rows"
             if read < file.size:
-                found.append(
+                sentences.append(
                     f"{path.name} cannot be read after byte {read:,} of {file.size:,}: the {lost} behind it are missing"
                 )
-        return found
+        return sentences
 
     @cached_property
     def _event_files(self) -> dict[Path, EventFile]:

@@ -39,10 +39,10 @@ class MetricsRows:
         number, whole, bad = 0, True, list[int]()
         for number, line in enumerate(file, 1):
             whole = line.endswith(b"\n")
-            step, time, found = (_row(line) if whole else None) or (0, 0.0, {})
-            if whole and not found:
+            step, time, values = (_row(line) if whole else None) or (0, 0.0, {})
+            if whole and not values:
                 bad.append(number)
-            for tag, value in found.items():
+            for tag, value in values.items():
                 if (column := self.columns.get(tag)) is None:
                     column = self.columns[tag] = ([], [], [])
                 column[0].append(step)

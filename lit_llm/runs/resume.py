@@ -107,21 +107,21 @@ class RunStart:
         if "model_config" not in saved:
             flag = "--resume" if resumes else "--ckpt_path"
             return [f"{self.checkpoint} is a checkpoint of another program: it has no model_config ({flag})"]
-        found: list[str] = []
+        changes: list[str] = []
         if model is not None:
-            found += model_changes(saved["model_config"], model, architecture, accepted=not resumes or accepted)
-            found += group_changes(saved["model_config"], model) if resumes and accepted and architecture is None else []
-        found += lora_changes(saved_lora(saved), lora, accepted=not resumes or accepted)
+            changes += model_changes(saved["model_config"], model, architecture, accepted=not resumes or accepted)
+            changes += group_changes(saved["model_config"], model) if resumes and accepted and architecture is None else []
+        changes += lora_changes(saved_lora(saved), lora, accepted=not resumes or accepted)
         before = saved.get("optimizer_class")
         if resumes and before is not None and optimizer_class is not None and not same_class(before, optimizer_class):
-            found.append(
+            changes.append(
                 f"the checkpoint was trained with {before}, whose state does not fit {optimizer_class} (--optimizer {before})"
             )
         if resumes and isinstance(data, lit_llm.data.TokenDataModule) and not accepted:
-            found += data.changes_since(saved)
+            changes += data.changes_since(saved)
         if (problem := self.saved.tokenizer_problem()) is not None and not (resumes and accepted):
-            found.append(f"{problem} ({'--accept_changes true continues without it' if resumes else '--run_dir'})")
-        return found
+            changes.append(f"{problem} ({'--accept_changes true continues without it' if resumes else '--run_dir'})")
+        return changes
 
     def setting_changes(
         self, settings: Mapping[str, Any], *, compares_data: bool, accepted: bool
@@ -142,14 +142,14 @@ class RunStart:
         if self.saved is None:
             return []
         saved = self.saved.values
-        found = [] if accepted else data.changes_since(saved)
+        changes = [] if accepted else data.changes_since(saved)
         vocabulary = saved["model_config"].get("vocab_size")
         if vocab_size is None and data.vocab_size != vocabulary:
-            found.append(
+            changes.append(
                 f"the checkpoint's vocabulary has {vocabulary} ids and the data's {data.vocab_size}: these weights do not fit "
                 "(--data.tokenizer)"
             )
-        return found
+        return changes
 
 
 def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps: int | None, ranks: int = 1) -> RunStart:

@@ -57,8 +57,8 @@ class SavedRun:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the run by key; empty if the checkpoint stores none."""
-        found: Mapping[str, Any] = self.values.get(SETTINGS, {})
-        return found
+        settings: Mapping[str, Any] = self.values.get(SETTINGS, {})
+        return settings
 
     @property
     def prompt_start(self) -> list[int]:
@@ -127,8 +127,8 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     if not run_dir.is_dir():
         raise UserError(f"there is no run folder {run_dir} (--run_dir or --run)")
     names = sorted(p.name for p in (run_dir / CHECKPOINTS).glob("*.ckpt"))
-    found = f"there are {', '.join(names)}" if names else "there is no checkpoint yet; train first with `fit`"
-    raise UserError(f"run folder {run_dir} has no checkpoint '{which}': {found} (--ckpt_path)")
+    hint = f"there are {', '.join(names)}" if names else "there is no checkpoint yet; train first with `fit`"
+    raise UserError(f"run folder {run_dir} has no checkpoint '{which}': {hint} (--ckpt_path)")
 
 
 def named_checkpoint(run_dir: Path, ckpt_path: str) -> Path:
