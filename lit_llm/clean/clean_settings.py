@@ -86,8 +86,8 @@ class CleanSettings:
             value, switch = getattr(self, one.name), one.metadata["step"]
             if switch is not None and not getattr(self, switch) and value != one.default:
                 said.append(f"{one.name} is {value}, but {switch} is off: switch it on (--{switch}), or leave {one.name} out.")
-        found = [domain.problem(name, getattr(self, name)) for name, domain in ranges_of(CleanSettings).items()]
-        out_of_range = [f"{problem}." for problem in found if problem is not None]
+        sentences = [domain.problem(name, getattr(self, name)) for name, domain in ranges_of(CleanSettings).items()]
+        out_of_range = [f"{problem}." for problem in sentences if problem is not None]
         with noting(said):
             self.read_settings()
         return said + out_of_range

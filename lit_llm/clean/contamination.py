@@ -49,7 +49,7 @@ class ReferenceIndex(HashIndex):
         self.lengths = sorted(lengths)
         self.counts = np.array([len(part) for part in parts], dtype=np.int64)  # (documents,) different n-grams
 
-    def found(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def matches(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Reference documents (m,) that have an n-gram of ``text``, and how many different n-grams each shares with it (m,)."""
         words = word_hashes(text)
         common = [np.unique(self.known(ngram_hashes(words, n))) for n in self.lengths]
@@ -67,8 +67,8 @@ class Contamination:
         self._index, self._share = index, share
 
     def __call__(self, text: str) -> str | Removed:
-        documents, found = self._index.found(text)
-        shares = found / self._index.counts[documents]
+        documents, counts = self._index.matches(text)
+        shares = counts / self._index.counts[documents]
         if not shares.size or shares.max() < self._share:
             return text
         most = int(np.argmax(shares))

@@ -60,22 +60,22 @@ class NearDuplicates:
         rensa = need("rensa", what="near_duplicates")
         bands, rows = bands_of(threshold, permutations)
         self._ngram, self._values, self._sketch = ngram, bands * rows, rensa.RMinHash
-        self._found = rensa.RMinHashDeduplicator(threshold, self._values, use_lsh=True, num_bands=bands, seed=SEED)
+        self._deduplicator = rensa.RMinHashDeduplicator(threshold, self._values, use_lsh=True, num_bands=bands, seed=SEED)
 
     def __call__(self, document: Document) -> str | None:
         sketch = self._sketch(self._values, SEED)
         for ngrams in self._ngrams(document.text):
             sketch.update(ngrams)
-        if self._found.add(document.source, sketch):
+        if self._deduplicator.add(document.source, sketch):
             return None
-        return f"like {min(self._found.get_duplicates(sketch))}"
+        return f"like {min(self._deduplicator.get_duplicates(sketch))}"
 
     def _ngrams(self, text: str) -> Iterator[list[str]]:
         """Yield the n-grams of each chunk. A text with fewer words than an n-gram, or without words, is one n-gram."""
         any_ngram = False
         for start in range(0, len(text), _SIGNED_TOGETHER):
-            found = words(text[start : start + _SIGNED_TOGETHER])
-            ngrams = list(map(" ".join, zip(*(islice(found, first, None) for first in range(self._ngram)), strict=False)))
+            chunk_words = words(text[start : start + _SIGNED_TOGETHER])
+            ngrams = list(map(" ".join, zip(*(islice(chunk_words, first, None) for first in range(self._ngram)), strict=False)))
             any_ngram |= bool(ngrams)
             yield ngrams
         if not any_ngram:

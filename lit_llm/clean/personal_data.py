@@ -92,14 +92,14 @@ class Secrets:
         self._patterns = [*_OWN, *_detectors()]
 
     def __call__(self, text: str) -> str | Removed:
-        found = sorted(self._find(text))
-        if not found:
+        spans = sorted(self._find(text))
+        if not spans:
             return text
         if self.action == "remove":
-            start, _, kind = found[0]
+            start, _, kind = spans[0]
             return Removed(f"secrets/{kind}", f"at character {start}", secret=True)
         kept, end = [], 0
-        for start, stop, _ in found:
+        for start, stop, _ in spans:
             if start >= end:
                 kept += [text[end:start], SECRET]
             end = max(end, stop)

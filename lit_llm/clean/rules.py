@@ -21,14 +21,14 @@ class Document(NamedTuple):
 def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
     """Yield the documents of the source ``name``. Each is in memory as a whole, because rules judge whole documents."""
     name = name.encode(errors="replace").decode()  # a file's name may not be UTF-8
-    found = 0
+    count = 0
     pieces: list[bytes] = []
     for piece in reader:
         pieces.append(piece.text)
         if piece.last:
-            found += 1
+            count += 1
             text = b"".join(pieces)
-            yield Document(text.decode(errors="replace"), f"{name}:{found + reader.skipped}", is_utf8(text))
+            yield Document(text.decode(errors="replace"), f"{name}:{count + reader.skipped}", is_utf8(text))
             pieces = []
 
 

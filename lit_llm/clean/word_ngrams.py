@@ -49,8 +49,8 @@ _LETTERS = _Letters()
 
 def word_hashes(text: str) -> np.ndarray:
     """(words,) uint64: a hash of every word of ``text``, the same for equal words in this process."""
-    found = unicodedata.normalize("NFKC", text).lower().translate(_LETTERS).split()
-    return np.fromiter(map(hash, found), np.int64, len(found)).view(np.uint64)
+    pieces = unicodedata.normalize("NFKC", text).lower().translate(_LETTERS).split()
+    return np.fromiter(map(hash, pieces), np.int64, len(pieces)).view(np.uint64)
 
 
 def ngram_hashes(words: np.ndarray, n: int) -> np.ndarray:

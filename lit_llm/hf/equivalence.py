@@ -63,8 +63,8 @@ def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
                 return family
 
     def distance(family: Family) -> tuple[bool, int]:
-        found = differences[family.model_type]
-        return any(each.setting == "moe" for each in found), len(found)
+        family_differences = differences[family.model_type]
+        return any(each.setting == "moe" for each in family_differences), len(family_differences)
 
     nearest = min(families, key=distance)
     raise UserError(
@@ -80,48 +80,48 @@ def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
 def _differences(config: GPTConfig, family: Family) -> list[Difference]:
     again = GPTConfig(**family.read(Fields(family.write(config))))
     ours, theirs = computation(config), computation(again)
-    found = {}
+    differences = {}
     for name in (name for name in ours if name in theirs):
         decisive = _PART_OF.get(name)
         if not _equal(ours[name], theirs[name]) and (decisive is None or _equal(ours[decisive], theirs[decisive])):
             varies = any(name in (each.layers or {}) for each in (config, again))
             if name == "experts":
-                found[name] = Difference("layers", {name: ours[name]}, {name: theirs[name]})
+                differences[name] = Difference("layers", {name: ours[name]}, {name: theirs[name]})
             elif varies or name == "rope":
-                found["layers"] = Difference("layers", config.layers, again.layers)
+                differences["layers"] = Difference("layers", config.layers, again.layers)
             elif name in LayerSettings._fields:
-                found[name] = Difference(name, getattr(config, name), getattr(again, name))
+                differences[name] = Difference(name, getattr(config, name), getattr(again, name))
             else:
-                found[name] = Difference(name, ours[name], theirs[name])
-    return list(found.values())
+                differences[name] = Difference(name, ours[name], theirs[name])
+    return list(differences.values())
 
 
 def computation(config: GPTConfig) -> dict[str, Any]:
     """Every setting that decides what a model computes, resolved where null means a value. Settings without effect are null."""
-    found = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    found |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}
-    found |= {f"{part}_bias": config.has_bias(part) for part in BIASES}
-    found["gelu_approximate"] = config.resolved_gelu_approximate if config.mlp in ("gelu", "geglu") else None
-    found["latent"] = None if config.latent is None else vars(config.latent)
-    found["attention_scale"] = attention_scale(config)
-    found["embedding_scale"] = embedding_scale(config)
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    settings |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}
+    settings |= {f"{part}_bias": config.has_bias(part) for part in BIASES}
+    settings["gelu_approximate"] = config.resolved_gelu_approximate if config.mlp in ("gelu", "geglu") else None
+    settings["latent"] = None if config.latent is None else vars(config.latent)
+    settings["attention_scale"] = attention_scale(config)
+    settings["embedding_scale"] = embedding_scale(config)
     if config.norm == "rmsnorm":
-        found["norm_bias"] = None
+        settings["norm_bias"] = None
     if not config.qk_norm:
-        found["qk_norm_width"] = None
+        settings["qk_norm_width"] = None
     rotated = config.position == "rope"
     if not rotated:
-        found["partial_rotary_factor"] = None
+        settings["partial_rotary_factor"] = None
     layers = layer_settings(config)
-    found |= _mixture(config)
-    found["experts"] = [layer.experts for layer in layers]
-    if all(found["experts"]):
-        found["mlp_width"] = None
-    found["window"] = [layer.window for layer in layers]
-    found["rope"] = [layer.rope or not rotated for layer in layers]
-    found["rope_theta"] = [layer.rope_theta if layer.rope else None for layer in layers]
-    found["rope_scaling"] = [_resolved(config, layer) if layer.rope else None for layer in layers]
-    return {name: value for name, value in found.items() if name not in {*_NOT_COMPUTED, "layers"}}
+    settings |= _mixture(config)
+    settings["experts"] = [layer.experts for layer in layers]
+    if all(settings["experts"]):
+        settings["mlp_width"] = None
+    settings["window"] = [layer.window for layer in layers]
+    settings["rope"] = [layer.rope or not rotated for layer in layers]
+    settings["rope_theta"] = [layer.rope_theta if layer.rope else None for layer in layers]
+    settings["rope_scaling"] = [_resolved(config, layer) if layer.rope else None for layer in layers]
+    return {name: value for name, value in settings.items() if name not in {*_NOT_COMPUTED, "layers"}}
 
 
 def _mixture(config: GPTConfig) -> dict[str, Any]:
@@ -129,11 +129,11 @@ def _mixture(config: GPTConfig) -> dict[str, Any]:
     moe = config.moe
     if moe is None:
         return {"moe": None}
-    found = {f"moe.{name}": value for name, value in vars(moe).items() if name not in _NOT_OF_EXPERTS}
-    found["moe.expert_width"] = moe.width(config.hidden_width)
-    found["moe.shared_width"] = moe.width_of_shared(config.hidden_width)
-    found["moe.groups"], found["moe.top_groups"] = moe.effective_groups
-    return {**found, "moe": f"{{experts: {moe.experts}, top_k: {moe.top_k}}}"}
+    settings = {f"moe.{name}": value for name, value in vars(moe).items() if name not in _NOT_OF_EXPERTS}
+    settings["moe.expert_width"] = moe.width(config.hidden_width)
+    settings["moe.shared_width"] = moe.width_of_shared(config.hidden_width)
+    settings["moe.groups"], settings["moe.top_groups"] = moe.effective_groups
+    return {**settings, "moe": f"{{experts: {moe.experts}, top_k: {moe.top_k}}}"}
 
 
 def _resolved(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:

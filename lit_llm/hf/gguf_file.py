@@ -104,7 +104,7 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
     """The keys of the file for the model's settings, with their values."""
     layers = [config.layer(i) for i in range(config.n_layer)]
     full = next((layer for layer in layers if layer.window is None), layers[0])
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "context_length": config.block_size,
         "embedding_length": config.n_embd,
@@ -118,38 +118,38 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
         "use_parallel_residual": config.parallel_residual,
     }
     if config.position == "rope":
-        found |= {"rope.dimension_count": config.rotated_dims, "rope.freq_base": float(full.rope_theta)}
+        keys |= {"rope.dimension_count": config.rotated_dims, "rope.freq_base": float(full.rope_theta)}
     scaling: dict[str, Any] = dict(full.rope_scaling or {})
     kind = scaling.get("rope_type", "llama3" if scaling else "none")
     if kind in ("linear", "yarn"):
-        found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
     if kind == "yarn":
-        found["rope.scaling.original_context_length"] = int(scaling["original_max_position_embeddings"])
-        found["rope.scaling.yarn_beta_fast"] = float(scaling.get("beta_fast", 32.0))
-        found["rope.scaling.yarn_beta_slow"] = float(scaling.get("beta_slow", 1.0))
+        keys["rope.scaling.original_context_length"] = int(scaling["original_max_position_embeddings"])
+        keys["rope.scaling.yarn_beta_fast"] = float(scaling.get("beta_fast", 32.0))
+        keys["rope.scaling.yarn_beta_slow"] = float(scaling.get("beta_slow", 1.0))
     windowed = next((layer for layer in layers if layer.window is not None), None)
     if windowed is not None:
-        found["attention.sliding_window"] = windowed.window
-        found["attention.sliding_window_pattern"] = [layer.window is not None for layer in layers]
-        found["rope.freq_base_swa"] = float(windowed.rope_theta)
+        keys["attention.sliding_window"] = windowed.window
+        keys["attention.sliding_window_pattern"] = [layer.window is not None for layer in layers]
+        keys["rope.freq_base_swa"] = float(windowed.rope_theta)
     if config.attention_softcap is not None:
-        found["attn_logit_softcapping"] = float(config.attention_softcap)
+        keys["attn_logit_softcapping"] = float(config.attention_softcap)
     if config.logit_softcap is not None:
-        found["final_logit_softcapping"] = float(config.logit_softcap)
+        keys["final_logit_softcapping"] = float(config.logit_softcap)
     if architecture.scales:
-        found["attention.scale"] = float(config.attention_scale or config.resolved_head_dim**-0.5)
-        found["embedding_scale"] = float(config.embedding_scale or 1.0)
-        found["residual_scale"] = float(config.residual_scale)
-        found["logit_scale"] = 1 / config.logit_scale
+        keys["attention.scale"] = float(config.attention_scale or config.resolved_head_dim**-0.5)
+        keys["embedding_scale"] = float(config.embedding_scale or 1.0)
+        keys["residual_scale"] = float(config.residual_scale)
+        keys["logit_scale"] = 1 / config.logit_scale
     if (moe := config.moe) is not None:
-        found["expert_count"], found["expert_used_count"] = moe.experts, moe.top_k
-        found["expert_feed_forward_length"] = moe.width(config.hidden_width)
-        found["expert_weights_norm"], found["expert_weights_scale"] = moe.normalise, float(moe.scale)
-        found["expert_gating_func"] = {"softmax": 1, "sigmoid": 2}[moe.router]
-        found["expert_shared_count"] = moe.shared_experts
-        found["leading_dense_block_count"] = sum(not layer.experts for layer in layers)
-        found["expert_group_count"], found["expert_group_used_count"] = moe.effective_groups
-    return {f"{architecture.name}.{key}": value for key, value in found.items()}
+        keys["expert_count"], keys["expert_used_count"] = moe.experts, moe.top_k
+        keys["expert_feed_forward_length"] = moe.width(config.hidden_width)
+        keys["expert_weights_norm"], keys["expert_weights_scale"] = moe.normalise, float(moe.scale)
+        keys["expert_gating_func"] = {"softmax": 1, "sigmoid": 2}[moe.router]
+        keys["expert_shared_count"] = moe.shared_experts
+        keys["leading_dense_block_count"] = sum(not layer.experts for layer in layers)
+        keys["expert_group_count"], keys["expert_group_used_count"] = moe.effective_groups
+    return {f"{architecture.name}.{key}": value for key, value in keys.items()}
 
 
 def _tensors(

@@ -42,7 +42,7 @@ def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[s
         if not content["model"].get("merges"):
             raise NotExpressible("it is no BPE with merges")
         vocab = {**content["model"]["vocab"], **{token["content"]: token["id"] for token in content["added_tokens"]}}
-        found = _sentencepiece(content, vocab) if content["model"].get("byte_fallback") else _byte_level(content)
+        entries = _sentencepiece(content, vocab) if content["model"].get("byte_fallback") else _byte_level(content)
         if (eos := tokenizer.eos_id) is None:
             raise NotExpressible("no token ends a document")
     except NotExpressible as error:
@@ -51,20 +51,20 @@ def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[s
     names = [f"[PAD{i}]" for i in range(config.vocab_size)]
     types = [_UNUSED] * config.vocab_size
     for name, token in vocab.items():
-        names[token], types[token] = name, _BYTE if "scores" in found and _is_byte(name) else _NORMAL
+        names[token], types[token] = name, _BYTE if "scores" in entries and _is_byte(name) else _NORMAL
     for token in content["added_tokens"]:
         types[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
     if (unknown := vocab.get(content["model"].get("unk_token"))) is not None:
         types[unknown] = _UNKNOWN
-        found["unknown_token_id"] = unknown
-    if "scores" in found:
-        found["scores"] = [float(found["scores"].get(name, 0)) for name in names]
+        entries["unknown_token_id"] = unknown
+    if "scores" in entries:
+        entries["scores"] = [float(entries["scores"].get(name, 0)) for name in names]
     prefix = tokenizer.prefix_token_ids or [eos if tokenizer.bos_id is None else tokenizer.bos_id]
-    found |= {"tokens": names, "token_type": types, "bos_token_id": prefix[0], "eos_token_id": eos}
-    found["add_bos_token"] = bool(tokenizer.prefix_token_ids)
+    entries |= {"tokens": names, "token_type": types, "bos_token_id": prefix[0], "eos_token_id": eos}
+    entries["add_bos_token"] = bool(tokenizer.prefix_token_ids)
     if others := [token for token in stop_ids(generation(run, eos_id=eos)) if token != eos]:
-        found["eot_token_id"] = others[0]
-    keys = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+        entries["eot_token_id"] = others[0]
+    keys = {f"tokenizer.ggml.{key}": value for key, value in entries.items()}
     notes = []
     if (content["pre_tokenizer"] or {}).get("prepend_scheme") == "first":
         notes.append("llama.cpp puts a space before a text that starts with one, too; this tokenizer does not")
@@ -93,11 +93,11 @@ def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, 
     places: dict[str, list[int]] = {token: [] for token in content["model"]["vocab"] if token not in added}
     for place, pair in enumerate(content["model"]["merges"]):
         places.setdefault("".join(pair), []).append(place)
-    for token, found in places.items():
+    for token, merges in places.items():
         splits = sum(token[:i] in vocab and token[i:] in vocab for i in range(1, len(token)))
-        if len(found) != splits or (found and found[-1] - found[0] != splits - 1):
+        if len(merges) != splits or (merges and merges[-1] - merges[0] != splits - 1):
             raise NotExpressible(f"how it makes {token!r} does not depend on the token alone, as in SentencePiece")
-    scores = {token: -found[0] for token, found in places.items() if found}
+    scores = {token: -merges[0] for token, merges in places.items() if merges}
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": _adds_space(content)}
 
 

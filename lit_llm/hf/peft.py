@@ -146,7 +146,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
         problems.append("'peft_type' is missing")
     refuse_first_five(problems, folder / CONFIG)
     theirs = _tensors(folder / WEIGHTS)
-    found: dict[str, tuple[Tensor, Tensor, float]] = {}  # our layer → A, B, scale
+    matrices: dict[str, tuple[Tensor, Tensor, float]] = {}  # our layer → A, B, scale
     for link in _matrices(table):
         name = link.theirs.removesuffix(".weight")
         a, b = (theirs.pop(f"{_PREFIX}{name}.lora_{part}.weight", None) for part in "AB")
@@ -161,24 +161,24 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
         pieces = replace(link, transposed=False).split(b, [torch.Size((part[0], a.shape[0])) for part in parts])
         for ours, piece in zip(link.ours, pieces, strict=True):
             layer = ours.removesuffix("weight")
-            if layer in found and not (torch.equal(found[layer][0], a) and torch.equal(found[layer][1], piece)):
+            if layer in matrices and not (torch.equal(matrices[layer][0], a) and torch.equal(matrices[layer][1], piece)):
                 problems.append(f"{name} must have the adapter of its gate or up matrix, because 'hidden_act' is relu")
-            found[layer] = a, piece, scale
+            matrices[layer] = a, piece, scale
     left = [name.removeprefix(_PREFIX) for name in theirs]
     problems += [f"{name} adapts no linear layer in a block of the base model" for name in left]
-    if not found and not problems:
+    if not matrices and not problems:
         problems.append("it has no tensors")
     refuse_first_five(problems, folder / WEIGHTS)
     every = [name.removesuffix("weight") for name in shapes if name.startswith("blocks.") and len(shapes[name]) == 2]
-    kinds = {_kind(layer) for layer in found}
-    rank, scale = max(a.shape[0] for a, *_ in found.values()), next(iter(found.values()))[2]
+    kinds = {_kind(layer) for layer in matrices}
+    rank, scale = max(a.shape[0] for a, *_ in matrices.values()), next(iter(matrices.values()))[2]
     adapters = {}
-    for layer, (a, b, own) in found.items():
+    for layer, (a, b, own) in matrices.items():
         missing = rank - a.shape[0]
         adapters[f"{layer}lora_a"] = torch.nn.functional.pad(a, (0, 0, 0, missing)).clone()
         adapters[f"{layer}lora_b"] = torch.nn.functional.pad(b if own == scale else b * (own / scale), (0, missing)).clone()
     for layer in every:
-        if _kind(layer) in kinds and layer not in found:  # peft can adapt some blocks only
+        if _kind(layer) in kinds and layer not in matrices:  # peft can adapt some blocks only
             adapters[f"{layer}lora_a"] = torch.zeros(rank, shapes[f"{layer}weight"][1])
             adapters[f"{layer}lora_b"] = torch.zeros(shapes[f"{layer}weight"][0], rank)
     targets = shortest_endings(sorted(kinds), sorted({_kind(layer) for layer in every}))
@@ -233,11 +233,11 @@ def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, p
     """A number of one layer: the value of the first pattern that matches its name or an ending after a dot, or the default."""
     given = content.get(patterns) or {}
     try:
-        found = [value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", name)]
+        matches = [value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", name)]
     except (AttributeError, re.error) as error:
         problems.append(f"'{patterns}' is {shown(given)}, but must map regular expressions to numbers: {error}")
         return None
-    return found[0] if found else content.get(default, 8)
+    return matches[0] if matches else content.get(default, 8)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -245,7 +245,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file.parent} has no {WEIGHTS} (--from)")
     library = safetensors()
     with library_errors(f"{file} cannot be read"):
-        found: dict[str, Tensor] = library.torch.load_file(file)
-    if wrong := [name for name, tensor in found.items() if not tensor.is_floating_point()]:
-        raise UserError(f"{file}: {wrong[0]} has {str(found[wrong[0]].dtype)[6:]}, but must have floating-point numbers")
-    return found
+        tensors: dict[str, Tensor] = library.torch.load_file(file)
+    if wrong := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
+        raise UserError(f"{file}: {wrong[0]} has {str(tensors[wrong[0]].dtype)[6:]}, but must have floating-point numbers")
+    return tensors

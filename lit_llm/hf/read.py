@@ -65,8 +65,8 @@ def name_in_text_model(stored: str) -> str | None:
     """The name of a stored tensor in the text model; None if it belongs to another part."""
     if stored == "lm_head.weight":
         return stored
-    found = _TEXT_PREFIX.match(stored)
-    return None if found is None else (found[1] or "") + stored[found.end() :]
+    match = _TEXT_PREFIX.match(stored)
+    return None if match is None else (match[1] or "") + stored[match.end() :]
 
 
 class WeightFiles:
@@ -80,26 +80,26 @@ class WeightFiles:
     """
 
     def __init__(self, folder: Path, *, text_only: bool = False) -> None:
-        found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
-        if found is None:
+        main_file = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+        if main_file is None:
             raise UserError(f"{folder} has no weights: expected one of {', '.join(_FILES)} (--from).")
         self.folder = folder
         self._open: dict[Path, Any] = {}
         self.files: dict[str, Path] = {}
         """Tensor name → file."""
-        if found.suffix == ".json":
-            names = read_object(found).get("weight_map")
+        if main_file.suffix == ".json":
+            names = read_object(main_file).get("weight_map")
             if not isinstance(names, dict):
-                raise UserError(f"{found} has no 'weight_map', which maps tensors to files")
+                raise UserError(f"{main_file} has no 'weight_map', which maps tensors to files")
             self.files = {name: folder / file for name, file in names.items()}
             missing = [file for file in dict.fromkeys(self.files.values()) if not file.is_file()]
             if missing:
-                raise UserError("\n".join(f"{file} is missing, but {found.name} lists it" for file in missing))
+                raise UserError("\n".join(f"{file} is missing, but {main_file.name} lists it" for file in missing))
             for name, file in self.files.items():
                 if name not in self._names(file):
-                    raise UserError(f"{file} has no tensor {name}, but {found.name} lists it there")
+                    raise UserError(f"{file} has no tensor {name}, but {main_file.name} lists it there")
         else:
-            self.files = dict.fromkeys(self._names(found), found)
+            self.files = dict.fromkeys(self._names(main_file), main_file)
         self.files = {name: file for name, file in self.files.items() if not _NOT_WEIGHTS.search(name)}
         self._stored = {name: name for name in self.files}
         if text_only:

@@ -125,13 +125,13 @@ class Checker:
     def __init__(self, index: HeldOutIndex) -> None:
         self._index = index
         self._text = _Text()
-        self._found: list[np.ndarray] = []  # hashes that some held-out document has too
+        self._hashes: list[np.ndarray] = []  # hashes that some held-out document has too
 
     def add(self, piece: bytes) -> None:
         for hashes in self._text.add(piece):
-            found = self._index.known(hashes)
-            if found.size:
-                self._found.append(found)
+            known_hashes = self._index.known(hashes)
+            if known_hashes.size:
+                self._hashes.append(known_hashes)
 
     @property
     def equal(self) -> bool:
@@ -143,8 +143,8 @@ class Checker:
     def contained(self) -> tuple[np.ndarray, np.ndarray]:
         """Held-out documents (m,) that share hashes with this one, and which share of each one's hashes this one has (m,)."""
         index = self._index
-        found = np.unique(np.concatenate([np.empty(0, np.uint64), *self._found]))
-        named, counts = index.documents_with(found)
+        hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *self._hashes]))
+        named, counts = index.documents_with(hashes)
         return named, counts / index.counts[named]
 
     @property

@@ -104,14 +104,14 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
         if not pattern:
             continue
         try:
-            found, problem = _matches(pattern, flag=flag, folders=folders)
+            matches, problem = _matches(pattern, flag=flag, folders=folders)
         except UserError as error:  # a saved dataset
-            found, problem = {}, with_flag(str(error), flag)
+            matches, problem = {}, with_flag(str(error), flag)
         except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, an unknown home folder, a NUL byte
-            found, problem = {}, f"{pattern[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
+            matches, problem = {}, f"{pattern[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
         if problem is not None:
             problems.append(problem)
-        files.update(found)
+        files.update(matches)
     return list(files), [*problems, *_given_twice(files, given, flag)]
 
 
@@ -157,8 +157,8 @@ def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.s
     if path.is_dir() and not folders:
         return {}, f"{pattern} is a folder: give a pattern such as {os.path.join(pattern, '*.bin')} ({flag})."
     matches = _below(path) if path.is_dir() else _glob(path)
-    found = [file for file in matches if not is_report(str(file), os.path.isfile)]
-    statuses = {file: _file_status(file) for file in found}
+    files = [file for file in matches if not is_report(str(file), os.path.isfile)]
+    statuses = {file: _file_status(file) for file in files}
     if strange := next((file for file, status in statuses.items() if status is None and not file.is_dir()), None):
         return {}, f"{strange} is a pipe, a device, or a link to nothing: remove it, or name the files ({flag})."
     usable = {file: status for file, status in statuses.items() if status is not None and status.st_size > 0}
@@ -208,13 +208,13 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
             problems.append(f"{public_name(pattern)} is given twice: remove it once ({flag}).")
         try:
             with one_sentence(pattern):
-                found = list_hub(pattern) if pattern.startswith(HUB) else _list_remote(pattern)
+                matches = list_hub(pattern) if pattern.startswith(HUB) else _list_remote(pattern)
         except UserError as error:
             problems.append(MissingFiles(with_flag(str(error), flag)))
             continue
-        if not found:
+        if not matches:
             problems.append(MissingFiles(f"No non-empty file matches {public_name(pattern)} ({flag})."))
-        sources.update((source.path, source) for source in found)
+        sources.update((source.path, source) for source in matches)
     return list(sources.values()), problems
 
 
@@ -232,7 +232,7 @@ def _list_remote(pattern: str) -> list[Source]:
         root = path[: magic.start()].rpartition("/")[0]
         if not root:
             raise UserError(f"{public_name(pattern)} searches the whole server: give a bucket before the first wildcard.")
-        found = fs.glob(path, detail=True)
+        listing = fs.glob(path, detail=True)
     else:
         info = fs.info(path)
         # A URL over HTTP is a folder if it ends with a slash, or the server redirects to the same URL with a slash.
@@ -242,16 +242,16 @@ def _list_remote(pattern: str) -> list[Source]:
                 raise UserError(f"{public_name(pattern)} is empty: give a file with content.")
             return [_source(fs, path, info)]
         root = path.rstrip("/")
-        found = fs.find(f"{root}/" if http else root, detail=True)
-    if http and not any(found.values()):  # without a listing, fsspec finds only the folder itself
+        listing = fs.find(f"{root}/" if http else root, detail=True)
+    if http and not any(listing.values()):  # without a listing, fsspec finds only the folder itself
         raise UserError(f"{public_name(pattern)}: the server lists no files; give the URL of each file.")
     sources = []
-    for name in sorted(found):
-        info = found[name]
+    for name in sorted(listing):
+        info = listing[name]
         hidden = any(part.startswith(".") for part in Path(name.removeprefix(root)).parts)
         if info["type"] == "directory" or hidden or (http and re.search(r"[?#]", name)):
             continue
-        if is_report(name, lambda other: other in found or fs.exists(other)):
+        if is_report(name, lambda other: other in listing or fs.exists(other)):
             continue
         if info.get("size") is None or not version(info):  # a listing over HTTP has names only
             info = fs.info(name)

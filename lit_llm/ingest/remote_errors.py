@@ -66,8 +66,8 @@ def _meaning(error: BaseException) -> str | None:
     """The key of the reason in `one_sentence`; None if the error is something else, such as a bug."""
     for link in reversed(list(_chain(error))):  # fsspec turns most errors of HTTP into FileNotFoundError
         names = [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(link).__mro__]
-        if found := next((meaning for meaning, name in _CLASSES.items() if any(map(name.search, names))), None):
-            return found
+        if reason := next((meaning for meaning, name in _CLASSES.items() if any(map(name.search, names))), None):
+            return reason
         if status := _status(link):
             return _STATUSES.get(status, "broken" if status >= 500 else "refused")
         if any(map(_PACKAGES.match, names)):

@@ -47,15 +47,15 @@ def hold_out(files: Sequence[Input], fraction: float) -> list[Input]:
         Inputs in the order of ``files``. The training part of a file comes before its held-out part.
     """
     target = fraction * sum(file.size for file in files)
-    held: set[str] = set()
+    held_out: set[str] = set()
     if len(files) >= MIN_FILES_TO_HOLD_OUT:
         reached = 0
         for file in sorted(files, key=lambda f: (path_hash("/".join(PurePath(f.source.path).parts[-2:])), f.source.path)):
             if reached < target and reached + file.size <= 2 * target:
-                held.add(file.source.path)
+                held_out.add(file.source.path)
                 reached += file.size
-    if held:
-        return [replace(file, split="val" if file.source.path in held else "train") for file in files]
+    if held_out:
+        return [replace(file, split="val" if file.source.path in held_out else "train") for file in files]
     parts = []
     for file in files:
         cut = _tail_cut(file, fraction)

@@ -168,8 +168,8 @@ def _refuse_empty(total: Part, inputs: Sequence[Input]) -> None:
     kind = "conversation" if any(part.settings.messages for part in inputs) else "document"
     undecided = all(one.split is None for one in inputs)
     for name in _SPLITS:
-        found = total.splits.get(name, PartCounts())
-        if found.tokens >= 2 or (name == "test" and all(one.split != name for one in inputs)):
+        counts = total.splits.get(name, PartCounts())
+        if counts.tokens >= 2 or (name == "test" and all(one.split != name for one in inputs)):
             continue
         held_out = total.splits.get("val", PartCounts()).documents if name == "train" and undecided else 0
         others = {
@@ -179,7 +179,7 @@ def _refuse_empty(total: Part, inputs: Sequence[Input]) -> None:
         }
         also = "".join(f"; {what}" for what, count in others.items() if count)
         raise UserError(
-            f"The {name} data have {found.documents} {kind}s with {found.tokens} tokens{also}: give more (--data.paths, or "
+            f"The {name} data have {counts.documents} {kind}s with {counts.tokens} tokens{also}: give more (--data.paths, or "
             "--data.train and --data.val), or name the key that holds them (--data.text_key, --data.messages_key)."
         )
 

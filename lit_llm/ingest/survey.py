@@ -46,13 +46,13 @@ def select(
     if not undecided and not drop_near_duplicates:
         return Selection()
     selection = Selection(val_fraction)
-    found = _survey(inputs, selection, folder, workers, progress)
-    if undecided and not any(one.documents for one in found):
-        selection = Selection(math.nextafter(min(one.smallest for one in found), 1.0))
-        found = _survey(inputs, selection, folder, workers, progress)
+    surveys = _survey(inputs, selection, folder, workers, progress)
+    if undecided and not any(one.documents for one in surveys):
+        selection = Selection(math.nextafter(min(one.smallest for one in surveys), 1.0))
+        surveys = _survey(inputs, selection, folder, workers, progress)
     if not drop_near_duplicates:
         return selection
-    index = HeldOutIndex([sketch for one in found for sketch in one.sketches])
+    index = HeldOutIndex([sketch for one in surveys for sketch in one.sketches])
     return Selection(selection.hold_out_below, index)
 
 
@@ -96,8 +96,8 @@ def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: 
             if piece.last:
                 sketches.append(sketcher.sketch())
                 sketcher = Sketcher()
-    found = Found(documents, smallest, sketches)
+    survey = Found(documents, smallest, sketches)
     with part_file(folder / f"{key}.npz") as file:
         flat = np.concatenate([np.empty(0, np.uint64), *sketches])
-        np.savez(file, **found._asdict() | {"lengths": [len(sketch) for sketch in sketches], "sketches": flat})
-    return found
+        np.savez(file, **survey._asdict() | {"lengths": [len(sketch) for sketch in sketches], "sketches": flat})
+    return survey

@@ -45,11 +45,11 @@ class DocumentIds(NamedTuple):
             return None
         mend = " (damaged): restore it, or delete it and name the tokens (--data.tokenizer.init_args.eos_token)."
         ids = read_object(file, mend=mend)
-        found = cls(ids.pop("bos_id", -1), ids.pop("eos_id", -1))
-        if ids or any(i is not None and not (type(i) is int and 0 <= i < vocab_size) for i in found):
+        document_ids = cls(ids.pop("bos_id", -1), ids.pop("eos_id", -1))
+        if ids or any(i is not None and not (type(i) is int and 0 <= i < vocab_size) for i in document_ids):
             what = f"must be an object with bos_id and eos_id, each null or an id below {vocab_size}"
             raise UserError(f"{file} {what}{mend}")
-        return found
+        return document_ids
 
 
 class Tokenizer(ABC):

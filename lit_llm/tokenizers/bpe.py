@@ -85,11 +85,11 @@ def _parts(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
     """Return the two tokens whose merge makes ``token``. Earlier merges join its bytes to these two."""
     parts = [token[i : i + 1] for i in range(len(token))]
     none = len(ranks)
-    made = [ranks.get(token[i : i + 2], none) for i in range(len(token) - 1)]  # the rank of each pair's merge
+    pair_ranks = [ranks.get(token[i : i + 2], none) for i in range(len(token) - 1)]  # the rank of each pair's merge
     while len(parts) > 2:
-        first = made.index(min(made))
+        first = pair_ranks.index(min(pair_ranks))
         parts[first : first + 2] = [parts[first] + parts[first + 1]]
-        del made[first]
-        for i in range(max(first - 1, 0), min(first + 1, len(made))):
-            made[i] = ranks.get(parts[i] + parts[i + 1], none)
+        del pair_ranks[first]
+        for i in range(max(first - 1, 0), min(first + 1, len(pair_ranks))):
+            pair_ranks[i] = ranks.get(parts[i] + parts[i + 1], none)
     return parts[0], parts[1]

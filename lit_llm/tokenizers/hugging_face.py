@@ -142,13 +142,13 @@ class TokenizerJSON(HuggingFaceTokenizer):
         return _first_known(self.backend, configured_tokens(self._file.parent, "eos_token")) if known is None else known
 
     def _id_of(self, token: str, argument: str) -> int:
-        found: int | None = self.backend.token_to_id(token)
-        if found is None:
+        token_id: int | None = self.backend.token_to_id(token)
+        if token_id is None:
             raise UserError(
                 f"{argument} is {token!r}, but {self._file} has no such token: its special tokens are "
                 f"{self._special_tokens()} (--data.tokenizer.init_args.{argument})."
             )
-        return found
+        return token_id
 
     def _special_tokens(self) -> str:
         added = self.backend.get_added_tokens_decoder()
@@ -158,8 +158,8 @@ class TokenizerJSON(HuggingFaceTokenizer):
 
 
 def _first_known(backend: tokenizers.Tokenizer, names: Iterable[str]) -> int | None:
-    found = (backend.token_to_id(name) for name in names)
-    return next((token for token in found if token is not None), None)
+    ids = (backend.token_to_id(name) for name in names)
+    return next((token for token in ids if token is not None), None)
 
 
 def optional_object(file: Path) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def optional_object(file: Path) -> dict[str, Any]:
 
 def configured_tokens(folder: Path, name: str) -> list[str]:
     """Return the tokens called ``name``, such as eos_token, in Hugging Face's files beside tokenizer.json, best first."""
-    found = [optional_object(folder / file).get(name) for file in (TOKENIZER_CONFIG, "special_tokens_map.json")]
-    tokens = [token.get("content") if isinstance(token, dict) else token for token in found]
+    entries = [optional_object(folder / file).get(name) for file in (TOKENIZER_CONFIG, "special_tokens_map.json")]
+    tokens = [token.get("content") if isinstance(token, dict) else token for token in entries]
     return [token for token in tokens if isinstance(token, str)]
 
 

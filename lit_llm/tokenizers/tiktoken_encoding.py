@@ -95,8 +95,8 @@ def require_merges(content: dict[str, Any], *, whole_words: bool = False) -> Non
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise NotExpressible("its tokens depend on their place in a word")
     if bool(model.get("ignore_merges")) != whole_words:
-        made = {*byte_symbols(), *map("".join, model["merges"]), *(token["content"] for token in content["added_tokens"])}
-        if model["vocab"].keys() - made:
+        tokens = {*byte_symbols(), *map("".join, model["merges"]), *(token["content"] for token in content["added_tokens"])}
+        if model["vocab"].keys() - tokens:
             raise NotExpressible("it has tokens that no merge makes")
 
 

@@ -65,7 +65,7 @@ def test_shares_are_those_of_sets_of_n_grams():
         text = " ".join(draw.choices(vocabulary, k=draw.randint(0, 2000)))
         of_text = grams(text)
         common = [len(grams(one) & of_text) for one in references]
-        documents, found = built.found(text)
+        documents, found = built.matches(text)
         assert dict(zip(documents.tolist(), found.tolist(), strict=True)) == {i: n for i, n in enumerate(common) if n}
         most = max(n / len(grams(one)) for n, one in zip(common, references, strict=True))
         for share in (most, most + 1e-9):

@@ -59,9 +59,9 @@ class Family:
         settings: dict[str, Any] = dict(self.fixed)
         by_layer: dict[str, list[Any]] = {}
         for part in self.parts:
-            found = part.read(fields)
-            by_layer |= found.pop("layers", {})
-            settings |= found
+            part_settings = part.read(fields)
+            by_layer |= part_settings.pop("layers", {})
+            settings |= part_settings
         settings |= with_patterns(by_layer, settings["block_size"])
         for name, known in {**self.only, "is_encoder_decoder": (False,), "add_cross_attention": (False,)}.items():
             fields.only(name, known, known[0])

@@ -66,15 +66,15 @@ class ChatTemplate:
             file = folder / CHAT_TEMPLATE_FILE
             return cls(str(file), read_text(file), tokens)
         for file in (folder / "chat_template.json", folder / TOKENIZER_CONFIG):
-            found = optional_object(file).get("chat_template")
-            if isinstance(found, list):  # several, by name
-                by_name = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-                found, with_tools = by_name.get("default"), by_name.get("tool_use")
-                if isinstance(found, str) and isinstance(with_tools, str):  # transformers takes this one if there are tools
-                    bodies = [one.removesuffix("\n") for one in (with_tools, found)]
-                    found = f"{{% if tools +%}}{bodies[0]}{{%+ else +%}}{bodies[1]}{{%+ endif %}}"
-            if isinstance(found, str):
-                return cls(str(file), found, tokens)
+            template = optional_object(file).get("chat_template")
+            if isinstance(template, list):  # several, by name
+                by_name = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+                template, with_tools = by_name.get("default"), by_name.get("tool_use")
+                if isinstance(template, str) and isinstance(with_tools, str):  # transformers takes this one if there are tools
+                    bodies = [one.removesuffix("\n") for one in (with_tools, template)]
+                    template = f"{{% if tools +%}}{bodies[0]}{{%+ else +%}}{bodies[1]}{{%+ endif %}}"
+            if isinstance(template, str):
+                return cls(str(file), template, tokens)
         raise NoChatTemplate(f"The tokenizer in {folder} has no chat template: {mend}.")
 
     @property
@@ -96,8 +96,8 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
         if token is not None:
             tokens[name] = tokenizer.decode([token])
     for name in _TOKEN_NAMES:
-        if found := configured_tokens(folder, name):
-            tokens[name] = found[0]
+        if candidates := configured_tokens(folder, name):
+            tokens[name] = candidates[0]
     return tokens
 
 

@@ -37,10 +37,10 @@ class TextColumn:
     def __init__(self, schema: Any, of: SourceFile) -> None:
         self._of, self._rows, name, key = of, 0, of.name, of.key
         self._types = need("pyarrow", what="Parquet and Arrow").types
-        found = self._find(schema, key)
-        if found is None:
+        column = self._find(schema, key)
+        if column is None:
             raise missing_key(name, key, keys_of(self._tree(schema), key), kind="column", what=self.what)
-        self.path, kind = found
+        self.path, kind = column
         self.paths = [self.path]
         if not self.is_wanted(kind.value_type if self._types.is_dictionary(kind) else kind):
             raise UserError(

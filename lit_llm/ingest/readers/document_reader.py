@@ -126,9 +126,9 @@ class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
         wanted = self._settings.format
         if wanted == "text" or not head:
             return "text"
-        found = detect(head, name=self._source.name)
-        if wanted == "auto" or found == wanted:
-            return found
-        if wanted == "jsonl" and found == "text":
+        kind = detect(head, name=self._source.name)
+        if wanted == "auto" or kind == wanted:
+            return kind
+        if wanted == "jsonl" and kind == "text":
             return "jsonl"  # its reader says which line is wrong
-        raise UserError(f"{self._source.name} is {found}, not {wanted}: use --data.format auto.")
+        raise UserError(f"{self._source.name} is {kind}, not {wanted}: use --data.format auto.")

@@ -40,7 +40,7 @@ class MessagesColumn(TextColumn):
         super().__init__(schema, of)
         *above, own = self.path
         beside = [self._find(schema, ".".join([*above, name])) for name in BESIDE if name != own]
-        self.paths += [found[0] for found in beside if found]
+        self.paths += [column[0] for column in beside if column]
 
     def texts(self, batch: Any) -> Iterator[Piece]:
         batch.validate()
@@ -142,16 +142,16 @@ def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
         raise UserError(
             f"{where} has {lost[0]!r} beside the messages, which no template gets: make it a message, or remove it."
         )
-    found = {name: record[name] for name in BESIDE if record.get(name) and name != key}
-    for name, value in found.items():
+    values = {name: record[name] for name in BESIDE if record.get(name) and name != key}
+    for name, value in values.items():
         with contextlib.suppress(ValueError, TypeError, RecursionError):
-            found[name] = json.loads(value)
-        if not isinstance(found[name], BESIDE[name]):
+            values[name] = json.loads(value)
+        if not isinstance(values[name], BESIDE[name]):
             wanted = type_name(BESIDE[name]())
             raise UserError(
-                f"{where} has {type_name(found[name])} under {name!r}, but must have {wanted}, or the JSON text of one."
+                f"{where} has {type_name(values[name])} under {name!r}, but must have {wanted}, or the JSON text of one."
             )
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
