@@ -48,8 +48,8 @@ def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) 
     progress = loop.epoch_loop.batch_progress
     if not loop.restarting or not progress.total.ready:
         return
-    made = made_before(step)
-    of_epoch = made - made_before(step - progress.current.ready * step // progress.total.ready)
+    total = made_before(step)
+    of_epoch = total - made_before(step - progress.current.ready * step // progress.total.ready)
     limit = limit if isinstance(limit, int) else sys.maxsize  # 1.0: the run is one epoch
     if of_epoch > limit:  # the epochs were longer
         of_epoch = (of_epoch - 1) % limit + 1
@@ -59,7 +59,7 @@ def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) 
         progress.is_last_batch = False
         loop.epoch_progress.increment_processed()
         loop.epoch_progress.increment_completed()
-    for count, number in ((progress.total, made), (progress.current, of_epoch)):
+    for count, number in ((progress.total, total), (progress.current, of_epoch)):
         in_hook = min(number, count.processed - count.completed)  # 1 if saved while a batch's hooks ran
         count.ready = count.started = count.processed = number
         count.completed = number - in_hook

@@ -79,11 +79,11 @@ def draws_random_numbers(operator: Any) -> bool:
 
 def written_arguments(operator: Any, args: Sequence[Any], options: dict[str, Any]) -> list[Any]:
     """The arguments that an operator writes to."""
-    found = []
+    arguments = []
     for i, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(args[i] if i < len(args) else options.get(argument.name))
-    return found
+            arguments.append(args[i] if i < len(args) else options.get(argument.name))
+    return arguments
 
 
 def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:

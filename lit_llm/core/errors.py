@@ -40,8 +40,8 @@ def report(message: str, kind: str = "error") -> None:
 
 def refuse(problems: Iterable[str]) -> None:
     """Raise a UserError with all problems, one a line, if there are any."""
-    if found := list(problems):
-        raise UserError("\n".join(found))
+    if lines := list(problems):
+        raise UserError("\n".join(lines))
 
 
 @contextlib.contextmanager

@@ -137,7 +137,7 @@ def from_file(path: Path) -> Hardware:
     if not isinstance(entry, dict):
         raise UserError(f"{path} must have the keys {keys} (--hardware).")
     lists = {"unknown": [key for key in entry if key not in _RULES], "missing": [key for key in _RULES if key not in entry]}
-    if said := " and ".join(f"{what} {', '.join(map(str, found))}" for what, found in lists.items() if found):
+    if said := " and ".join(f"{what} {', '.join(map(str, names))}" for what, names in lists.items() if names):
         raise UserError(f"{path} has {said}; its keys are {keys} (--hardware).")
     for key, (rule, is_valid) in _RULES.items():
         if not is_valid(entry[key]):
@@ -153,8 +153,8 @@ def find(name: str) -> Hardware:
     """
     if name.endswith((".yaml", ".yml")):
         return from_file(Path(name))
-    if found := table().get(name):
-        return found
+    if hardware := table().get(name):
+        return hardware
     wanted = name.lower()
 
     def distance(other: str) -> tuple[bool, float]:

@@ -137,8 +137,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str 
     cells = ("".join(f"<td{name}>{unbroken(cell)}</td>" for name, cell in zip(names, row, strict=True)) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     of_kind = f' class="{kind}"' if kind else ""
-    found = f'<div class="scroll"><table{of_kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    return f"<details><summary>{escape(summary)}</summary>{found}</details>" if summary else found
+    markup = f'<div class="scroll"><table{of_kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"<details><summary>{escape(summary)}</summary>{markup}</details>" if summary else markup
 
 
 def legend(entries: Iterable[tuple[int, str]], kinds: Sequence[str] = ()) -> str:
@@ -184,7 +184,7 @@ def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> 
 def areas(columns: Sequence[tuple[float, Sequence[float]]], colors: Sequence[int], top: float) -> str:
     """Stacked areas: `columns` are (width, values from the bottom up), from left to right; `top` is the highest value."""
     whole = sum(width for width, _ in columns)
-    found = []
+    paths = []
     for layer in range(len(colors)):
         upper, lower, x = [], [], 0.0
         for width, values in columns:
@@ -194,8 +194,8 @@ def areas(columns: Sequence[tuple[float, Sequence[float]]], colors: Sequence[int
                 lower.append(f"{1000 * at / whole:.1f} {low:.1f}")
             x += width
         path = f"M{'L'.join(upper + lower[::-1])}Z"
-        found.append(f'<path d="{path}" fill="var(--c{colors[layer]})"/>')
-    return f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">{"".join(found)}</svg>'
+        paths.append(f'<path d="{path}" fill="var(--c{colors[layer]})"/>')
+    return f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">{"".join(paths)}</svg>'
 
 
 def lanes(label: str, rows: Sequence[tuple[str, Sequence[Bar]]], end: float, ticks: Sequence[tuple[float, str]]) -> str:
@@ -247,6 +247,6 @@ def round_numbers(low: float, high: float, most: int) -> list[float]:
     return [step * i for i in range(first, last + 1)]
 
 
-def few(found: list[T], most: int) -> list[T]:
+def few(elements: list[T], most: int) -> list[T]:
     """At most `most` of the elements, evenly spaced."""
-    return found[:: max(1, -(-len(found) // most))]
+    return elements[:: max(1, -(-len(elements) // most))]

@@ -45,7 +45,7 @@ def cgroup_limits() -> list[tuple[Path, int]]:
         lines = _GROUPS_OF_PROCESS.read_text().splitlines()
     except OSError:
         return []
-    found = []
+    limits = []
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers not in ("", "memory"):
             continue
@@ -53,8 +53,8 @@ def cgroup_limits() -> list[tuple[Path, int]]:
         group = top / path.lstrip("/")
         for folder in (group, *(above for above in group.parents if above.is_relative_to(top))):
             with contextlib.suppress(OSError, ValueError):  # the file is hidden from a container, or has "max"
-                found.append((folder, int((folder / name).read_text())))
-    return found
+                limits.append((folder, int((folder / name).read_text())))
+    return limits
 
 
 def address_space_bytes() -> float:

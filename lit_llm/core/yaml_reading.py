@@ -85,8 +85,8 @@ def _value_of(text: str) -> Any:
     """The value of an unquoted text that is not refused."""
     if _NULL.fullmatch(text):
         return None
-    if found := _BOOL.fullmatch(text):
-        return found[1] is not None
+    if match := _BOOL.fullmatch(text):
+        return match[1] is not None
     if _NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))
     if _INT.fullmatch(text):
@@ -113,7 +113,7 @@ def _scalar(node: Any) -> Any:
 
 
 def _mapping(node: yaml.MappingNode) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
+    mapping: dict[Any, Any] = {}
     lines: dict[str, int] = {}
     merged: dict[Any, Any] = {}
     for of_key, of_value in node.value:
@@ -131,8 +131,8 @@ def _mapping(node: yaml.MappingNode) -> dict[Any, Any]:
                     _refuse(of_key, "merges a value with <<", ", but only mappings can be merged")
                 merged = each | merged
         else:
-            found[key] = value
-    return {**merged, **found} if merged else found
+            mapping[key] = value
+    return {**merged, **mapping} if merged else mapping
 
 
 def _refuse(node: yaml.Node, what: str, rule: str = "") -> NoReturn:

@@ -30,7 +30,7 @@ class ComputeConfig:
 
     def problems(self) -> list[str]:
         """Return every reason why these settings cannot work, one sentence each, as far as it is known without the device."""
-        found = range_problems(ComputeConfig, "compute", vars(self))
+        problems = range_problems(ComputeConfig, "compute", vars(self))
         if self.float8 and importlib.util.find_spec("torchao") is None:
-            found.append("compute.float8 needs torchao: pip install torchao (or --compute.float8 false)")
-        return found
+            problems.append("compute.float8 needs torchao: pip install torchao (or --compute.float8 false)")
+        return problems

@@ -20,9 +20,9 @@ def apply_context_parallel(model: GPT, mesh: DeviceMesh, kind: ContextAttention)
 
 def context_problems(config: GPTConfig, sizes: MeshSizes, kind: ContextAttention) -> list[str]:
     """Every reason why ranks cannot share the sequences of a model, one sentence each."""
-    found = []
+    problems = []
     if sizes.context > config.block_size:
-        found.append(
+        problems.append(
             f"context={sizes.context}, but a sequence has {config.block_size} positions (model.block_size): use at most "
             f"--trainer.strategy.context {config.block_size}"
         )
@@ -31,8 +31,8 @@ def context_problems(config: GPTConfig, sizes: MeshSizes, kind: ContextAttention
         fitting = max(n for n in range(1, sizes.context) if heads // ranks % n == 0)
         name = "model.n_head" if heads == config.n_head else "model.n_kv_head"
         where = f"{name} = {heads}" if ranks == 1 else f"{name} / tensor_parallel = {heads} / {ranks}"
-        found.append(
+        problems.append(
             f"context_attention is heads, but context={sizes.context} does not divide {where}: use "
             f"--trainer.strategy.context_attention gather, or --trainer.strategy.context {fitting}"
         )
-    return found
+    return problems

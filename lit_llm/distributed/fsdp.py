@@ -112,9 +112,9 @@ def _on_all_ranks(facts: list[bool], device: torch.device) -> list[bool]:
     """Return for each fact whether it holds on every rank. A fake process group runs one rank alone, so its facts count."""
     if dist.get_backend() == "fake":
         return facts
-    held = torch.tensor(facts, dtype=torch.int32, device=device)
-    dist.all_reduce(held, op=dist.ReduceOp.MIN)
-    return [bool(each) for each in held.tolist()]
+    flags = torch.tensor(facts, dtype=torch.int32, device=device)
+    dist.all_reduce(flags, op=dist.ReduceOp.MIN)
+    return [bool(each) for each in flags.tolist()]
 
 
 _ROUNDED = (nn.Linear, StackedLinear)

@@ -30,19 +30,19 @@ def layout(
 ) -> tuple[int | None, list[str]]:
     """The number of data-parallel ranks (None if the sizes do not fit the processes), and why this layout cannot be used."""
     if not isinstance(strategy, MeshStrategy):
-        found = []
+        problems = []
         # ModelParallelStrategy, for example, shards nothing by itself: it would train replicas that drift apart.
         if world_size > 1 and not isinstance(strategy, DDPStrategy):
-            found.append(
+            problems.append(
                 f"{type(strategy).__name__} is not known to train one model on {world_size} processes; use ddp or "
                 "lit_llm.distributed.mesh_strategy.MeshStrategy (--config recipes/strategy/ddp.yaml or fsdp2.yaml)"
             )
-        return world_size, found
+        return world_size, problems
     try:
         sizes = strategy.sizes(world_size)
     except UserError as error:
         return None, [str(error)]
-    found = model_problems(
+    problems = model_problems(
         model if model is not None and not model.problems() else None,
         architecture,
         sizes,
@@ -54,7 +54,7 @@ def layout(
         loss.chunk_size if loss else None,
         reshards=strategy.reshard_after_forward is True,
     )
-    return sizes.data_parallel, _unused_settings(strategy) + found
+    return sizes.data_parallel, _unused_settings(strategy) + problems
 
 
 def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:

@@ -40,19 +40,19 @@ def model_problems(
     from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
     from lit_llm.models.custom import architecture_layout_problems
 
-    gpt, ranks, found = model if architecture is None else None, sizes.tensor_parallel, list[str]()
+    gpt, ranks, problems = model if architecture is None else None, sizes.tensor_parallel, list[str]()
     if architecture is not None:
-        found += architecture_layout_problems(architecture.class_path, ranks, sizes.context)
+        problems += architecture_layout_problems(architecture.class_path, ranks, sizes.context)
     if gpt is not None and ranks > 1:
-        found += filter(None, [tensor_parallel_problem(gpt, ranks)])
+        problems += filter(None, [tensor_parallel_problem(gpt, ranks)])
     if model is not None:
-        found += expert_problems(gpt, sizes, expert, compiled=compute is not None and compute.compile)
+        problems += expert_problems(gpt, sizes, expert, compiled=compute is not None and compute.compile)
     if compute is not None:
-        found += filter(None, [compile_problem(ranks, compute)])
-    found += pipeline_problems(pipeline, sizes, model, architecture, compute, precision, chunk_size, reshards, expert)
+        problems += filter(None, [compile_problem(ranks, compute)])
+    problems += pipeline_problems(pipeline, sizes, model, architecture, compute, precision, chunk_size, reshards, expert)
     if gpt is not None and sizes.context > 1:
-        found += context_problems(gpt, sizes, context_attention)
-    return found
+        problems += context_problems(gpt, sizes, context_attention)
+    return problems
 
 
 def pipeline_problems(
@@ -82,21 +82,21 @@ def pipeline_problems(
             f"pipeline={layout.ranks} works with lit_llm's GPT only, because {architecture.class_path} cannot be cut between "
             "its layers; use shards instead (--trainer.strategy.pipeline 1, --config recipes/strategy/fsdp2.yaml)"
         ]
-    kind, found = KINDS[layout.schedule], []
+    kind, problems = KINDS[layout.schedule], []
     if model is not None:
-        found += layout.layer_problems(model.n_layer)
+        problems += layout.layer_problems(model.n_layer)
         twice = {"is tied": model.tie_embeddings, f"serves model.predict_ahead {model.predict_ahead}": model.predict_ahead > 0}
         mends = ("--model.tie_embeddings false", "--model.predict_ahead 0")
-        found += [
+        problems += [
             f"trainer.strategy.schedule is {layout.schedule}, which puts the first and the last stage on one rank, but the "
             f"embedding {why} ({_ONE_PASS}, or {mend})"
             for (why, is_so), mend in zip(twice.items(), mends, strict=True)
             if kind.folds and is_so
         ]
     if precision == "16-mixed":
-        found.append(loss_scale_problem(layout.ranks))
+        problems.append(loss_scale_problem(layout.ranks))
     if not kind.splits_backward:
-        return found
+        return problems
     cheap = "what compute.activation_checkpointing cheap keeps serves one gradient only"
     ranks = f"the loss of tensor_parallel={sizes.tensor_parallel} computes both at once"
     checkpointing = None if compute is None else compute.activation_checkpointing
@@ -113,7 +113,7 @@ def pipeline_problems(
         (reshards, "reshard_after_forward true frees the weights before", "trainer.strategy.reshard_after_forward false"),
     )
     named = f"trainer.strategy.schedule is {layout.schedule}, which computes gradients of weights later,"
-    return found + [f"{named} but {what} ({_ONE_PASS}, or --{mend})" for is_wrong, what, mend in wrong if is_wrong]
+    return problems + [f"{named} but {what} ({_ONE_PASS}, or --{mend})" for is_wrong, what, mend in wrong if is_wrong]
 
 
 def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
@@ -164,20 +164,20 @@ def expert_problems(config: GPTConfig | None, sizes: MeshSizes, expert: int, *, 
         ]
     among = sizes.shard * sizes.context * sizes.tensor_parallel
     fitting = max(n for n in range(1, expert + 1) if among % n == 0 and config.moe.experts % n == 0)
-    found = []
+    problems = []
     if among % expert:
-        found.append(
+        problems.append(
             f"expert={expert} does not divide the {among} ranks along shard, context and tensor_parallel: use {fitting} "
             f"({flag} {fitting})"
         )
     if config.moe.experts % expert:
-        found.append(
+        problems.append(
             f"expert={expert} does not divide model.moe.experts={config.moe.experts}: use {fitting} ({flag} {fitting}, or "
             "--model.moe.experts)"
         )
     if compiled:
-        found.append(
+        problems.append(
             f"compute.compile is true, but the rows that expert={expert} ranks exchange have other sizes in every step "
             f"(--compute.compile false, or {flag} 1)"
         )
-    return found
+    return problems

@@ -103,9 +103,9 @@ def orders(layout: PipelineLayout, micro_batches: int) -> list[list[list[Task]]]
 
 def _of_one_stage(layout: PipelineLayout, rank: int, micro_batches: int) -> list[Task]:
     ahead = micro_batches if layout.schedule == "gpipe" else min(micro_batches, layout.ranks - rank)
-    found = [Task("forward", rank, i) for i in range(ahead)]
+    tasks = [Task("forward", rank, i) for i in range(ahead)]
     for i in range(micro_batches):
-        found.append(Task("backward", rank, i))
+        tasks.append(Task("backward", rank, i))
         if ahead + i < micro_batches:
-            found.append(Task("forward", rank, ahead + i))
-    return found
+            tasks.append(Task("forward", rank, ahead + i))
+    return tasks

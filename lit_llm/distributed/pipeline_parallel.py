@@ -148,12 +148,12 @@ class PipelinedGPT(nn.Module):
             Stage(whole, layers[stage], first=stage == 0, last=stage == stages - 1)
             for stage in layout.stages_of(mesh.get_local_rank())
         ]
-        held = {name for stage in self.stages for name, module in stage.named_children() if module is not None}
-        self.embedding = whole.embedding if "embedding" in held else None
-        self.positions = whole.positions if "positions" in held else None
+        names = {name for stage in self.stages for name, module in stage.named_children() if module is not None}
+        self.embedding = whole.embedding if "embedding" in names else None
+        self.positions = whole.positions if "positions" in names else None
         self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for stage in self.stages for i in stage.held})
-        self.norm = whole.norm if "norm" in held else None
-        self.head = whole.head if "head" in held else None
+        self.norm = whole.norm if "norm" in names else None
+        self.head = whole.head if "head" in names else None
         self.rotary = whole.rotary
         self.window: list[dict[str, Tensor]] = []
         """Micro-batches of the current optimizer step. `train_step` runs them all and empties the list."""
@@ -221,11 +221,11 @@ class PipelinedGPT(nn.Module):
         """
         window, self.window = self.window, []
         self.whole.training = self.training  # not a submodule
-        found: list[tuple[dict[str, Tensor], LossSums]] = []
+        results: list[tuple[dict[str, Tensor], LossSums]] = []
 
         def collect(batch: dict[str, Tensor], sums: LossSums, *, last: bool) -> Tensor:
             kept = sums if last else _no_sums(batch["targets"])._replace(router=sums.router)  # targets are counted once
-            found.append((batch, kept._replace(loss=sums.loss.detach())))
+            results.append((batch, kept._replace(loss=sums.loss.detach())))
             return objective(sums)
 
         arguments = [
@@ -234,7 +234,7 @@ class PipelinedGPT(nn.Module):
         ]
         self._runner.run(arguments, self._shape(window[0]["input_ids"], split=True), self._dtype, forward_context)
         self._sum_tied_gradients()
-        return found
+        return results
 
     def _sum_tied_gradients(self) -> None:
         """Add the embedding's gradients of the first and of the last stage. Both ranks get the sum."""

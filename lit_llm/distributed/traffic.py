@@ -113,11 +113,11 @@ class Traffic(DispatchMode):
 
     def rows(self) -> list[Collectives]:
         """Return the counts by mesh dimension and kind, those with most bytes sent first."""
-        found = [
+        collectives = [
             Collectives(dimension, kind, ranks, calls, size, _SENT.get(kind, lambda n: 1.0)(ranks) * size)
             for (dimension, kind, ranks), (calls, size) in self._counts.items()
         ]
-        return sorted(found, key=lambda row: (-row.sent, row.dimension, row.kind))
+        return sorted(collectives, key=lambda row: (-row.sent, row.dimension, row.kind))
 
     def sent(self, dimension: str | None = None, kind: str | None = None) -> float:
         """Bytes that this rank sent, along one dimension and by one kind of collective if they are given."""

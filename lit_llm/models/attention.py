@@ -76,17 +76,17 @@ def visibilities(
             block_mask = make_block_mask(window, seen, queries, keys.stop - keys.start, device)
         return Visibility(window, seen, kernel, block_mask)
 
-    found = {}
+    by_window = {}
     for window in {config.layer(i).window for i in range(config.n_blocks)}:
         if shard is None or shard.kind == "heads":
-            found[window] = replace(of_keys(window, length, slice(0, cached + length)), shard=shard)
+            by_window[window] = replace(of_keys(window, length, slice(0, cached + length)), shard=shard)
         else:
             needed, size = [], length // shard.multiple
             for first in (chunk * size for chunk in shard.chunks):
                 needed.append(slice(0 if window is None else max(0, first - window + 1), first + size))
             chunks = tuple((keys, of_keys(window, size, keys)) for keys in needed)
-            found[window] = Visibility(window, documents, kernel, shard=shard, chunks=chunks)
-    return found
+            by_window[window] = Visibility(window, documents, kernel, shard=shard, chunks=chunks)
+    return by_window
 
 
 def attend(

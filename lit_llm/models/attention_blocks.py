@@ -192,12 +192,12 @@ def backward_in_blocks(
     for queries, keys, causal, mask in _masked(q, k, window, documents, like, flash=not from_scores):
         tensors = gradient[queries], q[queries], k[keys], v[keys], out[queries], logsumexp[queries]
         if scores is None:
-            found = CPU_ATTENTION_BACKWARD(*tensors, 0.0, causal, attn_mask=mask, scale=scale)
+            gradients = CPU_ATTENTION_BACKWARD(*tensors, 0.0, causal, attn_mask=mask, scale=scale)
         else:
-            found = scores.backward(*tensors, mask, (queries, keys))
-        q_gradient[queries] = found[0]
-        k_gradient[keys] += found[1]
-        v_gradient[keys] += found[2]
+            gradients = scores.backward(*tensors, mask, (queries, keys))
+        q_gradient[queries] = gradients[0]
+        k_gradient[keys] += gradients[1]
+        v_gradient[keys] += gradients[2]
     sink_gradient = q.new_empty(0)
     if sinks is not None:
         share = (sinks.to(logsumexp.dtype)[:, None] - logsumexp).exp()  # (B, H, T): probability of the sink
@@ -236,8 +236,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, documents, sinks, *settings):  # type: ig
 
 @block_attention_backward.register_fake
 def _(gradient, q, k, v, out, logsumexp, documents, sinks, *settings):  # type: ignore[no-untyped-def]
-    made = [_empty_like_heads(x, x.dtype) for x in (q, k, v)]
-    return *made, q.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    gradients = [_empty_like_heads(x, x.dtype) for x in (q, k, v)]
+    return *gradients, q.new_empty(0) if sinks is None else torch.empty_like(sinks)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -128,7 +128,7 @@ def describe(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -
 
 def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> dict[str, list[int]]:
     """Return the numbers of the layers by kernel."""
-    found: dict[str, list[int]] = {}
+    layers: dict[str, list[int]] = {}
     for i in range(config.n_blocks):
         choice = choose(
             kernel,
@@ -138,8 +138,8 @@ def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> di
             sinks=config.attention_sinks,
             drops=config.dropout > 0,
         )
-        found.setdefault(choice, []).append(i)
-    return found
+        layers.setdefault(choice, []).append(i)
+    return layers
 
 
 def _uses(config: GPTConfig, layers: list[int] | None = None) -> str:

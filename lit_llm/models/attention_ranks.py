@@ -36,8 +36,8 @@ class _GatherSequence(torch.autograd.Function):
         ctx.shard = shard
         mine = torch.stack(x.chunk(len(shard.chunks), dim=2))  # (chunks, B, K, c, h)
         rows = all_gather_rows(mine, shard.ranks, shard.group).unbind()
-        held = shard.chunks_by_rank
-        return torch.cat([rows[held.index(i)] for i in range(len(held))], dim=2)
+        numbers = shard.chunks_by_rank
+        return torch.cat([rows[numbers.index(i)] for i in range(len(numbers))], dim=2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

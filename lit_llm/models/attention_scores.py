@@ -56,7 +56,7 @@ class Scores:
         block: tuple[Slices, Slices],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of queries, keys and values of one block, in the wide type."""
-        found = [torch.empty_like(x, dtype=wide_dtype(x)) for x in (q, k, v)]
+        gradients = [torch.empty_like(x, dtype=wide_dtype(x)) for x in (q, k, v)]
         for heads, groups in _parts(q, k):
             capped = self._capped(self._products(q[:, heads], k[:, groups]))
             weights = capped if mask is None else capped + mask
@@ -68,14 +68,14 @@ class Scores:
             used = weights if keep is None else weights * keep
             if keep is not None:
                 of_weights.mul_(keep)
-            found[2][:, groups] = _summed(used, dy, v.size(1), q.size(1))
+            gradients[2][:, groups] = _summed(used, dy, v.size(1), q.size(1))
             of_scores = of_weights.sub_(moved).mul_(weights)
             if self.softcap is not None:
                 of_scores.mul_(1 - (capped / self.softcap).square_())
             of_scores.mul_(self.scale)
-            found[0][:, heads] = _times(of_scores, k[:, groups].to(dy.dtype))
-            found[1][:, groups] = _summed(of_scores, q[:, heads].to(dy.dtype), k.size(1), q.size(1))
-        return found[0], found[1], found[2]
+            gradients[0][:, heads] = _times(of_scores, k[:, groups].to(dy.dtype))
+            gradients[1][:, groups] = _summed(of_scores, q[:, heads].to(dy.dtype), k.size(1), q.size(1))
+        return gradients[0], gradients[1], gradients[2]
 
     def _products(self, q: Tensor, k: Tensor) -> Tensor:
         return _times(q.to(wide_dtype(q)) * self.scale, k.to(wide_dtype(k)).transpose(-1, -2))

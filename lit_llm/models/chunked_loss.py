@@ -101,8 +101,8 @@ def chunked_loss(
         hidden, weight, targets, counted: as `checked_rows` gives them.
     """
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        found: tuple[Tensor, Tensor, Tensor] = _ChunkedLoss.apply(hidden, weight, targets, counted, row_loss, chunk_size)
-        return found
+        sums: tuple[Tensor, Tensor, Tensor] = _ChunkedLoss.apply(hidden, weight, targets, counted, row_loss, chunk_size)
+        return sums
     return _forward(hidden, weight, targets, counted, row_loss, chunk_size, need_hidden=False, need_weight=False)[:3]
 
 

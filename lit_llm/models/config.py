@@ -489,8 +489,8 @@ def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
     """Mistakes of numbers outside their ranges in a group of settings, by field."""
     cls: type = type(settings)
     domains = ranges_of(cls)
-    found = {name: domain.sentence(f"{key}.{name}", getattr(settings, name)) for name, domain in domains.items()}
-    return {name: Mistake(sentence, f"--{key}.{name}") for name, sentence in found.items() if sentence}
+    sentences = {name: domain.sentence(f"{key}.{name}", getattr(settings, name)) for name, domain in domains.items()}
+    return {name: Mistake(sentence, f"--{key}.{name}") for name, sentence in sentences.items() if sentence}
 
 
 MODEL_DOMAINS = ranges_of(GPTConfig)

@@ -64,26 +64,26 @@ class Architecture:
                 "(--architecture)."
             )
         try:
-            found = getattr(importlib.import_module(module), name)
+            module_class = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise UserError(
                 f"architecture {self.class_path} was not found: {error}. Python searches the current folder first "
                 "(--architecture)."
             ) from None
-        if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
             raise UserError(f"architecture {self.class_path} is not a torch.nn.Module (--architecture).")
-        if any(base.__name__ == "LightningModule" for base in found.__mro__):  # of lightning or of pytorch_lightning
+        if any(base.__name__ == "LightningModule" for base in module_class.__mro__):  # of lightning or of pytorch_lightning
             raise UserError(
                 f"architecture is {self.class_path}, a LightningModule: a recipe trains a torch.nn.Module with lit_llm's loss "
                 "and optimizer; use lit_llm's callbacks in your own Trainer instead (docs/your-project.md), or name a "
                 "torch.nn.Module (--architecture)."
             )
-        if "vocab_size" not in inspect.signature(found).parameters:
+        if "vocab_size" not in inspect.signature(module_class).parameters:
             raise UserError(
                 f"architecture {self.class_path} needs an __init__ argument vocab_size; its value comes from the data "
                 "(--architecture)."
             )
-        return found
+        return module_class
 
     def build(self, vocab_size: int, device: str = "cpu") -> nn.Module:
         """Build the module.
@@ -109,47 +109,47 @@ class Architecture:
 
     def problems(self, model: GPTConfig, chunk_size: int | None, compute: Any) -> list[str]:
         """Every reason known without the data why a recipe cannot train this architecture, one sentence each."""
-        found = []
+        problems = []
         try:
             self.load()
         except UserError as error:
-            found.append(str(error))
+            problems.append(str(error))
         for name, value in self.init_args.items():
             if isinstance(value, dict) and "class_path" in value:
-                found.append(
+                problems.append(
                     f"architecture.{name} is a class, but init_args must be plain values: pass a name and build the class in "
                     f"{self.class_path} (--architecture.{name})"
                 )
         try:
             json.dumps(self.init_args)
         except TypeError as error:
-            found.append(
+            problems.append(
                 f"architecture.init_args must be plain values, because checkpoints store them: {error} (--architecture)"
             )
         for setting in fields(GPTConfig):
             value = getattr(model, setting.name)
             if setting.name not in SETTINGS and value != setting.default:
-                found.append(
+                problems.append(
                     f"model.{setting.name} is {value}, but {self.class_path} does not read it: use architecture.init_args "
                     f"and remove model.{setting.name} "
                     f"(--model.{setting.name} {as_flag(setting.default)})"
                 )
         if chunk_size is not None:
-            found.append(
+            problems.append(
                 f"loss.chunk_size is {chunk_size}, but {self.class_path} returns all logits at once: only lit_llm's GPT "
                 "supports chunks (--loss.chunk_size null)"
             )
         if compute.activation_checkpointing == "attention":
-            found.append(
+            problems.append(
                 f"compute.activation_checkpointing attention supports lit_llm's GPT, not {self.class_path} "
                 "(--compute.activation_checkpointing full, cheap or a number)"
             )
         if compute.attention != "auto":
-            found.append(
+            problems.append(
                 f"compute.attention is {compute.attention}, but {self.class_path} computes attention itself "
                 "(--compute.attention auto)"
             )
-        return found
+        return problems
 
 
 def blocks_problem(class_path: str, names: list[str]) -> str:

@@ -96,11 +96,11 @@ class Experts(nn.Module):
         ends = torch.searchsorted(experts[order], numbers, right=True, out_int32=True)  # (E,)
         sent = _Send.apply(rows, order, back, k)  # (M, d)
         if self.shard is None:
-            made = self._compute(sent, ends)
+            outputs = self._compute(sent, ends)
         else:
             dispatch = Dispatch(self.shard, ends, sent.size(0))
-            made = dispatch.to_tokens(self._compute(dispatch.to_experts(sent), dispatch.ends))
-        y = Reordered.apply(made, back, order).unflatten(0, (-1, k))  # (N, k, d)
+            outputs = dispatch.to_tokens(self._compute(dispatch.to_experts(sent), dispatch.ends))
+        y = Reordered.apply(outputs, back, order).unflatten(0, (-1, k))  # (N, k, d)
         out = (y * routing.weights.to(y.dtype)[..., None]).sum(dim=1).view_as(x)
         if self.shared is not None:
             out = out + self.shared(x, drops)
@@ -147,10 +147,10 @@ def _linear_of_each(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 def _outer_of_each(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     if len(x) and _can_be_grouped(gradient, x):
         return F.grouped_mm(gradient.mT, x, offs=ends)
-    made = x.new_empty(ends.numel(), gradient.size(1), x.size(1))
-    for rows, out in zip(_slices(ends), made.unbind(), strict=True):
+    products = x.new_empty(ends.numel(), gradient.size(1), x.size(1))
+    for rows, out in zip(_slices(ends), products.unbind(), strict=True):
         torch.mm(gradient[rows].mT, x[rows], out=out)
-    return made
+    return products
 
 
 def _can_be_grouped(*matrices: Tensor) -> bool:
@@ -166,8 +166,8 @@ def _can_be_grouped(*matrices: Tensor) -> bool:
 
 def _slices(ends: Tensor) -> list[slice]:
     """Return each expert's slice of rows. The host waits for a GPU."""
-    found = ends.tolist()
-    return [slice(first, end) for first, end in zip([0, *found], found, strict=False)]
+    stops = ends.tolist()
+    return [slice(first, end) for first, end in zip([0, *stops], stops, strict=False)]
 
 
 grouped_linear = torch.library.custom_op(

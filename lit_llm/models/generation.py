@@ -118,9 +118,9 @@ class Texts:
         if any(self._padding):
             places = torch.arange(len(padded[0]), device=device)  # (S,)
             documents = places.ge(torch.tensor(self._padding, device=device)[:, None]).long()  # (B, S): 0 is padding
-        found = self.model(ids, cache=self._cache, documents=documents)
+        logits = self.model(ids, cache=self._cache, documents=documents)
         self._cached = texts
-        return found[:, -1]
+        return logits[:, -1]
 
     def keep(self, rows: list[int]) -> None:
         """Keep only the texts with these row numbers."""
@@ -198,10 +198,10 @@ def generate_all(
     model.eval()
     try:
         active, contexts = list(range(len(prompts))), [prompt[-block_size:] for prompt in prompts]
-        for made in range(max_new_tokens):
+        for number in range(max_new_tokens):
             contexts = [each if len(each) <= block_size else each[-max(block_size // 2, 1) :] for each in contexts]
             with _uncompiled():
-                logits = texts.logits(contexts, room=max_new_tokens - made)
+                logits = texts.logits(contexts, room=max_new_tokens - number)
             last = logits[:, :vocab_size].float().cpu()  # (B, V)
             tokens = [_chosen(row, samplings[i], generators[i]) for row, i in zip(last, active, strict=True)]
             if distributed:  # rounding may differ between ranks, and different tokens would deadlock

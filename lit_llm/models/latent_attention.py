@@ -99,8 +99,8 @@ class LatentAttention(nn.Module):
     @property
     def of_latents(self) -> list[nn.Module]:
         """The layers whose outputs all heads share."""
-        found = (self.query_latent, self.query_latent_norm, self.latent, self.latent_norm, self.rotary_key)
-        return [module for module in found if module is not None]
+        layers = (self.query_latent, self.query_latent_norm, self.latent, self.latent_norm, self.rotary_key)
+        return [module for module in layers if module is not None]
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
         """(B, T, heads·width) → (B, heads, T, width). Under tensor parallelism each rank holds a part of the heads."""

@@ -160,8 +160,8 @@ Layer: TypeAlias = nn.Linear | StackedLinear | Router
 
 def _linear_layers(model: GPT) -> dict[str, Layer]:
     """Return the layers of the blocks that can have an adapter, by name, such as blocks.0.attention.query."""
-    found = model.named_modules()
-    return {name: module for name, module in found if isinstance(module, Layer) and name.startswith("blocks.")}
+    modules = model.named_modules()
+    return {name: module for name, module in modules if isinstance(module, Layer) and name.startswith("blocks.")}
 
 
 def layer_name(name: str, layer: Layer) -> str:
@@ -209,30 +209,30 @@ def _target_problems(config: LoRAConfig, modules: Mapping[str, Layer]) -> list[s
     if not config.targets:
         return ["lora.targets is empty, but must name linear layers, or be null for all of them (--lora.targets)"]
     known = list(dict.fromkeys(ending for name in layers for ending in _endings(name)))
-    found = []
+    problems = []
     for target in config.targets:
         if target not in known:
             near = OF_TRANSFORMERS.get(target)
             if near not in known:
                 near = difflib.get_close_matches(target, known, n=1, cutoff=0.0)[0]
-            found.append(
+            problems.append(
                 f"lora.targets has {target!r}, but the model has no such linear layer; the nearest is {near} "
                 f"(--lora.targets; layers: {', '.join(name for name in known if '.' not in name)})"
             )
     routed = [name for name, layer in layers.items() if not isinstance(layer, nn.Linear) and _is_target(name, layer, config)]
     if routed and config.dropout:
-        found.append(
+        problems.append(
             f"lora.dropout is {config.dropout}, but adapters of routers and routed experts ({routed[0]}) have none "
             "(--lora.dropout 0, or other --lora.targets)"
         )
-    return found
+    return problems
 
 
 def _endings(layer: str) -> list[str]:
     """Return the targets that mean a layer, such as `up`, `shared.up` and `mlp.shared.up`. `up` means no routed experts."""
     names = layer.split(".")
-    found = [".".join(names[start:]) for start in reversed(range(len(names)))]
-    return found[1:] if "experts" in names else found
+    endings = [".".join(names[start:]) for start in reversed(range(len(names)))]
+    return endings[1:] if "experts" in names else endings
 
 
 def is_adapter(parameter: str) -> bool:

@@ -87,10 +87,10 @@ def _counted(module: CustomModel, length: int) -> np.ndarray:
         sums = module(ids, ids)
         assert isinstance(sums, LossSums)
         sums.loss.backward()
-    found = np.zeros(2)
+    totals = np.zeros(2)
     for operator, flops in counter.get_flop_counts().get("Global", {}).items():
-        found[int("attention" in operator.__name__)] += flops
-    return found / (_ROWS * length)
+        totals[int("attention" in operator.__name__)] += flops
+    return totals / (_ROWS * length)
 
 
 def _operations(module: CustomModel, length: int) -> int | None:

@@ -30,16 +30,16 @@ def upcycled(config: GPTConfig, weights: dict[str, Tensor], experts: int) -> tup
     """
     if config.moe is not None:
         raise UserError(f"the model has {config.moe.experts} experts already: leave out --upcycle")
-    made = replace(config, moe=MoEConfig(experts=experts))
-    if mistakes := made.mistakes():
+    sparse_config = replace(config, moe=MoEConfig(experts=experts))
+    if mistakes := sparse_config.mistakes():
         raise UserError(f"{mistakes[0].what} (--upcycle)")
-    found = {
+    tensors = {
         name: tensor.expand(experts, *tensor.shape).contiguous() if _OF_MLP.fullmatch(name) else tensor
         for name, tensor in weights.items()
     }
     generator, dtype = torch.Generator().manual_seed(0), weights["embedding.weight"].dtype
     for i in range(config.n_blocks):
-        drawn = torch.empty(experts, config.n_embd).normal_(std=made.hidden_std, generator=generator)
+        drawn = torch.empty(experts, config.n_embd).normal_(std=sparse_config.hidden_std, generator=generator)
         router = {"weight": drawn.to(dtype), **initial_buffers(experts)}
-        found |= {f"blocks.{i}.mlp.router.{name}": tensor for name, tensor in router.items()}
-    return made, found
+        tensors |= {f"blocks.{i}.mlp.router.{name}": tensor for name, tensor in router.items()}
+    return sparse_config, tensors

@@ -110,11 +110,11 @@ class MatrixExchange:
             parts: flat parts by matrix. The dict is emptied, so that their memory is free as soon as they are sent.
             like: an empty tensor with the dtype and device of the parts, for ranks without parts.
         """
-        held = {(i, self._at): parts.pop(i) for i in self.mine}
+        flat_parts = {(i, self._at): parts.pop(i) for i in self.mine}
         for hop in self._hops:
-            held = self._exchange(hop.group, hop.sent, hop.received, held, like)
+            flat_parts = self._exchange(hop.group, hop.sent, hop.received, flat_parts, like)
         pieces: dict[int, list[tuple[Coordinate, Tensor]]] = defaultdict(list)
-        for (i, source), piece in held.items():
+        for (i, source), piece in flat_parts.items():
             pieces[i].append((source, piece))
         whole = {}
         for i, placed in pieces.items():
@@ -129,15 +129,15 @@ class MatrixExchange:
         """Return this rank's flat parts of the matrices in `mine`, from the whole matrices of all owners. Empties `whole`."""
         shape = tuple(self._mesh.shape)
         everywhere = [[self._at[d]] if d in self._replicated else range(n) for d, n in enumerate(shape)]
-        held = {}
+        flat_parts = {}
         for i in list(whole):
             matrix = whole.pop(i)
             for to in itertools.product(*everywhere):
-                held[i, to] = matrix[self._matrices[i].box(shape, to)].flatten()
+                flat_parts[i, to] = matrix[self._matrices[i].box(shape, to)].flatten()
             del matrix
         for hop in reversed(self._hops):
-            held = self._exchange(hop.group, hop.received, hop.sent, held, like)
-        return {i: held[i, self._at] for i in self.mine}
+            flat_parts = self._exchange(hop.group, hop.received, hop.sent, flat_parts, like)
+        return {i: flat_parts[i, self._at] for i in self.mine}
 
     def share(self, row: Coordinate, parts: dict[int, Tensor], like: Tensor) -> list[Tensor]:
         """Return this rank's flat parts of the matrices of a row, which each rank of that row sends to its counterparts.
@@ -168,13 +168,13 @@ class MatrixExchange:
         numbers = [i for row in self.rows.values() for i in row]
         sizes = [self._matrices[i].shape[0] for i in numbers]
         buffer = torch.zeros(sum(sizes), device=device)
-        found = dict(zip(numbers, buffer.split(sizes), strict=True))
+        slices = dict(zip(numbers, buffer.split(sizes), strict=True))
         for i, vector in vectors.items():
-            found[i].copy_(vector)
+            slices[i].copy_(vector)
         for d, n in enumerate(self._mesh.shape):
             if n > 1:
                 dist.all_reduce(buffer, group=self._mesh.get_group(d))
-        return found
+        return slices
 
     def local_rows(self, i: int) -> slice:
         """Return the slice of a matrix's rows of which this rank holds a part."""
@@ -185,7 +185,7 @@ class MatrixExchange:
         group: dist.ProcessGroup,
         to: list[list[tuple[int, Coordinate]]],
         come: list[list[tuple[int, Coordinate]]],
-        held: dict[tuple[int, Coordinate], Tensor],
+        flat_parts: dict[tuple[int, Coordinate], Tensor],
         like: Tensor,
     ) -> dict[tuple[int, Coordinate], Tensor]:
         shape = tuple(self._mesh.shape)
@@ -194,8 +194,8 @@ class MatrixExchange:
             return [self._matrices[i].numel(shape, source) for i, source in keys]
 
         arriving = [key for keys in come for key in keys]
-        sent = torch.cat([like, *(held[key] for keys in to for key in keys)])  # `like` is empty
-        held.clear()
+        sent = torch.cat([like, *(flat_parts[key] for keys in to for key in keys)])  # `like` is empty
+        flat_parts.clear()
         received = like.new_empty(sum(sizes(arriving)))
         if self.mine:  # without matrices, nothing travels in this row
             dist.all_to_all_single(

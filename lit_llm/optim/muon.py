@@ -199,10 +199,10 @@ class MuonAdamW(GroupOptimizer):
     def _orthogonal_experts(self, group: dict[str, Any], update: Tensor) -> Tensor:
         """Orthogonalise each expert's matrix of (E, r, c) alone."""
         dtype = newton_schulz_dtype(group["ns_dtype"], update.device.type)
-        made = update if dtype == update.dtype else torch.empty_like(update, dtype=dtype)
+        matrices = update if dtype == update.dtype else torch.empty_like(update, dtype=dtype)
         for i, matrix in enumerate(update):
-            made[i] = self._orthogonal(group, matrix)
-        return made
+            matrices[i] = self._orthogonal(group, matrix)
+        return matrices
 
     def _apply(
         self,

@@ -28,12 +28,12 @@ def owners(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
     Ties go to the matrix that comes first and to the lower rank, so every rank computes the same.
     """
     work = [newton_schulz_flops(rows, columns) for rows, columns in shapes]
-    found = [0] * len(shapes)
+    owner_of = [0] * len(shapes)
     loads = [(0, rank) for rank in range(ranks)]  # a heap
     for i in sorted(range(len(shapes)), key=lambda i: -work[i]):
-        load, found[i] = loads[0]
-        heapq.heapreplace(loads, (load + work[i], found[i]))
-    return found
+        load, owner_of[i] = loads[0]
+        heapq.heapreplace(loads, (load + work[i], owner_of[i]))
+    return owner_of
 
 
 def turns(sizes: Sequence[int], owners: Sequence[int], limit: int) -> list[list[int]]:
@@ -42,15 +42,15 @@ def turns(sizes: Sequence[int], owners: Sequence[int], limit: int) -> list[list[
     Args:
         sizes: number of elements of each matrix.
     """
-    found: list[list[int]] = []
+    schedule: list[list[int]] = []
     turn: dict[int, int] = {}  # current turn of each owner
-    held: dict[int, int] = {}  # elements of each owner in its turn
+    loads: dict[int, int] = {}  # elements of each owner in its turn
     for i, (size, owner) in enumerate(zip(sizes, owners, strict=True)):
-        if owner in held and held[owner] + size > limit:
-            turn[owner], held[owner] = turn[owner] + 1, 0
+        if owner in loads and loads[owner] + size > limit:
+            turn[owner], loads[owner] = turn[owner] + 1, 0
         number = turn.setdefault(owner, 0)
-        held[owner] = held.get(owner, 0) + size
-        if number == len(found):
-            found.append([])
-        found[number].append(i)
-    return found
+        loads[owner] = loads.get(owner, 0) + size
+        if number == len(schedule):
+            schedule.append([])
+        schedule[number].append(i)
+    return schedule
