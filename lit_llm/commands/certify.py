@@ -53,12 +53,12 @@ def main(arguments: list[str]) -> int:
         name, assumed = _gpu() if device == "cuda" else ("CPU process", None)
         todo = groups(devices, device, place=str(partial.parent), assumed_gbps=assumed)
         more = {count: groups(count, device, place="") for count in (2, 4) if count > devices}
-        outcomes, ended = run_checks(todo, tuple(own.only), device, own.budget * 60, lambda found: _say(found, devices), more)
+        outcomes, ended = run_checks(todo, tuple(own.only), device, own.budget * 60, lambda shown: _say(shown, devices), more)
         said = summary(outcomes, f"{devices} × {name}, torch {torch.__version__}")
         machine = _machine(name, devices, time.monotonic() - began)
-        found = certificate(outcomes, machine, ended, said)
-        partial.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    for row in (KINDS, *by_kind(found["checks"])):
+        content = certificate(outcomes, machine, ended, said)
+        partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    for row in (KINDS, *by_kind(content["checks"])):
         print("{:12s}{:>8s}{:>11s}{:>8s}{:>9s}{:>10s}  {}".format(*row).rstrip())
     print(said)
     if ended is not None:
@@ -67,8 +67,8 @@ def main(arguments: list[str]) -> int:
     return int(not said.startswith("certified"))
 
 
-def _say(found: list[Outcome], devices: int) -> None:
-    for line in table(found, devices):
+def _say(outcomes: list[Outcome], devices: int) -> None:
+    for line in table(outcomes, devices):
         print(line, flush=True)
 
 
@@ -87,10 +87,10 @@ def _devices(asked: int | None) -> tuple[int, bool]:
 def _gpu() -> tuple[str, float | None]:
     """The GPU's name, and the GB/s that the plan assumes of its links. A process of its own asks for them."""
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
-        found, ended = run_ranks(Path(folder), 1, "cuda", {"gpu": {"do": "gpu"}}, 60)
-    if "found" not in found.get("gpu", {}):
+        results, ended = run_ranks(Path(folder), 1, "cuda", {"gpu": {"do": "gpu"}}, 60)
+    if "found" not in results.get("gpu", {}):
         raise UserError(f"the GPU cannot be used: {ended or 'it does not answer'}")
-    return found["gpu"]["found"]["name"], found["gpu"]["found"]["node_gbps"]
+    return results["gpu"]["found"]["name"], results["gpu"]["found"]["node_gbps"]
 
 
 def _machine(device: str, count: int, seconds: float) -> dict[str, Any]:
@@ -107,11 +107,11 @@ def _machine(device: str, count: int, seconds: float) -> dict[str, Any]:
 
 def fingerprints() -> dict[str, str]:
     """A hash of the code of each room of lit_llm, to find stale certificates. Comment lines and blank lines do not count."""
-    found, root = {}, Path(__file__).parents[1]
+    hashes, root = {}, Path(__file__).parents[1]
     for room in sorted(path for path in root.iterdir() if (path / "__init__.py").exists()):
         lines: list[str] = []
         for path in sorted(room.resolve().rglob("*.py")):
             code = path.read_text(encoding="utf-8").splitlines()
             lines += [path.name, *(line.rstrip() for line in code if line.strip() and not line.lstrip().startswith("#"))]
-        found[room.name] = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-    return found
+        hashes[room.name] = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return hashes

@@ -205,9 +205,9 @@ class Conversation:
             ids = self._model.chat_ids([*self._first, *messages], where="the conversation with this message", mend=mend)
             room = block - len(ids)  # a longer text would lose the system message first
             most = min(most or room, room)
-        said, made, is_stopped = "", 0, False
+        said, count, is_stopped = "", 0, False
         try:
-            for made, piece in enumerate(self._model.pieces(ids, most=min(most, block), number=self._answers)):  # noqa: B007
+            for count, piece in enumerate(self._model.pieces(ids, most=min(most, block), number=self._answers)):  # noqa: B007
                 said += piece
                 print(for_output(piece), end="", flush=True)
         except KeyboardInterrupt:
@@ -216,7 +216,7 @@ class Conversation:
         self._answers += 1  # each answer has a seed of its own
         if said or not is_stopped:
             self._become([*messages, {"role": "assistant", "content": said}])
-        if self._model.chat is not None and made == most:
+        if self._model.chat is not None and count == most:
             limit = " (--max_new_tokens)" if most < room else f", and the model reads {block:,} in all"
             report(f"the answer ends here: it has {most:,} token{'s' * (most > 1)}{limit}", kind="note")
         if is_stopped and not self._in_terminal:

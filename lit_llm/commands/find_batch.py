@@ -48,24 +48,24 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         runs, say = ShortRuns(arguments), partial(print, flush=True)
         if runs.devices > 1:
             say(f"find-batch trains on one device, with the whole batch of the recipe's {runs.devices}")
-        found = find_batch(runs, seeds=own.seeds, steps=own.noise_steps, say=say)
+        advice = find_batch(runs, seeds=own.seeds, steps=own.noise_steps, say=say)
         if overlay is not None:
-            batch = {"global_batch_size": found.batch, "micro_batch_size": found.micro_batch}
+            batch = {"global_batch_size": advice.batch, "micro_batch_size": advice.micro_batch}
             write_text(overlay, overlay_text({"data": {"init_args": batch}}, own.command))
-    scale, length, recipe = found.noise.scale, runs.data.block_size, runs.data.global_batch_size
-    each = [noise.scale for noise in found.by_seed]
+    scale, length, recipe = advice.noise.scale, runs.data.block_size, runs.data.global_batch_size
+    each = [noise.scale for noise in advice.by_seed]
     spread = f", {min(each):.3g} to {max(each):.3g} over {len(each)} seeds" if len(each) > 1 else ""
     spread = spread.replace("inf", "more than measurable")
-    print(f"noise scale: {scale:,.3g} sequences, {scale * length:,.3g} tokens{spread}; after {found.steps // 2:,} steps")
-    for name, batch in {"recipe": recipe, "advised": found.batch}.items():
+    print(f"noise scale: {scale:,.3g} sequences, {scale * length:,.3g} tokens{spread}; after {advice.steps // 2:,} steps")
+    for name, batch in {"recipe": recipe, "advised": advice.batch}.items():
         print(
             f"{name}: {batch:,} sequences, {batch * length:,} tokens: {1 + scale / batch:.2g} times the least steps, "
             f"{1 + batch / scale:.2g} times the least tokens"
         )
-    if found.batch != recipe:
+    if advice.batch != recipe:
         power, source = RATE_OF_BATCH.get(runs.class_path.rpartition(".")[2], (0.0, ""))
         for name, rate in runs.rates.items() if power else ():
-            print(f"{name} {rate:.3g} becomes {rate * (found.batch / recipe) ** power:.3g} with this batch ({source})")
+            print(f"{name} {rate:.3g} becomes {rate * (advice.batch / recipe) ** power:.3g} with this batch ({source})")
         print("Another batch needs another learning rate: run find-lr with it.")
     if own.out is not None:
         print(f"Wrote {own.out}. Use it: fit --config RECIPE --config {own.out}")

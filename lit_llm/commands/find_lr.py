@@ -76,20 +76,20 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         runs, say = ShortRuns(arguments), partial(print, flush=True)
         if runs.devices > 1:
             say(f"find-lr trains on one device, with the whole batch of the recipe's {runs.devices}")
-        found = find_rates(runs, seeds=own.seeds, sweep_steps=own.sweep_steps, probe_steps=own.probe_steps, say=say)
-        write_text(overlay, overlay_text({"optimizer": {"init_args": found.rates}}, own.command))
+        advice = find_rates(runs, seeds=own.seeds, sweep_steps=own.sweep_steps, probe_steps=own.probe_steps, say=say)
+        write_text(overlay, overlay_text({"optimizer": {"init_args": advice.rates}}, own.command))
         if page is not None:
-            write_text(page, rate_page(found, "Learning rates", own.command))
-    if found.factor != 1:
-        print(f"rates of short runs of {found.probe_steps} steps, times {found.factor:.2f} because the run is longer:")
-    elif found.probe_steps < runs.steps:
+            write_text(page, rate_page(advice, "Learning rates", own.command))
+    if advice.factor != 1:
+        print(f"rates of short runs of {advice.probe_steps} steps, times {advice.factor:.2f} because the run is longer:")
+    elif advice.probe_steps < runs.steps:
         unknown = "; not measured for adapters" if runs.has_adapters else ""
-        print(f"rates of short runs of {found.probe_steps} steps, as they are: the run starts from trained weights{unknown}:")
-    for key, rate in found.rates.items():
-        each = found.by_seed[key]
+        print(f"rates of short runs of {advice.probe_steps} steps, as they are: the run starts from trained weights{unknown}:")
+    for key, rate in advice.rates.items():
+        each = advice.by_seed[key]
         spread = f", {min(each):.2g} to {max(each):.2g} over {len(each)} seeds" if len(each) > 1 else ""
-        print(f"{key}: {rate:g} (recipe: {found.recipe[key]:g}{spread})")
-    print(f"cost: {found.steps:,} steps, {found.steps / runs.steps:.1f} times the run's {runs.steps:,}")
+        print(f"{key}: {rate:g} (recipe: {advice.recipe[key]:g}{spread})")
+    print(f"cost: {advice.steps:,} steps, {advice.steps / runs.steps:.1f} times the run's {runs.steps:,}")
     print(f"Wrote {own.out}. Use it: fit --config RECIPE --config {own.out}")
     return 0
 

@@ -73,12 +73,12 @@ def _complete(options: argparse.Namespace) -> int:
         model.load()
         with contextlib.nullcontext(sys.stdout) if path is None else open(path, "w", encoding="utf-8") as file:
             for first in range(0, len(records), size):
-                found: dict[int, list[int]] = {}
+                tokens: dict[int, list[int]] = {}
                 for row, token in model.continued(prompts[first : first + size], most=options.max_new_tokens, first=first):
-                    found.setdefault(row, []).append(token)
+                    tokens.setdefault(row, []).append(token)
                 with naming(options.out or "standard output"):
                     for row, record in enumerate(records[first : first + size]):
-                        completion = {"completion": model.tokenizer.decode(found.get(row, []))}
+                        completion = {"completion": model.tokenizer.decode(tokens.get(row, []))}
                         file.write(for_output(json.dumps(record | completion, ensure_ascii=False), file) + "\n")
                     file.flush()
     return 0
@@ -86,10 +86,10 @@ def _complete(options: argparse.Namespace) -> int:
 
 def _all_ids(model: TextModel, prompts: dict[str, str]) -> list[list[int]]:
     """The ids of each prompt, whose key names it in messages. Notes say which prompts are cut."""
-    found, block = {where: model.prompt_ids(prompt, where=where) for where, prompt in prompts.items()}, model.config.block_size
-    cut = [f"{name} is cut to the last {block:,} of its {len(ids):,} tokens" for name, ids in found.items() if len(ids) > block]
+    texts, block = {where: model.prompt_ids(prompt, where=where) for where, prompt in prompts.items()}, model.config.block_size
+    cut = [f"{name} is cut to the last {block:,} of its {len(ids):,} tokens" for name, ids in texts.items() if len(ids) > block]
     report("\n".join(cut), kind="note")
-    return list(found.values())
+    return list(texts.values())
 
 
 def read_prompts(file: Path) -> dict[int, dict[str, Any]]:

@@ -137,8 +137,8 @@ def import_folder(
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
             copy_companions(folder, partial, TOKENIZER_COMPANIONS)
         write_json(content, partial / IMPORTED_CONFIG)
-        made = "" if experts is None else f" and made a mixture of {experts} experts"
-        title = f"{ARCHITECTURES[content['model_type']]}, imported from {dcp or folder}{made}"
+        addition = "" if experts is None else f" and made a mixture of {experts} experts"
+        title = f"{ARCHITECTURES[content['model_type']]}, imported from {dcp or folder}{addition}"
         _write_run(partial, title, recipe, weights)
     return notes
 

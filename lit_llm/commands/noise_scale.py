@@ -93,9 +93,9 @@ class FoundBatch:
     steps: int
 
 
-def mean_noise(found: list[Noise]) -> Noise:
+def mean_noise(noises: list[Noise]) -> Noise:
     """The mean of each of the two estimates: a mean of their ratios would be biased."""
-    return Noise(sum(noise.trace for noise in found) / len(found), sum(noise.square for noise in found) / len(found))
+    return Noise(sum(noise.trace for noise in noises) / len(noises), sum(noise.square for noise in noises) / len(noises))
 
 
 def measuring_micro_batch(batch: int, micro_batch: int) -> int:

@@ -111,8 +111,8 @@ def _diff(one: str, other: str) -> None:
     a, b = (dict(leaves(read_yaml(resolved(["--config", str(path)])))) for path in paths)
     groups = list(dict.fromkeys(key.partition(".")[0] for key in [*a, *b]))
     keys = sorted(dict.fromkeys([*a, *b]), key=lambda key: groups.index(key.partition(".")[0]))
-    found = [(key, a.get(key, "–"), b.get(key, "–")) for key in keys]
-    rows = [(key, as_flag(old), as_flag(new)) for key, old, new in found if old != new]
+    settings = [(key, a.get(key, "–"), b.get(key, "–")) for key in keys]
+    rows = [(key, as_flag(old), as_flag(new)) for key, old, new in settings if old != new]
     print(table_rows(("", one, other), rows, as_markdown=False), end="")
 
 

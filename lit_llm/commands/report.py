@@ -109,13 +109,13 @@ def _compare(own: Namespace) -> Iterator[str]:
         named_run(run)
     loaded, left_out = sweep_runs(own.compare or own.run)
     names = named([run.path for run in loaded])
-    found = rankings([RunCurves(run, name) for run, name in zip(loaded, names, strict=True)])
-    said = notes(found, left_out)
-    write_new(own.out, comparison_page(found, own.command, said), replace=own.replace)
-    for ranking in found:
+    comparison = rankings([RunCurves(run, name) for run, name in zip(loaded, names, strict=True)])
+    said = notes(comparison, left_out)
+    write_new(own.out, comparison_page(comparison, own.command, said), replace=own.replace)
+    for ranking in comparison:
         if ranking.condition:
             yield f"{ranking.condition}:"
-        yield from _places(ranking, of_several=len(found) > 1)
+        yield from _places(ranking, of_several=len(comparison) > 1)
     yield from (f"note: {sentence}" for sentence in said[:MOST_NOTES])
     if len(said) > MOST_NOTES:
         yield f"{counted(len(said) - MOST_NOTES, 'more note')} in the page."

@@ -72,8 +72,8 @@ def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
     fits = np.array_equal(starts, (ends - sizes) * itemsize) and ends[-1] == tokens
     if not fits or bounds.size == 0 or bounds[0] != 0 or bounds.max() > sequences or np.any(bounds[1:] < bounds[:-1]):
         raise UserError(f"{index} is damaged: its sequences or documents do not follow each other. Restore the file.")
-    found = np.unique(np.concatenate([[0], ends])[bounds[1:]])
-    return found[found > 0].astype(np.uint64)
+    positions = np.unique(np.concatenate([[0], ends])[bounds[1:]])
+    return positions[positions > 0].astype(np.uint64)
 
 
 def wrong_size(path: str, size: int, expected: int, says: str) -> str | None:

@@ -87,13 +87,13 @@ class Mixture(ShardDataModule):
         if self.block_size is None or not (self.is_open or is_rank_zero()):
             return []
         trained = self._streams_of("train")
-        found = [
+        problems = [
             f"Source {name} has {len(stream)} training tokens, but a block needs {self.block_size + 1} "
             f"({self.block_size} and the next one): give it more text, or lower --model.block_size."
             for name in self.sources
             if self._is_trained(name) and (stream := trained.get(name)) is not None and len(stream) <= self.block_size
         ]
-        return found or self._cap_problems()
+        return problems or self._cap_problems()
 
     def _cap_problems(self) -> list[str]:
         """A sentence for each source that the run would read more often than its `max_epochs`."""
@@ -102,16 +102,16 @@ class Mixture(ShardDataModule):
             self.packing == "best_fit" and not self._plans
         ):
             return []
-        found = []
+        problems = []
         for name, draws in self.draws()[-1].sources.items():
             cap = self.sources[name].max_epochs
             if cap is not None and draws.epochs > cap:
                 enough = math.ceil(round(draws.epochs * 100, 6)) / 100
-                found.append(
+                problems.append(
                     f"The run would read source {name} {draws.epochs:.4g} times, but its max_epochs is {cap:g}: lower its "
                     f"weight, give it more text, train less, or set --data.sources.{name}.max_epochs {enough:.12g}."
                 )
-        return found
+        return problems
 
     def _is_trained(self, name: str) -> bool:
         return any(phase.weights.get(name) for phase in self.phases)
@@ -207,7 +207,7 @@ class Mixture(ShardDataModule):
 
     def draws(self) -> list[PhaseDraws]:
         """The data that each phase reads. The length of the run must be known: from the Trainer, or by ``find_run``."""
-        order, sizes, start, found = self._order(), self._sizes(), 0, []
+        order, sizes, start, phase_draws = self._order(), self._sizes(), 0, []
         for phase in order.phases:
             before, after = order.drawn(start), order.drawn(phase.end)
             sources = {}
@@ -215,9 +215,9 @@ class Mixture(ShardDataModule):
                 samples = after.get(name, 0) - before.get(name, 0)
                 epochs = after.get(name, 0) / sizes[name] if sizes[name] else 0.0
                 sources[name] = SourceDraws(samples, samples * self._block_size, epochs, self.sources[name].max_epochs)
-            found.append(PhaseDraws(phase.end, phase.period, phase.largest_deviation, sources))
+            phase_draws.append(PhaseDraws(phase.end, phase.period, phase.largest_deviation, sources))
             start = phase.end
-        return found
+        return phase_draws
 
     def epochs_by_source(self, steps: int) -> dict[str, float]:
         """Source → the number of passes over it in the whole run, whose length must be known; ``steps`` is ignored."""

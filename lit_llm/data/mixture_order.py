@@ -128,14 +128,14 @@ def continued(saved: Sequence[Phase], configured: Sequence[Phase], consumed: int
 
 
 def _joined(phases: Iterable[Phase]) -> list[Phase]:
-    found: list[Phase] = []
+    kept: list[Phase] = []
     for phase in phases:
-        if phase.end <= (found[-1].end if found else 0):
+        if phase.end <= (kept[-1].end if kept else 0):
             continue
-        if found and found[-1].quotas == phase.quotas:
-            found.pop()
-        found.append(phase)
-    return found
+        if kept and kept[-1].quotas == phase.quotas:
+            kept.pop()
+        kept.append(phase)
+    return kept
 
 
 class MixtureOrder:
@@ -189,10 +189,10 @@ class MixtureOrder:
         periods, rest = divmod(samples - self._starts[number], self.phases[number].period)
         places, _ = self._period_places(number, np.array([periods]))
         in_rest = np.bincount(places[0, :rest], minlength=len(quotas)).tolist()
-        found = dict(self._drawn[number])
+        counts = dict(self._drawn[number])
         for name, more in zip(sorted(quotas), in_rest, strict=True):
-            found[name] = found.get(name, 0) + periods * quotas[name] + more
-        return found
+            counts[name] = counts.get(name, 0) + periods * quotas[name] + more
+        return counts
 
     def _own_numbers(self, number: int, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For samples (n,) of a phase: the place of each one's source in the sorted names (n,), and its number in it (n,)."""

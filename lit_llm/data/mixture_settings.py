@@ -50,16 +50,16 @@ class MixturePhase:
 
 def mixture_problems(sources: Mapping[str, MixtureSource], phases: Sequence[MixturePhase]) -> list[str]:
     """One sentence for each setting that is wrong in itself."""
-    found = []
+    problems = []
     if not sources:
-        found.append("A mixture needs sources: give --data.sources '{NAME: {path: FOLDER}, …}'.")
+        problems.append("A mixture needs sources: give --data.sources '{NAME: {path: FOLDER}, …}'.")
     for name, source in sources.items():
-        found += _source_problems(name, source)
+        problems += _source_problems(name, source)
     if not phases:
-        found.append("A mixture needs weights: give --data.phases '[{weights: {NAME: 100}}]'.")
-    found += _until_problems([phase.until for phase in phases])
+        problems.append("A mixture needs weights: give --data.phases '[{weights: {NAME: 100}}]'.")
+    problems += _until_problems([phase.until for phase in phases])
     for number, phase in enumerate(phases, 1):
-        found += [
+        problems += [
             f"Phase {number} has a weight for {name}, which is not a source: the sources are {', '.join(sources)} "
             "(--data.phases)."
             for name in phase.weights
@@ -68,27 +68,27 @@ def mixture_problems(sources: Mapping[str, MixtureSource], phases: Sequence[Mixt
         try:
             smallest_quotas(phase.weights)
         except UserError as error:
-            found.append(f"Phase {number}: {error} (--data.phases).")
+            problems.append(f"Phase {number}: {error} (--data.phases).")
     unknown = any(phase.weights.keys() - sources.keys() for phase in phases)  # perhaps the mistyped names of these
     for name in sources:
         if phases and not unknown and not any(name in phase.weights for phase in phases):
-            found.append(
+            problems.append(
                 f"Source {name} has no weight in any phase: give it one, or 0 to use its validation text only (--data.phases)."
             )
-    return found
+    return problems
 
 
 def _source_problems(name: str, source: MixtureSource) -> list[str]:
     flag = f"--data.sources.{name}"
     if not _NAME.fullmatch(name):
         return [f"{name!r} cannot be the name of a source: use letters, digits, - and _ (--data.sources)."]
-    found = []
+    problems = []
     if all(given is None for given in (source.path, source.train, source.val, source.test)):
-        found.append(f"Source {name} has no shards: give {flag}.path, a folder that prepare wrote.")
-    found += path_problems(source, flag)
+        problems.append(f"Source {name} has no shards: give {flag}.path, a folder that prepare wrote.")
+    problems += path_problems(source, flag)
     if source.max_epochs is not None and not (math.isfinite(source.max_epochs) and source.max_epochs > 0):
-        found.append(f"max_epochs of {name} is {source.max_epochs}, but must be above 0, or null ({flag}.max_epochs).")
-    return found
+        problems.append(f"max_epochs of {name} is {source.max_epochs}, but must be above 0, or null ({flag}.max_epochs).")
+    return problems
 
 
 def _until_problems(untils: Sequence[float]) -> list[str]:

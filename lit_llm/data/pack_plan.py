@@ -152,17 +152,18 @@ def planned(stream: TokenStream, *, size: int) -> tuple[Counts, Counts] | None:
     return counts, other
 
 
-def report(made: Counts, other: Counts) -> str:
+def report(packed: Counts, other: Counts) -> str:
     """One line that says what packing does to the documents.
 
     Args:
-        made: counts of the packed blocks.
+        packed: counts of the packed blocks.
         other: counts of consecutive blocks.
     """
     return (
-        f"{made.documents:,} documents in {made.blocks:,} blocks, {made.padding_share:.2%} padding. Cut: {made.cut_share:.1%} "
-        f"of the documents (concatenate: {other.cut_share:.1%}). Apart from the start of their document: "
-        f"{made.separated_share:.1%} of the tokens (concatenate: {other.separated_share:.1%})"
+        f"{packed.documents:,} documents in {packed.blocks:,} blocks, {packed.padding_share:.2%} padding. "
+        f"Cut: {packed.cut_share:.1%} of the documents (concatenate: {other.cut_share:.1%}). "
+        f"Apart from the start of their document: {packed.separated_share:.1%} of the tokens "
+        f"(concatenate: {other.separated_share:.1%})"
     )
 
 

@@ -87,12 +87,12 @@ def pack(starts: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray
 
 def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:
     """The block (n,), from 0, of each piece (n,) of 1 to `size` pairs. Among blocks with equal room, the last one is taken."""
-    found = np.empty(len(lengths), dtype=np.int64)
+    numbers = np.empty(len(lengths), dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     blocks_with: list[list[int]] = [[] for _ in range(size + 1)]  # by their room
     rooms = 0  # bit r: there is a block with room r
     chosen = []
-    made = 0
+    count = 0
     for length in lengths[order].tolist():
         if enough := rooms >> length:
             room = length + (enough & -enough).bit_length() - 1
@@ -101,14 +101,14 @@ def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:
             if not blocks:
                 rooms ^= 1 << room
         else:
-            room, block = size, made
-            made += 1
+            room, block = size, count
+            count += 1
         chosen.append(block)
         if left := room - length:
             blocks_with[left].append(block)
             rooms |= 1 << left
-    found[order] = chosen
-    return found
+    numbers[order] = chosen
+    return numbers
 
 
 def consecutive(starts: np.ndarray, lengths: np.ndarray, size: int) -> Counts:

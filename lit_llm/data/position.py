@@ -67,14 +67,14 @@ class DataPosition(LightningDataModule, ABC):
             problem = batch_problem(whole, *layout)
             return [] if problem is None else [problem]
         sizes = dict.fromkeys(size for _, size in ramp.tokens_per_batch)
-        found = [problem for size in sizes if (problem := batch_problem(size, *layout, length=length))]
+        problems = [problem for size in sizes if (problem := batch_problem(size, *layout, length=length))]
         final = ramp.stages[-1].size
         if final % length == 0 and final != whole * length:
-            found.append(
+            problems.append(
                 f"batch_ramp ends with {final} tokens per batch, but global_batch_size {whole} x block_size {length} = "
                 f"{whole * length}: the two must be equal (--data.global_batch_size {final // length})."
             )
-        return found
+        return problems
 
     # ---- Position in the data -----------------------------------------------------------------------------------
 

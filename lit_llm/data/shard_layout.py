@@ -108,14 +108,14 @@ def read_layout(path: str, *, headerless: bool = False) -> ShardLayout:
         raise UserError(f"{path} is truncated: it has {size} bytes, but the header alone takes {HEADER_BYTES}.")
     if numbers[1] != version:
         raise UserError(f"{path} is a token shard of version {numbers[1]}: only version {version} is supported.")
-    found = ShardLayout(path, dtype, HEADER_BYTES, int(numbers[2]))
-    found = found._replace(masked=os.path.exists(found.mask_path))
-    if found.tokens < 1:
-        raise UserError(f"{path} has {found.tokens} tokens in its header: a shard needs at least one.")
-    says = f"its header says {found.tokens} tokens = {found.size} bytes"
-    if problem := megatron.wrong_size(path, size, found.size, says) or (found.mask_problem() if found.masked else None):
+    layout = ShardLayout(path, dtype, HEADER_BYTES, int(numbers[2]))
+    layout = layout._replace(masked=os.path.exists(layout.mask_path))
+    if layout.tokens < 1:
+        raise UserError(f"{path} has {layout.tokens} tokens in its header: a shard needs at least one.")
+    says = f"its header says {layout.tokens} tokens = {layout.size} bytes"
+    if problem := megatron.wrong_size(path, size, layout.size, says) or (layout.mask_problem() if layout.masked else None):
         raise UserError(problem)
-    return found
+    return layout
 
 
 def _bare_layout(path: str, header: bytes, size: int) -> ShardLayout:

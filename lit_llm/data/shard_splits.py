@@ -48,8 +48,8 @@ class ShardSplits:
     def whole_splits(self) -> dict[str, SplitInfo]:
         """Name → the split of a manifest that has exactly the same shards."""
         files = {name: [path.name for path in self.streams[name].paths] for name in self.manifests}
-        found = {name: manifest.split_with(files[name]) for name, (_, manifest) in self.manifests.items()}
-        return {name: split for name, split in found.items() if split is not None}
+        splits = {name: manifest.split_with(files[name]) for name, (_, manifest) in self.manifests.items()}
+        return {name: split for name, split in splits.items() if split is not None}
 
 
 def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCounts]:
@@ -63,7 +63,7 @@ def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCount
 
 def _in_folder(path: str, settings: str, required: Collection[str]) -> ShardSplits:
     """The splits of a folder that ``prepare`` wrote. No shard is opened."""
-    found, flag = ShardSplits(), f"{settings}.path"
+    splits, flag = ShardSplits(), f"{settings}.path"
     manifest = problem = None
     try:
         folder = Path(path).expanduser()
@@ -88,11 +88,11 @@ def _in_folder(path: str, settings: str, required: Collection[str]) -> ShardSpli
     for name in SPLITS:
         split = manifest.splits.get(name)
         if split is not None and split.shards:
-            found.manifests[name] = folder, manifest
-            _add(found, name, flag, partial(TokenStream.listed, folder, manifest, [shard.file for shard in split.shards]))
+            splits.manifests[name] = folder, manifest
+            _add(splits, name, flag, partial(TokenStream.listed, folder, manifest, [shard.file for shard in split.shards]))
         elif name in required:
-            found.problems.append(f"{folder} has no {name} shards: prepare the data again with {name} text ({flag}).")
-    return found
+            splits.problems.append(f"{folder} has no {name} shards: prepare the data again with {name} text ({flag}).")
+    return splits
 
 
 def path_problems(source: ShardSource, flag: str) -> list[str]:
@@ -101,13 +101,13 @@ def path_problems(source: ShardSource, flag: str) -> list[str]:
     Args:
         flag: the key that has all of these settings.
     """
-    found = []
+    problems = []
     others = [f"{flag}.{name}" for name in SPLITS if getattr(source, name) is not None]
     if source.path is not None and others:
-        found.append(f"{flag}.path is a folder with all splits: it cannot be combined with {', '.join(others)}.")
+        problems.append(f"{flag}.path is a folder with all splits: it cannot be combined with {', '.join(others)}.")
     if source.path is not None and source.headerless:
-        found.append(f"{flag}.path is a folder of shards with headers: remove {flag}.headerless.")
-    return found
+        problems.append(f"{flag}.path is a folder of shards with headers: remove {flag}.headerless.")
+    return problems
 
 
 def splits_of(source: ShardSource, *, settings: str = "--data", required: Collection[str] = ("train", "val")) -> ShardSplits:
@@ -131,50 +131,50 @@ def _of_files(
     patterns: Mapping[str, str | list[str] | None], headerless: bool, settings: str, required: Collection[str]
 ) -> ShardSplits:
     """The splits of files and globs, by the setting of each. Files that a manifest in their folder lists are not opened."""
-    found = ShardSplits()
+    splits = ShardSplits()
     files: dict[str, list[Path]] = {}
     manifests: dict[Path, Manifest | None] = {}  # each is read once
     for name in SPLITS:
         setting = patterns[name]
         if setting is None:
             if name in required:
-                found.problems.append(
+                splits.problems.append(
                     f"No {name} shards: give {settings}.{name}, or a folder that prepare wrote ({settings}.path)."
                 )
             continue
         files[name], problems = expand(setting, flag=f"{settings}.{name}", folders=False)
-        found.problems += problems
+        splits.problems += problems
         if problems:
             continue
         folders = {path.parent for path in files[name]}
         folder = folders.pop() if len(folders) == 1 and not headerless else None
         if folder is not None and folder not in manifests:
             manifests[folder] = None
-            with noting(found.problems, f"{settings}.{name}"):
+            with noting(splits.problems, f"{settings}.{name}"):
                 manifests[folder] = Manifest.read(folder)
         manifest = None if folder is None else manifests[folder]
         names = [path.name for path in files[name]]
         if folder is not None and manifest is not None and manifest.shards.keys() >= set(names):
-            found.manifests[name] = folder, manifest
-            _add(found, name, f"{settings}.{name}", partial(TokenStream.listed, folder, manifest, names))
+            splits.manifests[name] = folder, manifest
+            _add(splits, name, f"{settings}.{name}", partial(TokenStream.listed, folder, manifest, names))
         else:
-            _add(found, name, f"{settings}.{name}", partial(TokenStream, files[name], headerless=headerless))
-    if not found.problems:
+            _add(splits, name, f"{settings}.{name}", partial(TokenStream, files[name], headerless=headerless))
+    if not splits.problems:
         held_out = {path: name for name in ("test", "val") for path in files.get(name, [])}
         for name, path in {held_out[path]: path for _, path in reversed(same_files(files.get("train", []), held_out))}.items():
-            found.problems.append(f"{path} is in both {settings}.train and {settings}.{name}: remove it from one of them.")
-    tokenizers = {manifest.tokenizer for _, manifest in found.manifests.values()}
+            splits.problems.append(f"{path} is in both {settings}.train and {settings}.{name}: remove it from one of them.")
+    tokenizers = {manifest.tokenizer for _, manifest in splits.manifests.values()}
     if len(tokenizers) > 1:
-        named = " and ".join(dict.fromkeys(str(folder) for folder, _ in found.manifests.values()))
-        found.problems.append(
+        named = " and ".join(dict.fromkeys(str(folder) for folder, _ in splits.manifests.values()))
+        splits.problems.append(
             f"The shards in {named} were made with different tokenizers: prepare them with one ({settings}.train, "
             f"{settings}.val)."
         )
-    return found
+    return splits
 
 
-def _add(found: ShardSplits, name: str, flag: str, open_stream: Callable[[], TokenStream]) -> None:
-    with noting(found.problems, flag):
-        found.streams[name] = stream = open_stream()
+def _add(splits: ShardSplits, name: str, flag: str, open_stream: Callable[[], TokenStream]) -> None:
+    with noting(splits.problems, flag):
+        splits.streams[name] = stream = open_stream()
         if len(stream) < 2:
-            found.problems.append(f"The {name} shards hold a single token, but at least two are needed ({flag}).")
+            splits.problems.append(f"The {name} shards hold a single token, but at least two are needed ({flag}).")

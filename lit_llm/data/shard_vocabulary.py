@@ -44,17 +44,17 @@ class ShardVocabulary:
     def problems(self, manifests: Sequence[Manifest]) -> list[str]:
         """A sentence for each setting out of range; if there is none, for each that contradicts another one or a manifest."""
         size = self.size(manifests)
-        if found := range_problems(ShardVocabulary, "data", vars(self)):
-            return found
+        if problems := range_problems(ShardVocabulary, "data", vars(self)):
+            return problems
         if self.tokenizer is not None and self.tokenizer.vocab_size > size:
-            found.append(
+            problems.append(
                 f"vocab_size {size} is smaller than the tokenizer's {self.tokenizer.vocab_size}: remove --data.vocab_size."
             )
         for name in ("bos_id", "eos_id"):
             given = getattr(self, name)
             if given is not None:
-                found += self._id_problems(name, given, size, manifests)
-        return found
+                problems += self._id_problems(name, given, size, manifests)
+        return problems
 
     def _id_problems(self, name: str, given: int, size: int, manifests: Sequence[Manifest]) -> list[str]:
         """A sentence if an id around documents is outside the vocabulary, or if a manifest or the tokenizer has another."""
@@ -83,7 +83,7 @@ class ShardVocabulary:
     def document_id(self, name: str, manifests: Sequence[Manifest], tokenizer: Tokenizer | None) -> int | None:
         """The id that opens ("bos_id") or ends ("eos_id") documents: the setting, else a manifest's, else the tokenizer's."""
         known = (getattr(self, name), *(getattr(each, name) for each in manifests), getattr(tokenizer, name, None))
-        return next((found for found in known if found is not None), None)
+        return next((token_id for token_id in known if token_id is not None), None)
 
     def load_tokenizer(self, folder: Path | None) -> Tokenizer | None:
         """The tokenizer in the folder of a manifest, which has the ids around its documents; else that of the settings.

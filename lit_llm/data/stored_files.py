@@ -74,9 +74,9 @@ def _confirmed_hash(file: StoredFile, rest: Callable[[float], None]) -> str:
     Python's queues of loader workers may close a descriptor twice when a loader ends, and so close this thread's.
     """
     try:
-        found = hash_of(file.path, file.head, rest)
-        if file.blake2b in (None, found):
-            return found
+        digest = hash_of(file.path, file.head, rest)
+        if file.blake2b in (None, digest):
+            return digest
     except OSError as error:
         if error.errno != errno.EBADF:
             raise
@@ -149,14 +149,14 @@ class StoredFiles:
             if self.seen[path][1]:
                 continue
             try:
-                state, found = state_of(path), _confirmed_hash(file, rest)
+                state, digest = state_of(path), _confirmed_hash(file, rest)
             except OSError as error:
                 yield f"{path} cannot be read: {error.strerror or error}."
                 continue
-            if file.blake2b in (None, found):
-                self.seen[path] = [state, found]
+            if file.blake2b in (None, digest):
+                self.seen[path] = [state, digest]
             else:
-                yield f"{path} has changed: its blake2b is {found}, not {file.blake2b}: {file.mend}."
+                yield f"{path} has changed: its blake2b is {digest}, not {file.blake2b}: {file.mend}."
 
 
 class BackgroundCheck(threading.Thread):

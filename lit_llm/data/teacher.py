@@ -118,10 +118,10 @@ class Teacher:
         for shard, first, count in self.stream.places(start, length):
             path = file_of(self.stream.layouts[shard])
             parts.append(self._files.read(path, first * record.itemsize, count * record.itemsize, random=True))
-        found = np.frombuffer(b"".join(parts), dtype=record)
-        if found["ids"].max() >= self.info.vocab_size or not (found["logp"] <= 0).all():
+        records = np.frombuffer(b"".join(parts), dtype=record)
+        if records["ids"].max() >= self.info.vocab_size or not (records["logp"] <= 0).all():
             raise UserError(f"{path} is damaged: {_AGAIN}.")
-        return found
+        return records
 
 
 class TeacherWriter:

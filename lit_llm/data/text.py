@@ -131,8 +131,8 @@ class TextDataModule(TokenDataModule):
             refuse(sources.problems())
             manifest = self.tokenise(temporary, shard_tokens=_SHARD_TOKENS).manifest
             shutil.rmtree(temporary / PARTS)
-            made = {file for stream in _streams(temporary, manifest).values() for file in stream.files()}
-            tokens = {str(folder / Path(file.path).name): [state_of(file.path), file.blake2b] for file in made}
+            files = {file for stream in _streams(temporary, manifest).values() for file in stream.files()}
+            tokens = {str(folder / Path(file.path).name): [state_of(file.path), file.blake2b] for file in files}
             write_text(temporary / _RECORD, json.dumps(sources.seen | tokens))
             os.replace(temporary, folder)
         except OSError:

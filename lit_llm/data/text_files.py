@@ -77,13 +77,13 @@ class GivenFiles(TextDataModule):
             problems.append("No training text: give --data.paths, or --data.train and --data.val.")
         if self.paths is not None and (self.train is not None or self.val is not None):
             problems.append("--data.paths cannot be combined with --data.train or --data.val: it is split into both.")
-        sources, found = self._split_sources()
-        problems += found
+        sources, path_problems = self._split_sources()
+        problems += path_problems
         for held_out in ("val", "test"):
             flag = "paths" if self.train is None else "train"
             for path in _in_both(sources.get("train", []), sources.get(held_out, []))[:1]:
                 problems.append(f"{path} is in both --data.{flag} and --data.{held_out}: remove it from one of them.")
-        if not found:
+        if not path_problems:
             problems += self._unreadable(sources)
         return problems
 
@@ -126,13 +126,13 @@ class GivenFiles(TextDataModule):
         problems: list[str] = []
         for flag in ("paths", "train", "val", "test"):
             if (patterns := getattr(self, flag)) is not None:
-                listed, found = (
+                listed, path_problems = (
                     (self._listed[flag], []) if flag in self._listed else list_sources(patterns, flag=f"--data.{flag}")
                 )
-                if not found:
+                if not path_problems:
                     self._listed[flag] = listed
                 sources["train" if flag == "paths" else flag] = listed
-                problems += found
+                problems += path_problems
         return sources, problems
 
 

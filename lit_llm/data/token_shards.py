@@ -47,7 +47,7 @@ class ShardDataModule(TokenDataModule):
     ) -> None:
         super().__init__(**kwargs)
         self._vocabulary = ShardVocabulary(vocab_size, tokenizer, bos_id, eos_id)
-        self._found: dict[str, ShardSplits] | None = None  # set if there was no problem
+        self._checked_splits: dict[str, ShardSplits] | None = None  # set if there was no problem
         self._received = False  # whether all ranks have what rank 0 has opened
 
     @abstractmethod
@@ -56,16 +56,16 @@ class ShardDataModule(TokenDataModule):
 
     def _splits(self) -> dict[str, ShardSplits]:
         """Source → its opened splits. Splits that were found without a problem are not looked up again."""
-        if self._found is not None:
-            return self._found
+        if self._checked_splits is not None:
+            return self._checked_splits
         splits = self._find_splits()
         if not any(each.problems for each in splits.values()):
-            self._found = splits
+            self._checked_splits = splits
         return splits
 
     def _manifests(self, splits: Mapping[str, ShardSplits]) -> list[Manifest]:
-        found = (each.manifests.items() for each in splits.values())
-        return [manifest for manifests in found for split, (_, manifest) in manifests if split in self.described_by]
+        entries = (each.manifests.items() for each in splits.values())
+        return [manifest for manifests in entries for split, (_, manifest) in manifests if split in self.described_by]
 
     def _manifest_folder(self, streams: Mapping[str, TokenStream]) -> Path | None:
         """The first folder with a manifest."""

@@ -64,8 +64,10 @@ class TokenStream:
             ShardLayout(os.path.join(folder, s.file), dtype, HEADER_BYTES, s.tokens, masked=s.mask_blake2b is not None)
             for s in shards
         ]
-        found = [_size_problem(layout) or _docs_problem(layout, s.documents) for layout, s in zip(layouts, shards, strict=True)]
-        refuse(problem for problem in found if problem is not None)
+        problems = [
+            _size_problem(layout) or _docs_problem(layout, s.documents) for layout, s in zip(layouts, shards, strict=True)
+        ]
+        refuse(problem for problem in problems if problem is not None)
         stream = cls.__new__(cls)
         stream._use(layouts)
         stream._listed, stream._magic = shards, magic
