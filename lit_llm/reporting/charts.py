@@ -153,12 +153,12 @@ def thinned(points: Points) -> Points:
     if len(points) <= _MOST:
         return points
     size = -(-len(points) // (_MOST // 2))
-    found = []
+    extremes = []
     for i in range(0, len(points), size):
         stretch = points[i : i + size]
         ends = {stretch.index(min(stretch, key=lambda p: p[1])), stretch.index(max(stretch, key=lambda p: p[1]))}
-        found += [stretch[j] for j in sorted(ends)]
-    return found
+        extremes += [stretch[j] for j in sorted(ends)]
+    return extremes
 
 
 def labels(values: Sequence[float], text: Callable[[float], str]) -> list[str]:
@@ -185,12 +185,12 @@ def _short(value: float) -> str:
 def _powers(low: float, high: float) -> list[float]:
     """Decimal logarithms of a few round numbers. They are in [low, high], unless that range is narrow."""
     for digits in ((1, 2, 5), (1,)):
-        found = [math.log10(digit) + power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
-        found = [each for each in found if low <= each <= high]
-        if 1 < len(found) <= 8:
-            return found
-    if len(found) > 8:
-        return html.few(found, 8)
+        powers = [math.log10(digit) + power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
+        powers = [each for each in powers if low <= each <= high]
+        if 1 < len(powers) <= 8:
+            return powers
+    if len(powers) > 8:
+        return html.few(powers, 8)
     return [math.log10(each) for each in html.round_numbers(10**low, 10**high, 8) if each > 0]
 
 

@@ -27,13 +27,13 @@ _GZIP = "val/gzip_bits_per_byte"
 
 def grouped(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:
     """The items in parts: each item is in the first part whose first item is like it."""
-    found: list[list[T]] = []
+    parts: list[list[T]] = []
     for item in items:
-        part = next((part for part in found if alike(part[0], item)), None)
+        part = next((part for part in parts if alike(part[0], item)), None)
         if part is None:
-            found.append(part := [])
+            parts.append(part := [])
         part.append(item)
-    return found
+    return parts
 
 
 def comparable(one: RunCurves, other: RunCurves) -> bool:
@@ -80,11 +80,11 @@ def _task(run: RunCurves) -> str:
 def _text(run: RunCurves) -> dict[str, str]:
     """The settings that decide the held-out text, or the training text if the run has no validation."""
     settings: dict[str, Any] = settings_of(run)
-    found = {key: value for key, value in settings.items() if key.startswith("data.") and not _NO_TEXT.fullmatch(key)}
+    text_settings = {key: value for key, value in settings.items() if key.startswith("data.") and not _NO_TEXT.fullmatch(key)}
     if settings.get("data.val") is not None and run.last(VALIDATION) is not None:
-        found = {key: value for key, value in found.items() if key not in _TRAINED_ON}
-    found["trainer.limit_val_batches"] = settings.get("trainer.limit_val_batches")
-    return {key: exact(value) for key, value in found.items() if value is not None}
+        text_settings = {key: value for key, value in text_settings.items() if key not in _TRAINED_ON}
+    text_settings["trainer.limit_val_batches"] = settings.get("trainer.limit_val_batches")
+    return {key: exact(value) for key, value in text_settings.items() if value is not None}
 
 
 def _tokenizer(run: RunCurves) -> str:

@@ -49,28 +49,28 @@ class Ranking(NamedTuple):
 
 def rankings(runs: Sequence[RunCurves]) -> list[Ranking]:
     """One ranking for each task and held-out text; the ranking with most runs is first."""
-    found = sorted(grouped(runs, comparable), key=len, reverse=True)
-    return [Ranking(said, *ranked(part)) for said, part in zip(conditions(found), found, strict=True)]
+    parts = sorted(grouped(runs, comparable), key=len, reverse=True)
+    return [Ranking(said, *ranked(part)) for said, part in zip(conditions(parts), parts, strict=True)]
 
 
-def comparison_page(found: Sequence[Ranking], command: str, notes: Sequence[str] = ()) -> str:
+def comparison_page(comparison: Sequence[Ranking], command: str, notes: Sequence[str] = ()) -> str:
     """The whole page.
 
     Args:
         notes: the most important ones first.
     """
-    runs = [run for ranking in found for run in ranking.runs]
-    many = sum(len(place.names) for ranking in found for place in ranking.places)
+    runs = [run for ranking in comparison for run in ranking.runs]
+    many = sum(len(place.names) for ranking in comparison for place in ranking.places)
     findings = {run.name: diagnose(observed(run.run)) for run in runs}
     body = []
-    best = found[0].places[0]
-    if len(found) == 1 and best.value is not None:
-        body.append(html.keys([("best", best.name, ""), (f"its {found[0].tag}", best.said(), "")]))
+    best = comparison[0].places[0]
+    if len(comparison) == 1 and best.value is not None:
+        body.append(html.keys([("best", best.name, ""), (f"its {comparison[0].tag}", best.said(), "")]))
     body += [f"<p>{escape(said)}</p>" for said in notes[:MOST_NOTES]]
     if more := notes[MOST_NOTES:]:
         listed = "".join(f"<p>{escape(said)}</p>" for said in more)
         body.append(f"<details><summary>{counted(len(more), 'more note')}</summary>{listed}</details>")
-    for ranking in found:
+    for ranking in comparison:
         body += _part(ranking, findings)
     body += _findings(findings)
     environments = Counter(run.environment for run in runs if run.launches)
@@ -108,19 +108,19 @@ def _part(ranking: Ranking, findings: Mapping[str, Sequence[Finding]]) -> Iterat
         yield html.table(head, rows, summary=f"all settings that differ: {len(varying)}")
 
 
-def notes(found: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[str]:
+def notes(comparison: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[str]:
     """Sentences about a comparison, the most surprising ones first.
 
     Args:
         left_out: sentences about folders that are not in it.
     """
     said = []
-    if len(found) > 1:
+    if len(comparison) > 1:
         said.append(
-            f"These are {len(found)} rankings, because runs differ in their task, held-out text or tokenizer (headings)."
+            f"These are {len(comparison)} rankings, because runs differ in their task, held-out text or tokenizer (headings)."
         )
-    said += [sentence for ranking in found for sentence in _cautions(ranking.places)]
-    runs = [(run, ranking.tag) for ranking in found for run in ranking.runs]
+    said += [sentence for ranking in comparison for sentence in _cautions(ranking.places)]
+    runs = [(run, ranking.tag) for ranking in comparison for run in ranking.runs]
     wrong = [(diverged(run), sentence) for run, tag in runs for sentence in _problems(run, tag)]
     said += [sentence for _, sentence in sorted(wrong, key=lambda each: not each[0])]
     return [*said, *left_out]
@@ -177,7 +177,7 @@ def _problems(run: RunCurves, tag: str | None) -> Iterator[str]:
     yield from (f"{run.name}: {each}." for each in run.run.unread)
 
 
-def _ranking(ranking: Ranking, columns: Mapping[str, Sequence[str]], found: Mapping[str, Sequence[Finding]]) -> str:
+def _ranking(ranking: Ranking, columns: Mapping[str, Sequence[str]], by_run: Mapping[str, Sequence[Finding]]) -> str:
     """The table of the settings. `columns`: the values of each setting that differs, in the order of the places."""
     tag, places = ranking.tag, ranking.places
     if tag is None:
@@ -194,8 +194,8 @@ def _ranking(ranking: Ranking, columns: Mapping[str, Sequence[str]], found: Mapp
         shown[losses[0]] = shown[losses[0]] if tag == BITS or place.value is None else place.said()
         values = [*([place.said()] if tag == BITS else []), *(shown[loss] for loss in losses)]
         values += [*(column[i - 1] for column in columns.values()), *(shown[end] for end in ends)]
-        first = next((each for other in place.runs for each in found[other.name]), None)
-        findings = sum(len(found[other.name]) for other in place.runs)
+        first = next((each for other in place.runs for each in by_run[other.name]), None)
+        findings = sum(len(by_run[other.name]) for other in place.runs)
         rows.append(
             [
                 "–" if place.value is None or len(places) == 1 else str(i),
@@ -259,17 +259,17 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, Setting]]) -> str:
 def _apart(values: Sequence[float], place: Callable[[float], float]) -> list[float]:
     """Values whose labels have room beside each other on a phone, the lowest and the highest among them."""
     last = place(values[-1])
-    least, found = 0.18 * (last - place(values[0])), [values[0]]
+    least, kept = 0.18 * (last - place(values[0])), [values[0]]
     for value in values[1:-1]:
-        if place(value) - place(found[-1]) >= least and last - place(value) >= least:
-            found.append(value)
-    return [*found, values[-1]]
+        if place(value) - place(kept[-1]) >= least and last - place(value) >= least:
+            kept.append(value)
+    return [*kept, values[-1]]
 
 
-def _findings(found: Mapping[str, Sequence[Finding]]) -> list[str]:
+def _findings(by_run: Mapping[str, Sequence[Finding]]) -> list[str]:
     rows = [
         [name, each.rule.severity.name.lower(), each.name, each.seen, each.rule.change]
-        for name, findings in found.items()
+        for name, findings in by_run.items()
         for each in findings
     ]
     if not rows:

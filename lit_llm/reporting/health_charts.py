@@ -35,9 +35,9 @@ def health_charts(run: RunCurves) -> Iterator[tuple[str, str]]:
 
 def _spread(layers: Sequence[Points]) -> list[tuple[float, tuple[float, float, float]]]:
     """(step, (highest, median, lowest)) of the layers with a finite value at that step."""
-    found: dict[float, list[float]] = {}
+    by_step: dict[float, list[float]] = {}
     for points in layers:
         for step, value in points:
             if math.isfinite(value):
-                found.setdefault(step, []).append(value)
-    return [(step, (max(values), statistics.median(values), min(values))) for step, values in sorted(found.items())]
+                by_step.setdefault(step, []).append(value)
+    return [(step, (max(values), statistics.median(values), min(values))) for step, values in sorted(by_step.items())]

@@ -28,28 +28,28 @@ def timetable(layout: PipelineLayout, micro_batches: int) -> tuple[Box, ...]:
     """All tasks with their times, in an order in which they can run. Stages take equal times, and sending takes none."""
     waiting = [deque(order) for order in orders(layout, micro_batches)]
     done: dict[Task, int] = {}
-    clock, found = [0] * layout.ranks, list[Box]()
+    clock, boxes = [0] * layout.ranks, list[Box]()
     while any(waiting):
-        before = len(found)
+        before = len(boxes)
         for rank, order in enumerate(waiting):
             while order and done.keys() >= {*(needed := _needed(order[0], layout.stages - 1))}:
                 start, together = max([clock[rank], *(done[need] for need in needed)]), order.popleft()
                 clock[rank] = start + sum(DURATION[task.kind] for task in together)
                 for task in together:  # their results are sent when all are done
-                    found.append(Box(rank, task, start, start + DURATION[task.kind]))
+                    boxes.append(Box(rank, task, start, start + DURATION[task.kind]))
                     start += DURATION[task.kind]
                     # Other stages need a gradient of inputs, whichever of the kinds of backward passes makes it.
                     done[task._replace(kind="backward") if task.kind == "gradients of inputs" else task] = clock[rank]
-        assert len(found) > before, "the order of actions waits for itself"
-    return tuple(found)
+        assert len(boxes) > before, "the order of actions waits for itself"
+    return tuple(boxes)
 
 
 def _needed(together: Sequence[Task], last: int) -> list[Task]:
     """The tasks of other stages, or the forward pass with the loss, that must be done before `together`."""
-    found = []
+    tasks = []
     for kind, stage, micro_batch in together:
         if kind == "forward":
-            found += [Task("forward", stage - 1, micro_batch)] if stage else []
+            tasks += [Task("forward", stage - 1, micro_batch)] if stage else []
         elif kind != "gradients of weights":  # these follow the gradient of the input, which is earlier in the rank's order
-            found.append(Task("backward", stage + 1, micro_batch) if stage < last else Task("forward", stage, micro_batch))
-    return found
+            tasks.append(Task("backward", stage + 1, micro_batch) if stage < last else Task("forward", stage, micro_batch))
+    return tasks

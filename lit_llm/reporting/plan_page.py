@@ -41,7 +41,7 @@ def rate_figure(plan: Plan, rates: Callable[[int], dict[str, float]]) -> str:
     ends = {1, *itertools.accumulate(phase.steps for phase in plan.phases)}
     drawn = {step: rates(step) for step in sorted(ends | {1 + i * plan.settings.steps // 400 for i in range(400)})}
     lines = [
-        Line(name, color, [(step, found[name]) for step, found in drawn.items()])
+        Line(name, color, [(step, by_name[name]) for step, by_name in drawn.items()])
         for name, color in zip(drawn[1], itertools.cycle(LINE_COLORS), strict=False)
     ]
     return chart(lines, label="Learning rate", x_name="optimizer steps", text_of_x=count, from_zero=True)
@@ -60,20 +60,20 @@ _LEAST_WIDTH = 0.004
 
 def timeline(memory: Memory) -> list[Operation]:
     """The memory at the peak of each operation of the step, with everything else that is in memory then."""
-    found, moments = [], iter(memory.moments)
+    operations, moments = [], iter(memory.moments)
     for step in memory.steps:
-        made = micro_batch(step)
-        of_phases = {phase: next(moments)[1] for phase in made.peaks}
-        if not made.timeline:  # a custom model that cannot be traced
-            found += [Operation(phase, parts, 0) for phase, parts in of_phases.items()]
+        batch = micro_batch(step)
+        of_phases = {phase: next(moments)[1] for phase in batch.peaks}
+        if not batch.timeline:  # a custom model that cannot be traced
+            operations += [Operation(phase, parts, 0) for phase, parts in of_phases.items()]
         beside = {phase: Counter(parts) for phase, parts in of_phases.items()}
-        for phase, peak in made.peaks.items():
+        for phase, peak in batch.peaks.items():
             beside[phase].subtract(peak)
-        for operation in made.timeline:
+        for operation in batch.timeline:
             live = Counter(operation.live)
             live.update(beside[operation.phase])
-            found.append(operation._replace(live=dict(live)))
-    return found + [Operation(phase, parts, 0) for phase, parts in moments]
+            operations.append(operation._replace(live=dict(live)))
+    return operations + [Operation(phase, parts, 0) for phase, parts in moments]
 
 
 def memory_figure(plan: Plan) -> str:
@@ -178,7 +178,7 @@ def parts_of_step(plan: Plan) -> dict[str, float]:
     passes = times.compute - updating - again
     waiting = times.step * (1 - 1 / options.slowest_rank)
     idle = times.step - waiting - times.compute - times.exposed - times.host
-    found = {
+    parts = {
         "forward": passes / 3,
         "recomputation": again,
         "backward": passes * 2 / 3,
@@ -187,7 +187,7 @@ def parts_of_step(plan: Plan) -> dict[str, float]:
         "optimizer": updating + times.host,
         "slowest rank": waiting,
     }
-    return {name: seconds for name, seconds in found.items() if seconds > 1e-9 * times.step}
+    return {name: seconds for name, seconds in parts.items() if seconds > 1e-9 * times.step}
 
 
 def step_figures(plan: Plan) -> str:

@@ -25,10 +25,10 @@ _TIMES = {
 """Marks of the time axis: label → hours."""
 
 
-def sweep_page(found: Sequence[Variant], best: Variant | None, command: str) -> str:
+def sweep_page(variants: Sequence[Variant], best: Variant | None, command: str) -> str:
     """The page of a sweep. `best`: the variant that was chosen, if one was."""
-    title = f"Sweep: {len(found)} combinations"
-    return html.document(title, [html.heading("Time against cost"), sweep_figure(found, best)], command)
+    title = f"Sweep: {len(variants)} combinations"
+    return html.document(title, [html.heading("Time against cost"), sweep_figure(variants, best)], command)
 
 
 class Point(NamedTuple):
@@ -41,9 +41,9 @@ class Point(NamedTuple):
     devices: int = 1
 
 
-def points_of(found: Sequence[Variant]) -> list[Point]:
+def points_of(variants: Sequence[Variant]) -> list[Point]:
     """The points of the variants whose time is known."""
-    timed = [(variant, plan) for variant in found if (plan := variant.plan) is not None and plan.run_seconds is not None]
+    timed = [(variant, plan) for variant in variants if (plan := variant.plan) is not None and plan.run_seconds is not None]
     priced = all(plan.usd for _, plan in timed)
     points = []
     for variant, plan in timed:
@@ -62,16 +62,18 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def sweep_figure(found: Sequence[Variant], best: Variant | None) -> str:
+def sweep_figure(variants: Sequence[Variant], best: Variant | None) -> str:
     """The scatter plot of all variants, the table of its Pareto front, and the table of all variants."""
-    points = points_of(found)
-    axes = list(found[0].values) if found else []
-    every = html.table([*axes, *SWEEP], [sweep_row(variant) for variant in found], summary=f"All {len(found)} combinations")
-    refused = [[", ".join(v.values.values()), v.problem] for v in found if v.problem]
+    points = points_of(variants)
+    axes = list(variants[0].values) if variants else []
+    every = html.table(
+        [*axes, *SWEEP], [sweep_row(variant) for variant in variants], summary=f"All {len(variants)} combinations"
+    )
+    refused = [[", ".join(v.values.values()), v.problem] for v in variants if v.problem]
     problems = html.table([", ".join(axes), "problem"], refused, summary=f"{len(refused)} that cannot be") if refused else ""
     if not points:
         return html.figure("No combination has a known time.", "", every + problems)
-    priced = all(v.plan.usd for v in found if v.plan is not None and v.plan.run_seconds is not None)
+    priced = all(v.plan.usd for v in variants if v.plan is not None and v.plan.run_seconds is not None)
     front = pareto_front(points)
     numbers: dict[tuple[float, float], int] = {}
     for point in front:
@@ -98,7 +100,7 @@ def sweep_figure(found: Sequence[Variant], best: Variant | None) -> str:
     )
     caption = f"Time of the run against {'its cost at the lower price' if priced else 'device-hours'}, on logarithmic axes. "
     caption += "Nothing that fits is both faster and cheaper than a numbered point, of the Pareto front; rings do not fit."
-    missing = len(found) - len(points)
+    missing = len(variants) - len(points)
     caption += " Chosen: the cheapest within the limits." if best is not None else ""
     caption += f" {missing} combinations have no time and are not drawn." if missing else ""
     listed = []

@@ -44,7 +44,7 @@ def sections(plan: Plan | dict[str, Any]) -> list[Section]:
     """The sections of a plan's page, or a budget's."""
     if isinstance(plan, dict):
         return _budget(plan)
-    found = [
+    all_sections = [
         Section("", summary(plan)),
         Section("Model", _model(plan)),
         Section("Run", _run(plan)),
@@ -55,7 +55,7 @@ def sections(plan: Plan | dict[str, Any]) -> list[Section]:
         Section("Checkpoints and validation", _upkeep(plan)),
         *([] if plan.budget is None else _budget(plan.budget)),
     ]
-    return [section for section in found if section.rows]
+    return [section for section in all_sections if section.rows]
 
 
 def render(plan: Plan | dict[str, Any], *, width: int = 80) -> Text:
@@ -248,7 +248,7 @@ def _mixture(plan: Plan) -> list[tuple[str, ...]]:
     """The rows of the table with the columns `_MIXTURE`."""
     settings = plan.settings
     total = settings.tokens // settings.sequence_length
-    found: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = []
     for phase in settings.data.phases:
         samples = sum(source.samples for source in phase.sources.values())
         end = f"to step {steps_for(settings.stages, phase.end):,} ({100 * phase.end / total:.3g} %)"
@@ -256,9 +256,9 @@ def _mixture(plan: Plan) -> list[tuple[str, ...]]:
             if source.samples:
                 share = f"{100 * source.samples / samples:.3g} %"
                 cap = "" if source.max_epochs is None else f"{source.max_epochs:g}"
-                found.append((end, name, share, f"{source.tokens:,}", f"{source.epochs:.3g}", cap))
+                rows.append((end, name, share, f"{source.tokens:,}", f"{source.epochs:.3g}", cap))
                 end = ""
-    return found
+    return rows
 
 
 def _uneven(phases: Sequence[PhaseDraws], global_batch: int) -> str:

@@ -68,8 +68,8 @@ def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Setting]]:
         again = 0 if any(same_curves(run, other) for other in twins) else len(twins)
         but_seeds = (value for key, value in zip(varying, values[i], strict=True) if key not in SEEDS)
         joined.setdefault((*but_seeds, alone, str(again)), []).append(run)
-    found = [_setting(each, tag) for each in joined.values()]
-    return tag, sorted(found, key=lambda s: (s.value is None, bool(stopped(s.runs[0])), s.value or 0.0))
+    entries = [_setting(each, tag) for each in joined.values()]
+    return tag, sorted(entries, key=lambda s: (s.value is None, bool(stopped(s.runs[0])), s.value or 0.0))
 
 
 def _setting(runs: Sequence[RunCurves], tag: str | None) -> Setting:

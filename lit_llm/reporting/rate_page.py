@@ -9,26 +9,26 @@ from lit_llm.reporting.charts import Line, chart, number
 from lit_llm.training.rate_search import FoundRates
 
 
-def rate_page(found: FoundRates, title: str, command: str) -> str:
+def rate_page(advice: FoundRates, title: str, command: str) -> str:
     """The whole HTML page."""
-    body = [html.keys([(key, number(rate), "") for key, rate in found.rates.items()])]
+    body = [html.keys([(key, number(rate), "") for key, rate in advice.rates.items()])]
     rows = [
-        (key, number(found.recipe[key]), number(rate), f"{number(min(each))} – {number(max(each))}")
-        for (key, rate), each in zip(found.rates.items(), found.by_seed.values(), strict=True)
+        (key, number(advice.recipe[key]), number(rate), f"{number(min(each))} – {number(max(each))}")
+        for (key, rate), each in zip(advice.rates.items(), advice.by_seed.values(), strict=True)
     ]
-    if found.factor != 1:
+    if advice.factor != 1:
         body.append(
-            f"<p>A short run has {found.probe_steps} steps. The suggestion is {found.factor:.2f} times its best rate.</p>"
+            f"<p>A short run has {advice.probe_steps} steps. The suggestion is {advice.factor:.2f} times its best rate.</p>"
         )
     body.append(html.table(("rate", "recipe", "suggestion", "over seeds"), rows))
-    for key in found.rates:
+    for key in advice.rates:
         body.append(html.heading(f"{key}: short runs"))
         lines = [
-            Line(f"seed {seed}", seed % 9, sorted(losses.items()), "dots") for seed, losses in enumerate(found.probes[key])
+            Line(f"seed {seed}", seed % 9, sorted(losses.items()), "dots") for seed, losses in enumerate(advice.probes[key])
         ]
-        body.append(_chart(lines, f"loss at the end of {found.probe_steps} steps", cut=True))
+        body.append(_chart(lines, f"loss at the end of {advice.probe_steps} steps", cut=True))
         body.append(html.heading(f"{key}: sweep"))
-        sweep = found.sweeps[key]
+        sweep = advice.sweeps[key]
         each = Line("each step", 8, list(zip(sweep.rates, sweep.losses, strict=False)))
         body.append(_chart([each, Line("smoothed", 0, list(zip(sweep.rates, sweep.smoothed, strict=False)))], "training loss"))
         body.append(

@@ -29,7 +29,7 @@ def header(plan: Plan, command: str) -> str:
     command = re.sub(r" --header(?:[ =]true)?(?= |$)", "", command)
     settings, n, tokens = plan.settings, plan.settings.layout.devices, plan.settings.tokens
     unit, letter = next((each for each in _UNITS if tokens >= each[0] / 2), _UNITS[-1])
-    found, is_gpu = smallest(settings), plan.hardware.is_gpu
+    devices, is_gpu = smallest(settings), plan.hardware.is_gpu
     where = f"on {'each of ' if n > 1 else ''}{n:,} x {plan.hardware.name}, " if is_gpu else ""
     mfu = "" if plan.mfu is None else f", at an MFU of {percent(plan.mfu)}"
     speed = (
@@ -40,7 +40,7 @@ def header(plan: Plan, command: str) -> str:
     facts = {
         "parameters": f"{plan.parameters:,}",
         "tokens": f"{tokens / unit:.1f}{letter}  ({settings.steps:,} steps)",
-        "fits on": "no hardware of the table" if found is None else f"{found}  ({found.how})",
+        "fits on": "no hardware of the table" if devices is None else f"{devices}  ({devices.how})",
         "batch": batch,
         "plan": " \\\n#                ".join(textwrap.wrap(command, 110, break_long_words=False, break_on_hyphens=False)),
         "memory": f"{memory}  ({where}by that plan; micro-batches of {settings.sequences})",
@@ -94,12 +94,12 @@ def smallest(settings: RunSettings) -> Smallest | None:
         if needed <= CPU_GB * 1e9:
             return Smallest(known["cpu"], 1, (), needed)
     able = [hardware for hardware in known.values() if hardware.is_gpu and hardware.multiplies(settings.precision)]
-    found = [each for hardware in able if (each := _fewest(alone, hardware))]
-    return min(found, key=_cost, default=None)
+    candidates = [each for hardware in able if (each := _fewest(alone, hardware))]
+    return min(candidates, key=_cost, default=None)
 
 
-def _cost(found: Smallest) -> tuple[float, float, float, str]:
-    hardware, n = found.hardware, found.devices
+def _cost(candidate: Smallest) -> tuple[float, float, float, str]:
+    hardware, n = candidate.hardware, candidate.devices
     assert hardware.memory_gb is not None and hardware.price_usd_hour is not None
     low, high = hardware.price_usd_hour
     return n * hardware.memory_gb, n * low, n * high, hardware.name

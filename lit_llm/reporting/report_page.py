@@ -92,7 +92,7 @@ def charts(settings: Sequence[Setting], recorded: CurveFollower | None = None) -
     last shows where the time went.
     """
     runs = [run for setting in settings for run in setting.runs]
-    found = [("Loss", _loss(settings, recorded))]
+    pairs = [("Loss", _loss(settings, recorded))]
     # On a CPU, measured memory is that of the whole process, which is not planned.
     on_cpu = any("resident_bytes" in launch["measured"] for run in runs for launch in run.launches)
     for quantity in _quantities(runs):
@@ -111,9 +111,9 @@ def charts(settings: Sequence[Setting], recorded: CurveFollower | None = None) -
                 from_zero=quantity.from_zero and not wide,
                 logarithmic=wide,
             )
-            found.append((quantity.title, drawn))
+            pairs.append((quantity.title, drawn))
     spent = [(run.name, parts) for setting in settings if (parts := time_spent(run := setting.runs[0])) is not None]
-    return [*found, ("Where the time went", time_figure(spent))] if spent else found
+    return [*pairs, ("Where the time went", time_figure(spent))] if spent else pairs
 
 
 def _quantities(runs: Sequence[RunCurves]) -> Iterator[Quantity]:
@@ -161,21 +161,21 @@ def missing(run: RunCurves) -> Iterator[str]:
 
 def _findings(run: RunCurves) -> list[str]:
     """The table of `doctor`'s findings about the run; empty if there are none."""
-    found = diagnose(observed(run.run))
-    if not found:
+    findings = diagnose(observed(run.run))
+    if not findings:
         return []
     rows = [
         [each.rule.severity.name.lower(), each.name, each.seen, f"{each.rule.cause} ({each.rule.sure})", each.rule.change]
-        for each in found
+        for each in findings
     ]
     head = ["", "finding", "seen", "likely cause", "change"]
     return [html.heading("Findings"), html.table(head, rows, kind="texts")]
 
 
 def _keys(run: RunCurves) -> list[tuple[str, str, str]]:
-    found = [(name, text, "") for name, text in figures(run).items() if text != "–"]
+    entries = [(name, text, "") for name, text in figures(run).items() if text != "–"]
     parameters = run.launches[-1]["parameters"] if run.launches else None
-    return [*([("parameters", count(parameters), "")] if parameters else []), *found]
+    return [*([("parameters", count(parameters), "")] if parameters else []), *entries]
 
 
 def _loss(settings: Sequence[Setting], recorded: CurveFollower | None) -> str:
@@ -253,12 +253,12 @@ def _wide(lines: Sequence[Line]) -> bool:
 
 def _without_outliers(lines: Sequence[Line]) -> float | None:
     """Twice the largest first value or 95 % quantile of a line; None if that is not above 0."""
-    found = []
+    bounds = []
     for line in lines:
         values = [y for _, y in line.points if math.isfinite(y)]
         if values:
-            found.append(max(values[0], sorted(values)[int(0.95 * (len(values) - 1))]))
-    return 2 * max(found) if found and max(found) > 0 else None
+            bounds.append(max(values[0], sorted(values)[int(0.95 * (len(values) - 1))]))
+    return 2 * max(bounds) if bounds and max(bounds) > 0 else None
 
 
 def _compared(run: RunCurves, recorded: CurveFollower) -> str:
@@ -290,7 +290,7 @@ def _pair(planned: float | None, measured: float | None, shown: Callable[[float]
 
 def samples(run: RunCurves, title: str) -> list[tuple[str, str]]:
     """(title, the newest text of each prompt, with those of earlier steps behind a summary); empty without samples."""
-    found = []
+    parts = []
     for tag, texts in run.run.texts.items():
         if tag.startswith("samples/"):
             # TextSamples indents them, for TensorBoard.
@@ -298,8 +298,8 @@ def samples(run: RunCurves, title: str) -> list[tuple[str, str]]:
                 (step, html.preformatted(re.sub("^    ", "", text, flags=re.MULTILINE))) for step, text in texts[-SAMPLES:]
             ]
             *earlier, last = [f"<p>{escape(tag)}, step {step:,}</p>{text}" for step, text in shown]
-            found.append(last)
+            parts.append(last)
             if earlier:
                 summary = f"{len(earlier)} earlier"
-                found.append(f"<details><summary>{summary}</summary>{''.join(reversed(earlier))}</details>")
-    return [(title, "".join(found))] if found else []
+                parts.append(f"<details><summary>{summary}</summary>{''.join(reversed(earlier))}</details>")
+    return [(title, "".join(parts))] if parts else []

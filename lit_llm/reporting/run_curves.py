@@ -39,12 +39,12 @@ class RunCurves:
     def over_tokens(self, tag: str) -> Points:
         """Values of a tag over trained tokens; empty if tokens were not logged."""
         tokens, series = self.series(TOKENS), self.series(tag)
-        found = []
+        points = []
         for step, value in zip(series.steps, series.values, strict=True):
             at = bisect.bisect_right(tokens.steps, step) - 1  # tokens of the same row, or of the last row before a validation
             if at >= 0:
-                found.append((tokens.values[at], value))
-        return found
+                points.append((tokens.values[at], value))
+        return points
 
     def over_time(self, tag: str) -> Points:
         """Values of a tag over seconds since the first row, without the pauses between launches."""

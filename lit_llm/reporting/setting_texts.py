@@ -29,14 +29,14 @@ def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     keys = list(dict.fromkeys(key for each in settings for key in each))
     classes = {key for key in keys if any(_is_class(each.get(key)) for each in settings)}
-    found: list[str] = []
+    varying_keys: list[str] = []
     for key in keys:
         values = {exact(each.get(key, ABSENT)) for each in settings}
         if key.rpartition(".")[0] in classes:
             values.discard(ABSENT)
         if len(values) > 1 and (rule(key) is not Change.FREE or key in _OTHER_CURVES):
-            found.append(key)
-    return found
+            varying_keys.append(key)
+    return varying_keys
 
 
 def text(value: Any) -> str:

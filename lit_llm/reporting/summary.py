@@ -16,7 +16,7 @@ _SOURCES = ("paths", "path", "train", "val")
 
 def described(run: RunCurves) -> list[tuple[str, str]]:
     """Sentences about what the run has recorded, by name."""
-    found = {
+    sentences = {
         "model": _model(run),
         "data": _data(run),
         "training": _training(run),
@@ -25,7 +25,7 @@ def described(run: RunCurves) -> list[tuple[str, str]]:
         "cost": cost(run.launches),
         "end": run.end["ended"] if run.end else "",
     }
-    return [(name, said) for name, said in found.items() if said]
+    return [(name, said) for name, said in sentences.items() if said]
 
 
 def planned_cost(launches: Sequence[Launch]) -> str:

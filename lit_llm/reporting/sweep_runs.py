@@ -34,21 +34,21 @@ def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
             below = sorted(folder.iterdir())
         except OSError as error:
             raise UserError(f"{each} cannot be read: {error.strerror} (--compare)") from None
-        found = [path for path in below if _is_run(path)]
+        folders = [path for path in below if _is_run(path)]
         deeper = [
             f"{path.name} is no run, but has {counted(many, 'run')} in it (--compare {path})"
             for path in below
             if (many := _below(path))
         ]
-        if not found:
+        if not folders:
             said = deeper[0] if deeper else f"there is {_NOTHING} (--compare)"
             raise UserError(f"{each} is no run folder, and no folder in it is one: {said}")
         notes += [f"{said}." for said in deeper]
-        aside = [path for path in found if _was_set_aside(path)]
+        aside = [path for path in folders if _was_set_aside(path)]
         notes += [
             f"{path.name} is left out: a later run with --replace took its place (--compare {path} ranks it)." for path in aside
         ]
-        paths += [path for path in found if path not in aside]
+        paths += [path for path in folders if path not in aside]
     runs = []
     for path in {real_path(path): path for path in paths}.values():
         run = LoadedRun(path, of_lit_llm=False)

@@ -56,12 +56,12 @@ def time_spent(run: RunCurves) -> TimeSpent | None:
 def _stretches(run: RunCurves) -> dict[int, tuple[float, float]]:
     """Step of a row → (seconds, tokens) since the row before it, without pauses between launches."""
     times, tokens = run.over_time(TOKENS), run.over_steps(TOKENS)
-    found = {}
+    stretches = {}
     for i in range(1, min(len(times), len(tokens))):
         length, trained = times[i][0] - times[i - 1][0], tokens[i][1] - tokens[i - 1][1]
         if length > 0 and trained > 0:
-            found[int(tokens[i][0])] = (length, trained)
-    return found
+            stretches[int(tokens[i][0])] = (length, trained)
+    return stretches
 
 
 def time_figure(runs: list[tuple[str, TimeSpent]]) -> str:

@@ -47,15 +47,15 @@ def diagnose(run: Observed) -> list[Finding]:
 
 def examine(run: Observed) -> tuple[list[Finding], dict[str, list[str]]]:
     """(findings as in `diagnose`; names of the rules that had nothing to judge by, by the curve that they lack)."""
-    found, unjudged = dict[Rule, str](), dict[str, list[str]]()
+    evidence, unjudged = dict[Rule, str](), dict[str, list[str]]()
     for rule in RULES:
         try:
             if (seen := rule.seen(run)) is not None:
-                found[rule] = seen
+                evidence[rule] = seen
         except Unjudged as missing:
             unjudged.setdefault(str(missing), []).append(rule.name)
-    causes = {rule: tuple(other.name for other in found if rule.name in other.explains) for rule in found}
-    findings = [Finding(rule, seen, causes[rule]) for rule, seen in found.items()]
+    causes = {rule: tuple(other.name for other in evidence if rule.name in other.explains) for rule in evidence}
+    findings = [Finding(rule, seen, causes[rule]) for rule, seen in evidence.items()]
     findings.sort(key=lambda each: (bool(each.follows_from), each.rule.severity, SURE.index(each.rule.sure)))
     return findings, unjudged
 
@@ -97,8 +97,8 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
     if check_data is None and size > MOST_BYTES:
         notes.append(f"The {size / 1e9:,.0f} GB of training data were not compared with their hashes (--check_data true).")
         check_data = False
-    found = damages(shards) if check_data is not False else []
-    return replace(run, damages=found, question=_question(folder / CHAT_TEMPLATE_FILE)), notes
+    file_problems = damages(shards) if check_data is not False else []
+    return replace(run, damages=file_problems, question=_question(folder / CHAT_TEMPLATE_FILE)), notes
 
 
 def _question(template: Path) -> tuple[bool, bool] | None:
@@ -122,15 +122,15 @@ def data_shards(config: dict[str, Any]) -> list[tuple[Path, str]]:
     """The shards that a run's data settings name, with the hashes in their manifests; empty for data that are no shards."""
     named = [value for key, value in leaves(config) if key.startswith("data.") and "tokenizer" not in key]
     words = {word for value in named for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)}
-    found = []
+    shards = []
     for folder in sorted({folder for word in words if (folder := _folder(word)) is not None}):
         try:
             manifest = Manifest.read(folder)
         except UserError:  # `fit` refuses such a folder
             continue
         for split in manifest.splits.values() if manifest is not None else ():
-            found += [(folder / shard.file, shard.blake2b) for shard in split.shards]
-    return found
+            shards += [(folder / shard.file, shard.blake2b) for shard in split.shards]
+    return shards
 
 
 def _folder(word: str) -> Path | None:
@@ -144,15 +144,15 @@ def _folder(word: str) -> Path | None:
 
 def damages(shards: Sequence[tuple[Path, str]]) -> list[str]:
     """A sentence for each file that is missing, or whose tokens do not have their hash."""
-    found = []
+    sentences = []
     for path, expected in shards:
         try:
             with open(path, "rb") as file:
                 head = file.read(HEADER_BYTES)
             is_damaged = hash_of(str(path), head) != expected
         except OSError as error:
-            found.append(f"{path} cannot be read: {error.strerror}")
+            sentences.append(f"{path} cannot be read: {error.strerror}")
             continue
         if is_damaged:
-            found.append(f"{path} does not have the hash that meta.json gives it")
-    return found
+            sentences.append(f"{path} does not have the hash that meta.json gives it")
+    return sentences

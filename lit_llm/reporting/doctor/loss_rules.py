@@ -259,8 +259,8 @@ def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
     if len(above) < 10:
         return []  # too few to know their scatter
     nats, shares = (8 * 1.4826 * statistics.median(map(abs, values)) for values in (above, share))
-    found = [rows[i + 2] for i in range(len(above)) if above[i] > max(nats, 0.1 * rows[i + 2][1]) and share[i] > shares]
-    return found if len(found) >= max(2, 0.01 * len(rows)) else []
+    outliers = [rows[i + 2] for i in range(len(above)) if above[i] > max(nats, 0.1 * rows[i + 2][1]) and share[i] > shares]
+    return outliers if len(outliers) >= max(2, 0.01 * len(rows)) else []
 
 
 @warning.possible(  # Chowdhery et al. 2022, PaLM, 5.1
@@ -269,13 +269,13 @@ def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
     "spike/skipped, grad/norm",
 )
 def loss_spikes(run: Observed) -> str | None:
-    found = _standing_out([row for row in run.finite("train/loss", least=1) if row[0] > run.warmup_steps])
+    outliers = _standing_out([row for row in run.finite("train/loss", least=1) if row[0] > run.warmup_steps])
     skipped = sum(run.values("spike/skipped", run.warmup_steps))
-    if found:
-        step, loss = found[0]
+    if outliers:
+        step, loss = outliers[0]
         return (
-            f"{len(found):,} rows stand out of their neighbours (the first: {loss:.3f} at step {step:,}), {skipped:.0f} steps "
-            "were skipped"
+            f"{len(outliers):,} rows stand out of their neighbours (the first: {loss:.3f} at step {step:,}), {skipped:.0f} "
+            "steps were skipped"
         )
     if skipped >= max(3, 0.02 * run.step):
         return f"{skipped:.0f} of {run.step:,} steps were skipped by the spike guard"

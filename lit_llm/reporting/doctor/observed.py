@@ -63,8 +63,8 @@ class Observed:
 
     def last(self, tag: str, default: float | None = None) -> float:
         """The last finite value; `default` if there is none."""
-        found = self.finite(tag, least=default is None)
-        return found[-1][1] if found or default is None else default
+        points = self.finite(tag, least=default is None)
+        return points[-1][1] if points or default is None else default
 
     def counted(self, tag: str) -> Points:
         """Finite values of a loss of counted tokens, from rows by which the launch had counted enough pairs to judge by them.
@@ -85,16 +85,16 @@ class Observed:
 
     def median(self, tag: str, after: int = 0, default: float | None = None) -> float:
         """The median of the finite values at steps above `after`; `default` if there are none."""
-        found = self.values(tag, after, least=default is None)
-        return statistics.median(found) if found or default is None else default
+        values = self.values(tag, after, least=default is None)
+        return statistics.median(values) if values or default is None else default
 
     def by_layer(self, group: str, least: int = 0) -> dict[str, Points]:
         """The finite values of `health/GROUP/LAYER`, by layer, without the summaries that TensorBoard has in their place."""
         prefix = f"health/{group}/"
         layers = [tag.removeprefix(prefix) for tag in self.scalars if tag.startswith(prefix)]
-        found = {layer: self.finite(prefix + layer) for layer in layers if layer not in ("lowest", "median", "highest")}
-        _enough(max(found.values(), key=len, default=[]), prefix + "LAYER", least)
-        return found
+        curves = {layer: self.finite(prefix + layer) for layer in layers if layer not in ("lowest", "median", "highest")}
+        _enough(max(curves.values(), key=len, default=[]), prefix + "LAYER", least)
+        return curves
 
     def total(self, group: str, least: int = 0) -> Points:
         """The root of the sum over layers of the squares of `health/GROUP/LAYER`, by step."""
@@ -107,9 +107,9 @@ class Observed:
     def smoothed(self, tag: str, least: int = 0) -> Points:
         """Medians of five neighbouring finite values, the first four left out."""
         if tag not in self._smoothed:
-            found = self.finite(tag)
-            windows = (sorted(value for _, value in found[i - 4 : i + 1]) for i in range(4, len(found)))
-            self._smoothed[tag] = [(step, window[2]) for (step, _), window in zip(found[4:], windows, strict=True)]
+            points = self.finite(tag)
+            windows = (sorted(value for _, value in points[i - 4 : i + 1]) for i in range(4, len(points)))
+            self._smoothed[tag] = [(step, window[2]) for (step, _), window in zip(points[4:], windows, strict=True)]
         return _enough(self._smoothed[tag], tag, least)
 
     def setting(self, key: str, default: Any = None) -> Any:

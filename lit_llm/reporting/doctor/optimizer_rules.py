@@ -55,14 +55,14 @@ def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> 
     Raises:
         Unjudged: There are no such rows.
     """
-    ready, found = max(run.warmup_steps, 2), []
+    ready, layer_ratios = max(run.warmup_steps, 2), []
     for points in run.by_layer("update_ratio", least=2).values():
         last = next((step for step, _ in points if step >= ready), ready)
         if ratios := [value for step, value in points if 1 < step <= last]:
-            found.append(chosen(ratios))
-    if not found:
+            layer_ratios.append(chosen(ratios))
+    if not layer_ratios:
         raise Unjudged("health/update_ratio/LAYER")
-    return found
+    return layer_ratios
 
 
 @error.certain(  # an update of exactly zero

@@ -38,10 +38,10 @@ def preference_leak(run: Observed) -> str | None:
 def pairs_swapped(run: Observed) -> str | None:
     if not run.points("train/accuracy"):
         return None
-    train, held = run.smoothed("train/accuracy", least=1), run.values("val/accuracy", least=2)
-    if train[-1][1] < 0.7 or statistics.median(held[-3:]) > 0.35 or max(held[-3:]) > 0.5:
+    train, val = run.smoothed("train/accuracy", least=1), run.values("val/accuracy", least=2)
+    if train[-1][1] < 0.7 or statistics.median(val[-3:]) > 0.35 or max(val[-3:]) > 0.5:
         return None
-    return f"accuracy came to {train[-1][1]:.0%} in training and to {held[-1]:.0%} in validation, which is worse than chance"
+    return f"accuracy came to {train[-1][1]:.0%} in training and to {val[-1]:.0%} in validation, which is worse than chance"
 
 
 @warning.likely(
@@ -53,10 +53,10 @@ def pairs_swapped(run: Observed) -> str | None:
 def pairs_do_not_carry_over(run: Observed) -> str | None:
     if not run.points("train/accuracy"):
         return None
-    train, held = run.smoothed("train/accuracy", least=1), run.values("val/accuracy", least=3)
-    if train[-1][1] < 0.8 or not 0.35 < statistics.median(held[-3:]) < 0.55:
+    train, val = run.smoothed("train/accuracy", least=1), run.values("val/accuracy", least=3)
+    if train[-1][1] < 0.8 or not 0.35 < statistics.median(val[-3:]) < 0.55:
         return None
-    return f"accuracy came to {train[-1][1]:.0%} in training and to {held[-1]:.0%} in validation"
+    return f"accuracy came to {train[-1][1]:.0%} in training and to {val[-1]:.0%} in validation"
 
 
 @warning.likely(  # Pal et al. 2024, arXiv 2402.13228; Razin et al. 2024, arXiv 2410.08847
@@ -67,11 +67,11 @@ def pairs_do_not_carry_over(run: Observed) -> str | None:
 def likelihoods_fall(run: Observed) -> str | None:
     if not run.points("train/margin"):
         return None
-    found = [run.smoothed(tag, least=2) for tag in ("train/margin", "train/logp_chosen", "train/logp_rejected")]
-    margin, chosen, rejected = (points[-1][1] - points[0][1] for points in found)
+    curves = [run.smoothed(tag, least=2) for tag in ("train/margin", "train/logp_chosen", "train/logp_rejected")]
+    margin, chosen, rejected = (points[-1][1] - points[0][1] for points in curves)
     if margin <= 0 or chosen > -FALL or rejected > -FALL:
         return None
     return (
-        f"from step {found[0][0][0]:,} to {found[0][-1][0]:,} the margin grew by {margin:.2g}, while the chosen answers lost "
+        f"from step {curves[0][0][0]:,} to {curves[0][-1][0]:,} the margin grew by {margin:.2g}, while the chosen answers lost "
         f"{-chosen:.0f} nats per document and the rejected ones {-rejected:.0f}"
     )

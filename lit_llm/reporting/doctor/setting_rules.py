@@ -44,37 +44,43 @@ USUAL: dict[str, tuple[float, float]] = {
     explains=(*SLOW, *ROUGH, "loss-scale", "preference-leak"),
 )
 def unusual_setting(run: Observed) -> str | None:
-    found = []
+    sentences = []
     for key, (low, high) in USUAL.items():
         value = run.setting(key)
         if run.setting("objective.init_args.loss") == "simpo" and key.endswith("beta"):
             high = 20.0
         if isinstance(value, int | float) and not low <= value <= high:
-            found.append(f"{key.replace('.init_args', '')} is {value:g} (usual: {low:g} to {high:g})")
+            sentences.append(f"{key.replace('.init_args', '')} is {value:g} (usual: {low:g} to {high:g})")
     rank, alpha = run.number("lora.rank"), run.number("lora.alpha")
     # Hu et al. 2021: once or twice the rank
     if rank and alpha is not None and not rank / 16 <= alpha <= 8 * rank:
-        found.append(f"lora.alpha is {alpha:g}, {alpha / rank:g} times the rank")
+        sentences.append(f"lora.alpha is {alpha:g}, {alpha / rank:g} times the rank")
     decay, kind = run.number("optimizer.init_args.weight_decay"), str(run.setting("optimizer.class_path", ""))
     adds = kind.endswith((".Adam", ".NAdam", ".RAdam", ".Adamax", ".Adagrad", ".RMSprop"))  # Loshchilov and Hutter 2019
     if adds and decay and decay > 1e-3 and not run.setting("optimizer.init_args.decoupled_weight_decay"):
         name = kind.rpartition(".")[2]
-        found.append(f"{name} adds weight decay {decay:g} to the gradients, where AdamW decays the weights")
+        sentences.append(f"{name} adds weight decay {decay:g} to the gradients, where AdamW decays the weights")
     rate, original = run.number("optimizer.init_args.lr"), run.setting("optimizer.init_args.adjust_lr") == "original"
     if kind.endswith("MuonAdamW") and original and rate and rate < 2e-3 and run.from_scratch:  # Jordan 2024: 0.02
-        found.append(f"optimizer.lr is {rate:g}, far too low for the matrices of Muon: a rate for AdamW (--optimizer.lr 0.01)")
+        sentences.append(
+            f"optimizer.lr is {rate:g}, far too low for the matrices of Muon: a rate for AdamW (--optimizer.lr 0.01)"
+        )
     betas = run.setting("optimizer.init_args.betas")
     pair = isinstance(betas, list) and len(betas) == 2 and all(isinstance(each, int | float) for each in betas)
     if pair and betas[0] > betas[1]:  # Kingma and Ba 2015 assume the opposite
-        found.append(f"optimizer.betas is {betas}: the average of gradients is longer than that of their squares")
+        sentences.append(f"optimizer.betas is {betas}: the average of gradients is longer than that of their squares")
     elif pair and betas[1] < 0.8:
-        found.append(f"optimizer.betas is {betas}: the average of squares is of few steps (usual: 0.95 to 0.999)")
+        sentences.append(f"optimizer.betas is {betas}: the average of squares is of few steps (usual: 0.95 to 0.999)")
     if run.setting("checkpoint.init_args.mode") == "max" and str(run.setting("checkpoint.init_args.monitor")).endswith("loss"):
-        found.append("checkpoint.mode is max, which keeps the checkpoint with the highest loss (--checkpoint.mode min)")
+        sentences.append("checkpoint.mode is max, which keeps the checkpoint with the highest loss (--checkpoint.mode min)")
     sizes = [run.number(key) for key in ("trainer.limit_val_batches", "data.init_args.global_batch_size", "model.block_size")]
     if type(sizes[0]) is int and sizes[0] in (1, 2) and (tokens := math.prod(size or math.inf for size in sizes)) < 2000:
-        found.append(f"a validation has {tokens:,.0f} tokens (trainer.limit_val_batches {sizes[0]}): its loss is mostly chance")
+        sentences.append(
+            f"a validation has {tokens:,.0f} tokens (trainer.limit_val_batches {sizes[0]}): its loss is mostly chance"
+        )
     width, hidden = run.number("model.n_embd"), run.number("model.mlp_width")
     if width and hidden and hidden < width / 2 and not run.setting("model.moe"):
-        found.append(f"model.mlp_width is {hidden:g}, less than half of the model's width {width:g} (usual: 2.7 to 4 times)")
-    return "; ".join(found) or None
+        sentences.append(
+            f"model.mlp_width is {hidden:g}, less than half of the model's width {width:g} (usual: 2.7 to 4 times)"
+        )
+    return "; ".join(sentences) or None

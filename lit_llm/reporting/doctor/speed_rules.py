@@ -62,8 +62,8 @@ def ranks_differ(run: Observed) -> str | None:
     explains=(*SLOW, "large-logits", "gradients-vanish", "parameters-not-trained"),
 )
 def dead_units(run: Observed) -> str | None:
-    found = {layer: points[-1] for layer, points in run.by_layer("dead_units", least=2).items() if points}
-    layer, (step, share) = max(found.items(), key=lambda last: last[1][1])
+    last_points = {layer: points[-1] for layer, points in run.by_layer("dead_units", least=2).items() if points}
+    layer, (step, share) = max(last_points.items(), key=lambda last: last[1][1])
     if share <= 0.7:  # Lion, healthy: 0.64
         return None
     return f"{share:.0%} of the hidden units of {layer} were zero on every probed token at step {step:,}"
