@@ -22,8 +22,8 @@ from lightning.pytorch import Callback
 from torch.utils.tensorboard import SummaryWriter
 
 from lit_llm.callbacks.learning_rate_schedules import wsd
-from lit_llm.config.build import Built, build
-from lit_llm.config.objects import optimizer_of
+from lit_llm.config.build import build
+from lit_llm.config.objects import RunObjects, optimizer_of
 from lit_llm.config.parse import parse
 from lit_llm.data import TokenDataModule
 from lit_llm.models.gpt import GPT
@@ -36,7 +36,7 @@ WARMUP = 5  # steps before the clock starts
 class ByHand(Callback):
     """Make a step by hand after each step of the Trainer, and time both."""
 
-    def __init__(self, cli: Built, batches: Iterator[dict[str, torch.Tensor]], folder: Path) -> None:
+    def __init__(self, cli: RunObjects, batches: Iterator[dict[str, torch.Tensor]], folder: Path) -> None:
         self.cli, self.batches, self.folder = cli, batches, folder
         self.trainer_times: list[float] = []
         self.hand_times: list[float] = []

@@ -12,9 +12,10 @@ from lit_llm.callbacks.errors import flags
 from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.config import spelling
 from lit_llm.config.arguments import read
-from lit_llm.config.build import Built, build
+from lit_llm.config.build import build
 from lit_llm.config.groups import flag_of
-from lit_llm.config.resolve import read_recipe
+from lit_llm.config.objects import RunObjects
+from lit_llm.config.resolve import read_spec
 from lit_llm.core.hardware import chosen_device
 from lit_llm.core.yaml_reading import as_flag
 from lit_llm.models.generation import Sampling as Sampling
@@ -27,7 +28,7 @@ from lit_llm.training.lost_peer import record_collectives
 from lit_llm.training.output_streams import log_to
 
 
-def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None) -> Built:
+def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None) -> RunObjects:
     """Build the `trainer`, `model`, `datamodule` and `config` of `fit --config …`. This writes nothing and reads no data.
 
     Args:
@@ -40,10 +41,10 @@ def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None)
     words = [f"--config={config}" for config in configs]
     words += [f"--{key}={as_flag(value)}" for key, value in (settings or {}).items()]
     with flags(flag_of):  # a dotted key is a flag
-        return build(read_recipe("fit", spelling.check("fit", read(words), alone=True)), memory=memory_problem)
+        return build(read_spec("fit", spelling.check("fit", read(words), alone=True)), memory=memory_problem)
 
 
-def fit(recipe: Built) -> int:
+def fit(recipe: RunObjects) -> int:
     """Train as the command `fit` does, with its log and its evaluation at the end; return the command's exit code.
 
     0: the run is complete. 1: training went wrong, which was printed. 75: a signal stopped it, and everything is saved:
@@ -52,13 +53,13 @@ def fit(recipe: Built) -> int:
     Raises:
         UserError: The data do not fit the run or its weights, or the run folder is in use.
     """
-    trainer, run, log_dir = recipe.trainer, recipe.run, recipe.run.log_dir
+    trainer, spec, log_dir = recipe.trainer, recipe.spec, recipe.spec.log_dir
     if log_dir is not None:
         log_to(log_dir, trainer.global_rank, trainer.world_size)
     if trainer.world_size > 1 and trainer.strategy.root_device.type == "cuda":
-        record_collectives(log_dir or run.run_dir)
-    changes = run.config.accept_changes
-    return _fit(trainer, recipe.model, recipe.datamodule, run.start, run.run_dir, initial=run.initial, accept_changes=changes)
+        record_collectives(log_dir or spec.run_dir)
+    accept, data = spec.config.accept_changes, recipe.datamodule
+    return _fit(trainer, recipe.model, data, spec.start, spec.run_dir, initial=spec.initial, accept_changes=accept)
 
 
 class TrainedModel(nn.Module):

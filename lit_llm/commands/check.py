@@ -33,25 +33,25 @@ def _run(arguments: Arguments, *, full_batch: bool, show: int | None) -> int:
     from rich.table import Table
 
     from lit_llm.config.build import ONE_DEVICE, build
-    from lit_llm.config.resolve import read_recipe
+    from lit_llm.config.resolve import read_spec
     from lit_llm.data import TokenDataModule
     from lit_llm.data.first_batch import batch_as_text, first_batch
     from lit_llm.plan.host_memory import memory_problem
     from lit_llm.plan.planned_recipe import PlannedRecipe
     from lit_llm.training.checklist import CheckedRun, checklist
 
-    recipe = read_recipe("fit", arguments)
-    strategy = recipe.config.trainer.strategy
+    spec = read_spec("fit", arguments)
+    strategy = spec.config.trainer.strategy
     if str(getattr(strategy, "class_path", "")).endswith(".MeshStrategy"):
         PlannedRecipe(arguments)  # the recipe's layout and batch, before both are cut
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
-        recipe.config.histograms = None  # without a logger, it would warn
-        built = build(recipe, run_dir=Path(folder), trainer={**ONE_DEVICE, "limit_val_batches": 1}, memory=memory_problem)
+        spec = spec.with_settings({"histograms": None})  # without a logger, it would warn
+        built = build(spec, run_dir=Path(folder), trainer={**ONE_DEVICE, "limit_val_batches": 1}, memory=memory_problem)
         ours = isinstance(built.datamodule, TokenDataModule)
         if show is not None and ours:
             print(*first_batch(built.datamodule, show), sep="\n")
-        trained, say = built.run.initial is not None, partial(print, flush=True)
-        checked = CheckedRun(built.trainer, built.model, built.datamodule, built.run.run_dir, trained=trained, say=say)
+        trained, say = built.spec.initial is not None, partial(print, flush=True)
+        checked = CheckedRun(built.trainer, built.model, built.datamodule, built.spec.run_dir, trained=trained, say=say)
         batch = "the recipe's batch" if full_batch else checked.cut_batch()
         lines = checklist(checked)
         if show is not None and not ours:

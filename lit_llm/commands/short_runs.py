@@ -6,6 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch.optim import Optimizer
 
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.build import ONE_DEVICE, Built, build
-from lit_llm.config.resolve import devices_of, read_recipe
+from lit_llm.config.build import ONE_DEVICE, build
+from lit_llm.config.devices import devices_of
+from lit_llm.config.objects import RunObjects
+from lit_llm.config.resolve import read_spec
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.data import TokenDataModule
@@ -146,27 +149,24 @@ class ShortRuns:
         return steered.losses or [math.nan]  # no step had a target
 
     @contextmanager
-    def _built(self, rates: dict[str, float], seed: int, limits: dict[str, Any]) -> Iterator[Built]:
+    def _built(self, rates: dict[str, float], seed: int, limits: dict[str, Any]) -> Iterator[RunObjects]:
         """Build the recipe with these rates, and with other weights and another order of the data for each seed."""
-        recipe = read_recipe("fit", self._arguments)
+        settings: dict[str, Any] = {"batch_ramp": None}
+        settings |= {f"data.init_args.{key}": value for key, value in self.data_options.items()}
+        settings |= {f"optimizer.init_args.{key}": rate for key, rate in rates.items()}
+        spec = read_spec("fit", self._arguments)
         if self._notes_said:
-            recipe.notes.clear()
-            recipe.config.trainer.precision = self._precision
-            recipe.config.seed_everything = self.seed + seed
-        recipe.config.batch_ramp = None
-        for key, value in self.data_options.items():
-            recipe.config.data.init_args[key] = value
-        for key, rate in rates.items():
-            recipe.config.optimizer.init_args[key] = rate
+            settings |= {"trainer.precision": self._precision, "seed_everything": self.seed + seed}
+            spec = replace(spec, notes=())
         with tempfile.TemporaryDirectory(prefix="lit_llm-find-") as folder:
-            built = build(recipe, run_dir=Path(folder), trainer=limits, memory=memory_problem)
+            built = build(spec.with_settings(settings), run_dir=Path(folder), trainer=limits, memory=memory_problem)
             self._notes_said, self._precision = True, built.config.trainer.precision
             if seed and hasattr(built.datamodule, "seed"):
                 built.datamodule.seed += seed
             yield built
 
 
-def _steps_of(built: Built) -> int:
+def _steps_of(built: RunObjects) -> int:
     """Optimizer steps of the recipe's run; -1: unknown."""
     data, limits = built.datamodule, built.config.trainer
     if isinstance(data, TokenDataModule) and limits.max_epochs not in (None, -1):

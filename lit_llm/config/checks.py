@@ -8,135 +8,135 @@ from lightning.pytorch import Trainer
 
 from lit_llm.checkpoint.adapters import average_problem, base_checkpoint, base_damage, no_base
 from lit_llm.checkpoint.disk_format import damage_before_load, read_values
-from lit_llm.config.objects import Objects
+from lit_llm.config.objects import RunObjects
 from lit_llm.config.preflight import callback_problems, device_problems, optimizer_device_problem
-from lit_llm.config.resolve import Run
 from lit_llm.core.batch_sizes import small_note
 from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.layout import layout, layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
+from lit_llm.models.lora import rank_problem, target_problems
 from lit_llm.runs.init_from import InitialWeights
 from lit_llm.runs.saved_run import SavedRun
 from lit_llm.training.objective import Objective
 from lit_llm.training.saved_state import class_name
 
 
-def model_problems(run: Run, made: Objects) -> list[str]:
+def model_problems(objects: RunObjects) -> list[str]:
     """Problems of the model, the loss and compute settings, a user's architecture, the objective, and adapters."""
-    parts, model, data, found = made.parts, made.model, made.data, []
+    spec, data, found = objects.spec, objects.datamodule, list[str]()
+    model, loss = spec.model, spec.loss
     if model is not None:
-        found += [problem for problem in model.problems() if problem not in run.problems]  # ranges have been checked
+        found += [problem for problem in model.problems() if problem not in spec.problems]  # ranges have been checked
         if not model.problems() and (getattr(data, "block_size", None) or 0) > model.block_size:
             found.append(
                 f"data.block_size={data.block_size} is longer than model.block_size={model.block_size} "
                 "(--data.block_size, or leave it null to follow the model)"
             )
-        if parts.get("expert_balance") is not None and model.moe is None and made.architecture is None:
+        if "expert_balance" in objects.parts and model.moe is None and objects.architecture is None:
             found.append(
                 "expert_balance moves the biases of experts, but the model has none "
                 "(--model.moe.experts 8, or --expert_balance null)"
             )
-        loss = parts.get("loss")
         if loss is not None and loss.ahead_weight != type(loss).ahead_weight and not model.predict_ahead:
             found.append(
                 f"loss.ahead_weight is {loss.ahead_weight:g}, but no further token is predicted (--model.predict_ahead 1)"
             )
-    for group in ("loss", "compute"):
-        found += parts[group].problems() if group in parts else []
-    if made.architecture is not None and {"model", "loss", "compute"} <= parts.keys():
-        found += made.architecture.problems(parts["model"], parts["loss"].chunk_size, parts["compute"])
-    return found + _objective_problems(run, made) + _lora_problems(run, made)
+    found += [] if loss is None else loss.problems()
+    found += [] if spec.compute is None else spec.compute.problems()
+    if objects.architecture is not None and model is not None and loss is not None and spec.compute is not None:
+        found += objects.architecture.problems(model, loss.chunk_size, spec.compute)
+    return found + _objective_problems(objects) + _lora_problems(objects)
 
 
-def _objective_problems(run: Run, made: Objects) -> list[str]:
-    objective: Objective | None = made.parts.get("objective")
+def _objective_problems(objects: RunObjects) -> list[str]:
+    objective: Objective | None = objects.parts.get("objective")
     if objective is None:
         return []
-    name, found = type(objective).__name__, objective.problems(made.parts)
-    if objective.needs_gpt and made.architecture is not None:
+    name, found = type(objective).__name__, objective.problems(objects.parts)
+    if objective.needs_gpt and objects.architecture is not None:
         found.append(
-            f"objective {name} trains lit_llm's GPT only, not {made.architecture.class_path} (--objective CrossEntropy)"
+            f"objective {name} trains lit_llm's GPT only, not {objects.architecture.class_path} (--objective CrossEntropy)"
         )
-    if objective.uses_reference and run.lacks_weights:
+    if objective.uses_reference and objects.spec.lacks_weights:
         found.append(f"objective {name} compares with the model that training starts from: name its run (--init_from RUN)")
     return found
 
 
-def _lora_problems(run: Run, made: Objects) -> list[str]:
-    parts, model = made.parts, made.model
-    lora: LoRAConfig | None = parts.get("lora")
+def _lora_problems(objects: RunObjects) -> list[str]:
+    spec, model, lora = objects.spec, objects.spec.model, objects.spec.lora
     if lora is None:
         return []
-    if made.architecture is not None:
+    if objects.architecture is not None:
         return [
-            f"lora adapts the linear layers of lit_llm's GPT only, not those of {made.architecture.class_path} (--lora null)"
+            f"lora adapts the linear layers of lit_llm's GPT only, not those of {objects.architecture.class_path} (--lora null)"
         ]
     found = []
-    if model is not None and model.moe is not None and run.fits:
-        balance, lacks = parts.get("expert_balance"), "lora saves adapters only, and not the routers' loads and biases"
+    if model is not None and model.moe is not None and spec.fits:
+        balance, lacks = objects.parts.get("expert_balance"), "lora saves adapters only, and not the routers' loads and biases"
         found += [f"{lacks}: leave out the loss that needs them (--model.moe.balance 0)"] * bool(model.moe.balance)
         moves = balance is not None and balance.rate
         found += [f"{lacks}: leave out what moves them (--expert_balance null)"] * bool(moves)
-    if run.lacks_weights:
+    if spec.lacks_weights:
         found.append("lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)")
-    if "compute" in parts and parts["compute"].float8:
+    if spec.compute is not None and spec.compute.float8:
         found.append("lora does not work with compute.float8, which replaces the layers (--compute.float8 false)")
     if model is not None and not model.problems():
         found += target_problems(lora, model)
         # An imported adapter of the package peft may have any rank, and is evaluated as it is.
-        found += filter(None, [rank_problem(lora, model) if run.fits else None])
+        found += filter(None, [rank_problem(lora, model) if spec.fits else None])
     return found
 
 
-def training_problems(run: Run, made: Objects) -> list[str]:
+def training_problems(objects: RunObjects) -> list[str]:
     """Problems of the callbacks, and of the end, of a run of `fit`."""
-    if not run.fits or made.trainer is None:
+    if not objects.spec.fits or objects.trainer is None:
         return []
-    found = callback_problems(made.trainer, made.data)
-    endless = made.trainer.max_steps == -1 and made.trainer.max_epochs in (None, -1)
-    if endless and not getattr(made.data, "needs_max_steps", False):  # such data refuse a run without max_steps themselves
+    found = callback_problems(objects.trainer, objects.datamodule)
+    endless = objects.trainer.max_steps == -1 and objects.trainer.max_epochs in (None, -1)
+    if endless and not getattr(
+        objects.datamodule, "needs_max_steps", False
+    ):  # such data refuse a run without max_steps themselves
         found.append("the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs")
     return found
 
 
-def data_problems(run: Run, made: Objects) -> list[str]:
+def data_problems(objects: RunObjects) -> list[str]:
     """Problems of the layout over devices, and of the data for it. A sentence about missing files is a `MissingFiles`."""
-    data, trainer = made.data, made.trainer
+    data, trainer = objects.datamodule, objects.trainer
     ranks: int | None = 1
     found: list[str] = []
     if trainer is not None:
-        ranks, found = _layout(run, made, trainer)
+        ranks, found = _layout(objects, trainer)
     if ranks is None or not hasattr(data, "problems"):
         return found
     return [*found, *data.problems(ranks)]
 
 
-def _layout(run: Run, made: Objects, trainer: Trainer) -> tuple[int | None, list[str]]:
+def _layout(objects: RunObjects, trainer: Trainer) -> tuple[int | None, list[str]]:
     """(number of data-parallel ranks, None if the layout is impossible; problems of the layout and of its devices)."""
-    parts, model, machine = made.parts, made.model, run.machine
-    laid_out = model, made.architecture, parts.get("compute"), str(run.config.trainer.precision), parts.get("loss")
+    spec, machine = objects.spec, objects.spec.machine
+    laid_out = spec.model, objects.architecture, spec.compute, str(spec.config.trainer.precision), spec.loss
     if machine is not None:
-        devices = machine.devices_for(run.config)
-        if isinstance(made.strategy, MeshStrategy):
-            return layout(made.strategy, devices, *laid_out)
+        devices = machine.devices_for(spec.config)
+        if isinstance(objects.strategy, MeshStrategy):
+            return layout(objects.strategy, devices, *laid_out)
         try:
-            return layout_of(made.strategy or "auto", devices, machine.per_node).data_parallel, []
+            return layout_of(objects.strategy or "auto", devices, machine.per_node).data_parallel, []
         except UserError as error:
             return None, [str(error)]
     ranks, found = layout(trainer.strategy, trainer.world_size, *laid_out)
-    found += device_problems(trainer, parts.get("compute"), model if made.architecture is None else None)
-    if run.fits:
-        found += filter(None, [optimizer_device_problem(trainer, run.config.optimizer)])
+    found += device_problems(trainer, spec.compute, spec.model if objects.architecture is None else None)
+    if spec.fits:
+        found += filter(None, [optimizer_device_problem(trainer, objects.spec.config.optimizer)])
     return ranks, found
 
 
-def batch_notes(run: Run, made: Objects) -> list[str]:
+def batch_notes(objects: RunObjects) -> list[str]:
     """Notes about a run of `fit` without problems whose micro-batches are far smaller than they may be."""
-    data, trainer = made.data, made.trainer
-    ranks = None if trainer is None or not run.fits else _layout(run, made, trainer)[0]
+    data, trainer = objects.datamodule, objects.trainer
+    ranks = None if trainer is None or not objects.spec.fits else _layout(objects, trainer)[0]
     if ranks is None or not isinstance(data, TokenDataModule):
         return []
     ramp, length = data.ramp, data.block_size
@@ -144,23 +144,25 @@ def batch_notes(run: Run, made: Objects) -> list[str]:
     return [note for size in sorted(sizes) for note in small_note(size, data.micro_batch_size, ranks, data.pipeline)]
 
 
-def checkpoint_problems(run: Run, made: Objects) -> list[str]:
+def checkpoint_problems(objects: RunObjects) -> list[str]:
     """Why the run does not fit the checkpoint that it continues from, or that is evaluated."""
-    optimizer_class = None if made.optimizer is None else class_name(made.optimizer)
-    accepted = run.fits and run.config.accept_changes
-    lora = made.parts.get("lora")
-    return run.start.changes(made.model, made.architecture, lora, optimizer_class, made.data, accepted=accepted)
+    optimizer_class = None if objects.optimizer is None else class_name(objects.optimizer)
+    spec = objects.spec
+    accepted = spec.fits and spec.config.accept_changes
+    return spec.start.changes(
+        spec.model, objects.architecture, spec.lora, optimizer_class, objects.datamodule, accepted=accepted
+    )
 
 
-def base_of_adapters(run: Run, made: Objects) -> tuple[Path | None, list[str]]:
+def base_of_adapters(objects: RunObjects) -> tuple[Path | None, list[str]]:
     """(frozen weights of a LoRA run that resumes or is evaluated, why they cannot be used). Only rank 0 looks for them.
 
     init_from names them, as when the run began. If that folder is gone, the checkpoint knows where they were.
     """
-    saved, path = run.start.saved, run.config.init_from
-    if saved is None or made.parts.get("lora") is None or not is_rank_zero():
+    saved, path = objects.spec.start.saved, objects.spec.config.init_from
+    if saved is None or objects.spec.lora is None or not is_rank_zero():
         return None, []
-    named = run.recipe.initial
+    named = objects.spec.named_weights
     if named is None and path is not None and Path(path).exists():
         named = InitialWeights.find(Path(path))
     try:
@@ -168,36 +170,36 @@ def base_of_adapters(run: Run, made: Objects) -> tuple[Path | None, list[str]]:
     except UserError as error:
         return None, [str(error)]
     values = read_values(base) if named is None else named.saved.values
-    damage = damage_before_load(base, ranks=made.ranks) or base_damage(values, base)
+    damage = damage_before_load(base, ranks=objects.ranks) or base_damage(values, base)
     return base, [damage] if damage else []
 
 
-def initial_problems(run: Run, made: Objects) -> list[str]:
+def initial_problems(objects: RunObjects) -> list[str]:
     """Why the weights that a run starts with do not fit the recipe."""
-    initial = run.initial
+    initial = objects.spec.initial
     if initial is None:
         return []
-    of_teacher = run.recipe.command == "prepare"  # a teacher may be another model
-    found = [] if made.model is None or of_teacher else initial.model_problems(made.model, made.architecture)
-    damage = initial.damage(ranks=made.ranks)
-    return [*found, damage] if damage else [*found, *_average_problems(run, made, initial.saved)]
+    of_teacher = objects.spec.command == "prepare"  # a teacher may be another model
+    found = [] if objects.spec.model is None or of_teacher else initial.model_problems(objects.spec.model, objects.architecture)
+    damage = initial.damage(ranks=objects.ranks)
+    return [*found, damage] if damage else [*found, *_average_problems(objects, initial.saved)]
 
 
-def evaluation_problems(run: Run, made: Objects) -> list[str]:
+def evaluation_problems(objects: RunObjects) -> list[str]:
     """Why a checkpoint lacks the weights that an evaluation asks for."""
-    saved, config = run.start.saved, run.config
-    if saved is None or run.fits or not is_rank_zero():
+    saved, config = objects.spec.start.saved, objects.spec.config
+    if saved is None or objects.spec.fits or not is_rank_zero():
         return []
     # In recipes, and to resume, init_from is where the run began. A flag names base weights of adapters.
-    is_named = run.recipe.arguments.asks_for("init_from") is not None and config.init_from is not None
-    unused = [no_base(saved.path)] if is_named and made.parts.get("lora") is None else []
-    return unused or _average_problems(run, made, saved)
+    is_named = objects.spec.arguments.asks_for("init_from") is not None and config.init_from is not None
+    unused = [no_base(saved.path)] if is_named and objects.spec.lora is None else []
+    return unused or _average_problems(objects, saved)
 
 
-def _average_problems(run: Run, made: Objects, saved: SavedRun) -> list[str]:
+def _average_problems(objects: RunObjects, saved: SavedRun) -> list[str]:
     """Why the average of the weights in a checkpoint cannot be used, if it is asked for."""
-    if not run.uses_average or not is_rank_zero():
+    if not objects.spec.uses_average or not is_rank_zero():
         return []
-    if run.fits and made.parts.get("lora") is not None:
+    if objects.spec.fits and objects.spec.lora is not None:
         return ["lora needs weights, not an average: write it as weights with `export --format ckpt --ema` (--use_ema)"]
     return [*filter(None, [average_problem(saved.values, saved.path, "--use_ema")])]

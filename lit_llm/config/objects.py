@@ -12,13 +12,14 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import instantiate_class
 from torch.optim import Optimizer
 
+from lit_llm.config.devices import devices_problem
 from lit_llm.config.groups import ARCHITECTURE, CALLBACKS
-from lit_llm.config.parse_errors import is_mistake, reason
-from lit_llm.config.preflight import accelerator_problem, devices_problem, launcher_problem, logger_problems, name_problems
+from lit_llm.config.parse_errors import is_mistake
+from lit_llm.config.preflight import accelerator_problem, launcher_problem, logger_problems, name_problems
 from lit_llm.config.recipe_files import reference_curve
-from lit_llm.config.resolve import Run
-from lit_llm.config.trainer import make_trainer, trainer_settings
-from lit_llm.core.errors import UserError
+from lit_llm.config.run_spec import RunSpec
+from lit_llm.config.trainer import make_trainer
+from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.data import TokenDataModule
 from lit_llm.models.config import MODEL_DOMAINS
 from lit_llm.models.custom import Architecture
@@ -26,34 +27,43 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.optim import scale_rates
 from lit_llm.optim.torch_muon import REPLACED
 from lit_llm.runs.curve_follower import CurveFollower
+from lit_llm.training.language_model import LanguageModel
 
 
 @dataclass(frozen=True)
-class Objects:
-    """The objects that were built for a run.
+class RunObjects:
+    """The objects of a run.
 
     Attributes:
         parts: the objects of the groups, by group; groups that are off, or could not be built, are missing.
         optimizer: the optimizer for two small parameters.
+        trainer: the Trainer. None: `prepare` has none, and neither has a run whose settings are refused.
         strategy: the strategy that trains: the Trainer's, or for another machine, the one that the recipe names.
         problems: why objects are missing, one sentence each.
+        missing_data: sentences about data files that are not on this machine. Only with `spec.machine`.
+        model: the model, built after all checks. None: `prepare` has none.
     """
 
+    spec: RunSpec
     parts: dict[str, Any]
     architecture: Architecture | None
     follower: CurveFollower | None
     optimizer: Optimizer | None
-    trainer: Trainer | None
+    trainer: Trainer
     strategy: Any
     problems: tuple[str, ...]
+    missing_data: tuple[str, ...] = ()
+    model: LanguageModel = None  # type: ignore[assignment]  # of `prepare`, and until the checks have passed
 
     @property
-    def data(self) -> Any:
+    def config(self) -> Namespace:
+        """Every setting, with the run folder and the settings that follow from resuming filled in."""
+        return self.spec.config
+
+    @property
+    def datamodule(self) -> Any:
+        """The LightningDataModule; None if it could not be built."""
         return self.parts.get("data")
-
-    @property
-    def model(self) -> GPTConfig | None:
-        return self.parts.get("model")
 
     @property
     def ranks(self) -> int:
@@ -61,35 +71,38 @@ class Objects:
         return 1 if self.trainer is None else self.trainer.world_size
 
 
-def make_objects(run: Run, replaced: Mapping[str, Any]) -> Objects:
-    """Build the objects that a run names, and let its data follow its model and its Trainer.
+def make_objects(spec: RunSpec, replaced: Mapping[str, Any]) -> RunObjects:
+    """Build the objects that a run names, but its model, and let its data follow its model and its Trainer.
 
     Args:
         replaced: Trainer settings used instead of the recipe's.
     """
-    config, machine = run.config, run.machine
-    parts, problems = _parts(run)
-    follower, optimizer, trainer = None, None, None
-    if run.fits and config.check_against is not None and "check_tolerance" not in run.refused:
-        try:
-            path = reference_curve(config.check_against, run.recipe.arguments.config_files)
+    config, problems = spec.config, list[str]()
+    parts: dict[str, Any] = {"model": spec.model, "lora": spec.lora, "loss": spec.loss, "compute": spec.compute}
+    for group in ("objective", "data", *CALLBACKS):
+        if group not in spec.refused:
+            with noting(problems):
+                parts[group] = spec.build(group)
+    parts = {group: built for group, built in parts.items() if built is not None}
+    follower, optimizer, trainer, strategy = None, None, None, None
+    if spec.fits and config.check_against is not None and "check_tolerance" not in spec.refused:
+        with noting(problems):
+            path = reference_curve(config.check_against, spec.arguments.config_files)
             follower = CurveFollower.of_file(path, config.check_tolerance)
-        except UserError as error:
-            problems += str(error).splitlines()
-    if run.recipe.command != "prepare":
-        if "optimizer" not in run.refused:
-            optimizer, found = _small_optimizer(config, parts.get("model"))
-            problems += found
-        if not {"trainer", "seed_everything"} & run.refused:
-            trainer, found = _trainer(run, parts, follower, replaced)
-            problems += found
-    strategy = None if trainer is None else trainer.strategy
-    if machine is not None and "trainer" not in run.refused:
-        strategy = trainer_settings(run.recipe, without=("logger", "callbacks", "profiler", "plugins"))["strategy"]
+    if spec.command != "prepare":
+        if "optimizer" not in spec.refused:
+            with noting(problems):
+                optimizer = _small_optimizer(config, spec.model)
+        if not {"trainer", "seed_everything"} & spec.refused:
+            with noting(problems):
+                trainer = _trainer(spec, parts, follower, replaced)
+                strategy = trainer.strategy
+    if spec.machine is not None and "trainer" not in spec.refused:
+        strategy = spec.build("trainer", without=("logger", "callbacks", "profiler", "plugins")).strategy
     architecture = Architecture.of(config.get(ARCHITECTURE))
-    made = Objects(parts, architecture, follower, optimizer, trainer, strategy, tuple(problems))
-    _connect(run, made)
-    return made
+    objects = RunObjects(spec, parts, architecture, follower, optimizer, trainer, strategy, tuple(problems))  # type: ignore[arg-type]
+    _connect(objects)
+    return objects
 
 
 def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimizer:
@@ -100,30 +113,12 @@ def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimiz
     return instantiate_class((groups,), chosen)
 
 
-def _parts(run: Run) -> tuple[dict[str, Any], list[str]]:
-    """The objects of all groups that can be built, except those whose numbers are refused.
+def _small_optimizer(config: Namespace, model: GPTConfig | None) -> Optimizer:
+    """The optimizer for two small parameters.
 
-    A model's configuration is built nevertheless, for the rules about several of its numbers.
+    Raises:
+        UserError: It cannot be built.
     """
-    parts: dict[str, Any] = {}
-    problems: list[str] = []
-    for group in ("model", "lora", "objective", "loss", "compute", "data", *CALLBACKS):
-        if group in run.refused - {"model"}:
-            continue
-        try:
-            value = run.recipe.parser.instantiate(Namespace({group: run.config[group]})).get(group)
-        except Exception as error:  # constructors of torch, Lightning and users raise many types
-            if not is_mistake(error):
-                raise
-            problems.append(reason(str(error)))
-            continue
-        if value is not None:
-            parts[group] = value
-    return parts, problems
-
-
-def _small_optimizer(config: Namespace, model: GPTConfig | None) -> tuple[Optimizer | None, list[str]]:
-    """(the optimizer for two small parameters, or None; why it cannot be built)."""
     matrix, vector = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
     try:
         optimizer = optimizer_of(config, [{"params": [matrix], "name": "matrix"}, {"params": [vector], "name": "vector"}])
@@ -132,55 +127,54 @@ def _small_optimizer(config: Namespace, model: GPTConfig | None) -> tuple[Optimi
             raise
         message = str(error).rstrip(".")
         flag = "" if "(--" in message else " (--optimizer)"
-        return None, [f"optimizer {config.optimizer.class_path} cannot be built: {message}{flag}"]
+        raise UserError(f"optimizer {config.optimizer.class_path} cannot be built: {message}{flag}") from error
     if model is not None and model.size_ratios is not None:
-        try:
-            scale_rates(optimizer, *model.size_ratios)
-        except UserError as error:
-            return None, [str(error)]
-    return optimizer, []
+        scale_rates(optimizer, *model.size_ratios)
+    return optimizer
 
 
-def _trainer(
-    run: Run, parts: dict[str, Any], follower: CurveFollower | None, replaced: Mapping[str, Any]
-) -> tuple[Trainer | None, list[str]]:
-    config = run.config.trainer
+def _trainer(spec: RunSpec, parts: dict[str, Any], follower: CurveFollower | None, replaced: Mapping[str, Any]) -> Trainer:
+    """The Trainer.
+
+    Raises:
+        UserError: Its settings do not fit this machine, or Lightning refuses them.
+    """
+    config = spec.config.trainer
     wanted = Namespace({**vars(config), **replaced})
     problem = devices_problem(config.devices) or accelerator_problem(wanted) or launcher_problem(wanted.strategy)
-    names = [] if problem else name_problems(config)
-    if found := [*([problem] if problem else names), *logger_problems(wanted.logger)]:
-        return None, found
-
+    refuse([*([problem] if problem else name_problems(config)), *logger_problems(wanted.logger)])
     callbacks = [parts[group] for group in CALLBACKS if group in parts]
     try:
-        return make_trainer(run, callbacks, extra_logger=follower, replaced=replaced), []
+        return make_trainer(spec, callbacks, extra_logger=follower, replaced=replaced)
     except Exception as error:  # Lightning raises many types
         if not is_mistake(error):
             raise
         message = " ".join(str(error).split()).rstrip(".")
         if "(--" in message:
-            return None, [message]
-        keys = _settings_to_blame(run, replaced, message)
-        return None, [f"trainer: {message} ({', '.join(f'--trainer.{key}' for key in keys) or '--trainer'})"]
+            raise UserError(message) from error
+        keys = _settings_to_blame(spec, replaced, message)
+        flags = ", ".join(f"--trainer.{key}" for key in keys) or "--trainer"
+        raise UserError(f"trainer: {message} ({flags})") from error
 
 
-def _settings_to_blame(run: Run, replaced: Mapping[str, Any], message: str) -> list[str]:
+def _settings_to_blame(spec: RunSpec, replaced: Mapping[str, Any], message: str) -> list[str]:
     """The settings that a message of Lightning names; all that differ from the defaults if it names none."""
-    defaults = vars(run.recipe.parser.get_defaults().trainer)
-    changed = [key for key, value in vars(run.config.trainer).items() if key not in replaced and value != defaults[key]]
+    defaults = vars(spec.parser.get_defaults().trainer)
+    changed = [key for key, value in vars(spec.config.trainer).items() if key not in replaced and value != defaults[key]]
     return [key for key in changed if key in message] or changed
 
 
-def _connect(run: Run, made: Objects) -> None:
+def _connect(objects: RunObjects) -> None:
     """Give the data the settings that they follow: the model's block size, and the run's batch ramp, length and pipeline."""
-    data, trainer, model = made.data, made.trainer, made.model
+    spec, data, trainer = objects.spec, objects.datamodule, objects.trainer
+    model = spec.model
     if model is not None and MODEL_DOMAINS["block_size"].accepts(model.block_size) and getattr(data, "block_size", 0) is None:
         data.block_size = model.block_size
     if not isinstance(data, TokenDataModule):
         return
-    if run.fits:
-        data.find_ramp([made.parts.get("batch_ramp")] if trainer is None else trainer.callbacks)  # type: ignore[attr-defined]
-    if run.fits and trainer is not None:
-        saved = (run.start if run.machine is None else run.machine.start).saved_data(data)
+    if spec.fits:
+        data.find_ramp([objects.parts.get("batch_ramp")] if trainer is None else trainer.callbacks)  # type: ignore[attr-defined]
+    if spec.fits and trainer is not None:
+        saved = (spec.start if spec.machine is None else spec.machine.start).saved_data(data)
         data.find_run(max_steps=trainer.max_steps, max_epochs=trainer.max_epochs, saved=saved)
-    data.find_pipeline(made.strategy)
+    data.find_pipeline(objects.strategy)

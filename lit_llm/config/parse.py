@@ -1,114 +1,27 @@
-"""From arguments to a parsed recipe. Nothing is built or written here, and only recipe files are read."""
+"""From arguments to a run. Nothing is built or written here, and only recipe files are read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from jsonargparse import Namespace
 
 from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, leaves, needs_value, plain_key, read
 from lit_llm.config.class_defaults import drop_arguments_of_other_classes, fill_adamw, restore_defaults
-from lit_llm.config.groups import ARCHITECTURE, OF_ARCHITECTURES, Command
+from lit_llm.config.groups import Command
 from lit_llm.config.mixture_keys import with_empty_sources
 from lit_llm.config.parse_errors import explain
-from lit_llm.config.parser import RecipeParser, class_path, make_parser
+from lit_llm.config.parser import class_path, make_parser
 from lit_llm.config.ranges import null_problems, number_problems, restore_whole_numbers
+from lit_llm.config.run_spec import RunSpec
 from lit_llm.config.spelling import refuse_groups_without_keys
 from lit_llm.config.warmup import settle_warmup, take_warmup
-from lit_llm.core.errors import UserError, noting, report
-from lit_llm.core.yaml_reading import read_yaml, refusal
-from lit_llm.runs.init_from import InitialWeights
+from lit_llm.core.errors import noting
+from lit_llm.core.yaml_reading import refusal
 
 
-@dataclass
-class Recipe:
-    """A parsed recipe.
-
-    Attributes:
-        config: every setting, with the defaults of the chosen classes.
-        given: dotted keys that a recipe file or a flag sets, without `init_args`.
-        problems: one sentence per mistake. `config` then has only the settings without mistakes.
-        notes: sentences to print if there are no problems, such as the arguments that another class drops.
-        warmup: the share or the tokens from which `schedule.warmup_steps` follows. None: steps are given, or the default.
-        initial: the weights that `init_from` names. `resolve.read_recipe` finds them.
-        initial_problems: why these weights cannot be used. A run that is resumed ignores them.
-    """
-
-    command: Command
-    arguments: Arguments
-    parser: RecipeParser
-    config: Namespace
-    given: set[str]
-    problems: list[str]
-    notes: list[str]
-    warmup: Assignment | None = None
-    initial: InitialWeights | None = None
-    initial_problems: list[str] = field(default_factory=list)
-
-    @property
-    def describes_model(self) -> bool:
-        """Whether the recipe itself says what the model is, so that it can be planned without the weights of `init_from`."""
-        return {"model.n_layer", "model.n_embd"} <= self.given
-
-    def as_yaml(self, *, without: Collection[str] = ()) -> str:
-        """Every setting, as YAML that runs as it is.
-
-        With a user's architecture, only few settings of `model` are written. For a class of another package in `trainer`, only
-        given arguments are written: its defaults differ between versions, and some cannot be written.
-
-        Args:
-            without: keys that are left out.
-        """
-        config = self.config.clone()
-        for key in without:
-            config.pop(key, None)
-        if config.get(ARCHITECTURE) is not None:
-            config.model = Namespace({name: config.model[name] for name in OF_ARCHITECTURES})
-        for key in _TRAINER_CLASSES:
-            given = self._given_arguments(f"trainer.{key}")
-            entries = config.trainer.get(key)
-            for entry in entries if isinstance(entries, list) else [entries]:
-                if isinstance(entry, Namespace) and not str(entry.get("class_path")).startswith("lit_llm."):
-                    arguments = entry.get("init_args") or Namespace()
-                    entry.init_args = Namespace({name: arguments[name] for name in vars(arguments) if name in given})
-        return self.parser.dump(config, skip_unset=False, skip_validation=True)
-
-    def _given_arguments(self, key: str) -> set[str]:
-        """Names of the arguments that are given to the class, or to the list of classes, of a key."""
-        found = {each.removeprefix(f"{key}.").partition(".")[0] for each in self.given if each.startswith(f"{key}.")}
-        entries: list[Any] = [a.value for a in self.arguments.assignments if a.key.removesuffix("+") == key]
-        while entries:
-            entry = entries.pop()
-            if isinstance(entry, str) and entry.lstrip().startswith("["):
-                entry = read_yaml(entry)  # a list as a flag
-            if isinstance(entry, list):
-                entries += entry
-            elif isinstance(entry, dict):
-                found |= (entry.get("init_args") or {}).keys()
-        return found
-
-    def settings(self) -> dict[str, Any]:
-        """Every setting as a plain value, by its key."""
-        return dict(leaves(read_yaml(self.as_yaml())))
-
-    def raise_problems(self) -> None:
-        """Print the notes, unless there are problems.
-
-        Raises:
-            UserError: There are problems, or some have been printed already.
-        """
-        if self.problems or self.arguments.reported:
-            raise UserError("\n".join(self.problems))
-        report("\n".join(self.notes), kind="note")
-
-
-_TRAINER_CLASSES = ("logger", "callbacks", "plugins", "profiler", "strategy")
-"""Settings of the Trainer that take classes of any package."""
-
-
-def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str, Any] | None = None) -> Recipe:
+def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str, Any] | None = None) -> RunSpec:
     """Parse the arguments of a command. Mistakes in values are collected in `problems`.
 
     Args:
@@ -143,7 +56,7 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
         notes += fill_adamw(config, given) if optimizers[-1:] == ["AdamW"] else []
         with noting(problems):
             notes += settle_warmup(warmup, config) if warmup is not None else []
-    return Recipe(command, arguments, parser, config, given, problems, notes, warmup)
+    return RunSpec(command, arguments, parser, config, frozenset(given), tuple(problems), tuple(notes), warmup)
 
 
 _ALTERNATIVES = (

@@ -14,8 +14,8 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_llm import callbacks
+from lit_llm.config.devices import device_numbers
 from lit_llm.config.parse_errors import is_mistake
-from lit_llm.config.resolve import device_numbers
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.block_kernels import float8_problem
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -57,23 +57,6 @@ def optimizer_device_problem(trainer: Trainer, optimizer: Namespace) -> str | No
             f"optimizer.foreach is true, but on a CPU torch then rounds betas and decay as {trainer.precision} rounds weights: "
             "0.999 is 1 in bf16 (--optimizer.foreach false)"
         )
-    return None
-
-
-def devices_problem(devices: Any) -> str | None:
-    """Why `trainer.devices` (auto, a number, or a list of devices, also as text) is wrong on any machine; None if it is not."""
-    if devices in ("auto", None):
-        return None
-    rule = "the number of devices, at least 1, or auto, or -1 for all GPUs, or a list such as [0,1]"
-    try:
-        numbers, listed = device_numbers(devices)
-    except ValueError:
-        return f"trainer.devices is {devices!r}, it must be {rule} (--trainer.devices auto)"
-    if not numbers or (min(numbers) < 0 if listed else numbers[0] == 0 or numbers[0] < -1):
-        return f"trainer.devices is {devices}, it must be {rule} (--trainer.devices 1)"
-    if listed and len(set(numbers)) < len(numbers):
-        unique = ",".join(str(number) for number in dict.fromkeys(numbers))
-        return f"trainer.devices is {devices}, which names a device twice (--trainer.devices [{unique}])"
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import NoneType, UnionType
 from typing import Any, NamedTuple
 
@@ -135,7 +135,7 @@ def _inside(key: str, value: Any) -> Iterator[Argument]:
                 yield from _inside(f"{key}.{name}", each)
 
 
-def number_problems(config: Namespace, given: set[str]) -> dict[str, str]:
+def number_problems(config: Namespace, given: Collection[str]) -> dict[str, str]:
     """A sentence for each number outside its range, by dotted key.
 
     Args:

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from lit_llm import callbacks
 from lit_llm.config.groups import LAUNCH_ONLY
-from lit_llm.config.resolve import Run
+from lit_llm.config.run_spec import RunSpec
 from lit_llm.runs.resume import is_path
 from lit_llm.runs.setting_changes import to_remember
 from lit_llm.training.folder_guard import FolderGuard
@@ -18,7 +18,9 @@ from lit_llm.training.progress_watch import ProgressWatch
 from lit_llm.training.save_config import SaveRunFolder
 
 
-def run_callbacks(run: Run, own: list[Callback], groups: list[Callback], *, saves: bool, progress_bar: bool) -> list[Callback]:
+def run_callbacks(
+    spec: RunSpec, own: list[Callback], groups: list[Callback], *, saves: bool, progress_bar: bool
+) -> list[Callback]:
     """The callbacks for the Trainer, which adds those that its own settings ask for.
 
     Args:
@@ -27,28 +29,28 @@ def run_callbacks(run: Run, own: list[Callback], groups: list[Callback], *, save
         saves: whether the run writes its folder.
     """
     chosen = [each for each in groups if progress_bar or not isinstance(each, callbacks.TrainingProgress)]
-    if not run.fits:  # only callbacks that show progress or score take part
+    if not spec.fits:  # only callbacks that show progress or score take part
         return [*own, *(c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores))]
     found = [callbacks.LoggerErrors(), *own, *chosen]
-    if run.config.model.moe and not any(isinstance(callback, callbacks.ExpertBalance) for callback in found):
+    if spec.config.model.moe and not any(isinstance(callback, callbacks.ExpertBalance) for callback in found):
         found.append(callbacks.ExpertBalance(rate=0.0))  # experts' loads are logged whatever balances them
-    found += [callbacks.StepSeed(int(run.config.seed_everything)), callbacks.DDPBucketWarmup()]
+    found += [callbacks.StepSeed(int(spec.config.seed_everything)), callbacks.DDPBucketWarmup()]
     if saves:
-        left_out = LAUNCH_ONLY if is_path(run.config.resume) else (*LAUNCH_ONLY, "resume")  # the origin of a branch is kept
-        text, settings = run.recipe.as_yaml(without=left_out), to_remember(run.recipe.settings())
-        found.append(SaveRunFolder(text, settings, scratch=run.scratch))
-    return found if run.scratch else [*_of_launches(run, found)]
+        left_out = LAUNCH_ONLY if is_path(spec.config.resume) else (*LAUNCH_ONLY, "resume")  # the origin of a branch is kept
+        text, settings = spec.as_yaml(without=left_out), to_remember(spec.settings())
+        found.append(SaveRunFolder(text, settings, scratch=spec.scratch))
+    return found if spec.scratch else [*_of_launches(spec, found)]
 
 
-def _of_launches(run: Run, found: list[Callback]) -> Iterator[Callback]:
+def _of_launches(spec: RunSpec, found: list[Callback]) -> Iterator[Callback]:
     """The callbacks, with more of them that only a run which is kept needs: they watch it, refuse it and guard its folder."""
-    yield ProgressWatch(run.config.hang_timeout, run.log_dir or run.run_dir)
-    yield StayEnded(run.start.end is not None)
+    yield ProgressWatch(spec.config.hang_timeout, spec.log_dir or spec.run_dir)
+    yield StayEnded(spec.start.end is not None)
     for callback in found:
         if isinstance(callback, EarlyStopping | callbacks.StepCheckpoint):
             yield RequireMonitor(callback)
         yield callback
     if not any(isinstance(callback, callbacks.ValidateEvery) for callback in found):
         yield ValidateLast()
-    if run.start.lock is not None:
-        yield FolderGuard(run.run_dir, run.start, replace=run.config.replace)
+    if spec.start.lock is not None:
+        yield FolderGuard(spec.run_dir, spec.start, replace=spec.config.replace)

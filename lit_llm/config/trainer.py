@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lit_llm import callbacks
 from lit_llm.callbacks.tensorboard_setup import tensorboard_logger
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
-from lit_llm.config.parse import Recipe
-from lit_llm.config.parse_errors import is_mistake, reason
-from lit_llm.config.resolve import Run
 from lit_llm.config.run_callbacks import run_callbacks
+from lit_llm.config.run_spec import RunSpec
 from lit_llm.core._lightning import before_connecting, keep_order_of_loaders, watch_launched
 from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError
@@ -37,7 +35,7 @@ from lit_llm.training.lost_peer import launched_rank_ended
 from lit_llm.training.meeting import meet
 
 
-def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | None, replaced: Mapping[str, Any]) -> Trainer:
+def make_trainer(spec: RunSpec, groups: list[Callback], *, extra_logger: Logger | None, replaced: Mapping[str, Any]) -> Trainer:
     """Build the Trainer of a run.
 
     Args:
@@ -45,12 +43,12 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
         extra_logger: a logger beside the recipe's.
         replaced: settings used instead of the recipe's.
     """
-    if run.start.step is not None:
-        _continue_logged_runs(run.config.trainer.get("logger"), run.run_dir)
-    settings = {**trainer_settings(run.recipe, without=replaced), **replaced, "default_root_dir": str(run.run_dir)}
-    settings["logger"] = _loggers(settings["logger"], run.run_dir, run.start) if run.fits else False  # not of evaluations
+    if spec.start.step is not None:
+        _continue_logged_runs(spec.config.trainer.get("logger"), spec.run_dir)
+    settings = {**spec.build("trainer", without=replaced).as_dict(), **replaced, "default_root_dir": str(spec.run_dir)}
+    settings["logger"] = _loggers(settings["logger"], spec.run_dir, spec.start) if spec.fits else False  # not of evaluations
     own, progress_bar = _as_list(settings["callbacks"]), settings["enable_progress_bar"] is not False
-    settings["callbacks"] = run_callbacks(run, own, groups, saves=not settings["fast_dev_run"], progress_bar=progress_bar)
+    settings["callbacks"] = run_callbacks(spec, own, groups, saves=not settings["fast_dev_run"], progress_bar=progress_bar)
     if not any(isinstance(callback, Checkpoint) for callback in settings["callbacks"]):
         settings["enable_checkpointing"] = False  # otherwise Lightning adds a checkpoint callback
     if isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload"):
@@ -69,7 +67,7 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
         )
     keep_order_of_loaders(trainer)
     if trainer.world_size > 1:
-        settings = same_on_all_ranks(run.recipe.settings())
+        settings = same_on_all_ranks(spec.settings())
         before_connecting(trainer.strategy, partial(meet, trainer, settings))
         if trainer.local_rank == 0:
             launches_ranks()
@@ -78,25 +76,8 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
             end_with_launcher()
     if extra_logger is not None:
         trainer.loggers = [*trainer.loggers, extra_logger]
-    _set_checkpoint_format(trainer, run)
+    _set_checkpoint_format(trainer, spec)
     return trainer
-
-
-def trainer_settings(recipe: Recipe, *, without: Iterable[str] = ()) -> dict[str, Any]:
-    """The recipe's Trainer settings with its strategy, logger and callbacks built, except the settings in `without`.
-
-    Raises:
-        UserError: A constructor refuses its arguments.
-    """
-    config = recipe.config.trainer.clone()
-    for key in without:
-        config.pop(key, None)
-    try:
-        return recipe.parser.instantiate(Namespace(trainer=config)).trainer.as_dict()
-    except Exception as error:  # constructors of torch, Lightning and users raise many types
-        if not is_mistake(error):
-            raise
-        raise UserError(reason(str(error))) from error
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -136,10 +117,10 @@ def _scaled_device(settings: Mapping[str, Any]) -> str | None:
     return accelerator.type if accelerator and isinstance(settings["strategy"], MeshStrategy) else None
 
 
-def _set_checkpoint_format(trainer: Trainer, run: Run) -> None:
+def _set_checkpoint_format(trainer: Trainer, spec: RunSpec) -> None:
     """Give checkpoints lit_llm's format, which has a manifest, unless the recipe chooses a checkpoint plugin."""
-    config, strategy, fits = run.config, trainer.strategy, run.fits
-    sharded, background = (False, False) if run.scratch else (config.sharded_checkpoints, config.async_checkpoints)
+    config, strategy, fits = spec.config, trainer.strategy, spec.fits
+    sharded, background = (False, False) if spec.scratch else (config.sharded_checkpoints, config.async_checkpoints)
     splits = False
     if isinstance(strategy, MeshStrategy):
         splits = strategy.splits_model(trainer.world_size)
@@ -147,7 +128,7 @@ def _set_checkpoint_format(trainer: Trainer, run: Run) -> None:
     elif sharded is True and fits:
         rank_zero_warn("sharded_checkpoints changes nothing here: only MeshStrategy can write shards (strategy/fsdp2).")
     if type(strategy.checkpoint_io) is TorchCheckpointIO:
-        verified = run.start.checkpoint
+        verified = spec.start.checkpoint
         if fits and background is True:
             strategy.checkpoint_io = AsyncFolderCheckpointIO(verified)
         elif fits and background == "auto" and splits:

@@ -9,8 +9,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_llm.config.objects import Objects
-from lit_llm.config.resolve import Run
+from lit_llm.config.objects import RunObjects
 from lit_llm.core.errors import UserError
 from lit_llm.core.hardware import this_machine
 from lit_llm.core.memory import address_space_bytes, memory_bytes
@@ -33,20 +32,19 @@ PROCESS_BYTES = 200_000_000
 _STORED = ("weights", "weight average", "optimizer state", "gradients")
 
 
-def memory_problem(run: Run, made: Objects) -> str | None:
+def memory_problem(objects: RunObjects) -> str | None:
     """Why a run of `fit` cannot be held in memory, in one sentence; None if it can, or if that is unknown.
 
     On a GPU this also decides what FSDP2 keeps whole, where that is auto. A run that is thrown away is estimated with its
     smallest batch, because `check` reduces the batch.
     """
-    trainer = made.trainer
-    assert trainer is not None
+    spec, trainer = objects.spec, objects.trainer
     device = trainer.strategy.root_device
     if device.type not in ("cpu", "cuda"):
         return None
     try:
         settings = resolved(
-            _settings(made, trainer, run.config.trainer.precision, cut=run.scratch), this_machine(measure=False, device=device)
+            _settings(objects, spec.config.trainer.precision, cut=spec.scratch), this_machine(measure=False, device=device)
         )
         ranks = peaks_of_ranks(settings, cuda=device.type == "cuda")
     except UserError:
@@ -59,13 +57,13 @@ def memory_problem(run: Run, made: Objects) -> str | None:
     return _problem(ranks, trainer, settings)
 
 
-def _settings(made: Objects, trainer: Trainer, precision: str, *, cut: bool) -> RunSettings:
-    model, data, optimizer = made.parts["model"], made.data, made.optimizer
-    assert optimizer is not None
-    planned = planned_model(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), made.architecture)
+def _settings(objects: RunObjects, precision: str, *, cut: bool) -> RunSettings:
+    model, data, optimizer, trainer = objects.spec.model, objects.datamodule, objects.optimizer, objects.trainer
+    assert model is not None and optimizer is not None
+    planned = planned_model(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), objects.architecture)
     layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
     steps = max(1, trainer.max_steps)  # memory does not depend on it
-    settings = run_settings(made.parts, planned, optimizer, layout, precision, steps=steps, data=DataFacts())
+    settings = run_settings(objects.parts, planned, optimizer, layout, precision, steps=steps, data=DataFacts())
     if not settings.optimizer.is_known:
         settings = replace(settings, optimizer=Optimizer("SGD"))  # no state, so that no optimizer is overestimated
     if cut:

@@ -10,14 +10,14 @@ from lit_llm import callbacks
 from lit_llm.callbacks.learning_rate_schedules import rate_curves
 from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, build
-from lit_llm.config.parse import Recipe
-from lit_llm.config.resolve import OtherMachine, read_recipe
+from lit_llm.config.devices import OtherMachine
+from lit_llm.config.resolve import read_spec
+from lit_llm.config.run_spec import RunSpec
 from lit_llm.core._lightning import set_max_steps
 from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.parallel_layout import Layout
-from lit_llm.models.gpt import GPTConfig
 from lit_llm.optim import optimizer_of
 from lit_llm.plan.built_model import build_gpt, build_own
 from lit_llm.plan.dataset_size import data_facts, with_packing
@@ -56,17 +56,17 @@ class PlannedRecipe:
         devices_per_node: int = 8,
         precision: Choice | None = None,
     ) -> None:
-        recipe = read_recipe("fit", arguments)
-        machine = OtherMachine(devices, devices_per_node, _start(recipe), precision)
-        run_dir = default_run_dir(recipe.arguments.config_files)  # nothing is written there
-        self.built = build(recipe, run_dir=run_dir, trainer=_ONE_CPU, machine=machine)
+        spec = read_spec("fit", arguments)
+        machine = OtherMachine(devices, devices_per_node, _start(spec), precision)
+        run_dir = default_run_dir(spec.arguments.config_files)  # nothing is written there
+        self.built = build(spec, run_dir=run_dir, trainer=_ONE_CPU, machine=machine)
         self.config, self.datamodule = self.built.config, self.built.datamodule
         self.devices, self.devices_per_node = machine.devices_for(self.config), devices_per_node
         self.notes: list[str] = []
 
     def layout(self, devices: int, devices_per_node: int) -> Layout:
         """The layout of the recipe's strategy on other devices."""
-        return layout_of(self.built.objects.strategy or "auto", devices, devices_per_node)
+        return layout_of(self.built.strategy or "auto", devices, devices_per_node)
 
     def settings(self) -> RunSettings:
         """The run in plain numbers. Adds notes.
@@ -75,9 +75,10 @@ class PlannedRecipe:
             UserError: The run cannot be planned: the data module has no batch sizes, or the precision is unknown.
         """
         data, built = self.datamodule, self.built
-        compute = built.parts["compute"]
-        if built.objects.architecture is not None and (compute.compile or compute.float8):
-            self.notes.append(f"{built.objects.architecture.class_path} is planned as eager code (--compute.compile, .float8)")
+        compute, gpt = built.spec.compute, built.spec.model
+        assert compute is not None and gpt is not None
+        if built.architecture is not None and (compute.compile or compute.float8):
+            self.notes.append(f"{built.architecture.class_path} is planned as eager code (--compute.compile, .float8)")
         facts, vocab_size = data_facts(data, missing=bool(built.missing_data))
         if built.missing_data:
             facts = replace(facts, origin=f"unknown: {' '.join(built.missing_data)}")
@@ -87,13 +88,12 @@ class PlannedRecipe:
                 self.notes.append("epochs of packed sources are estimated without padding, so they will be more")
         if getattr(data, "global_batch_size", None) is None:
             raise UserError(f"{type(data).__name__} has no global_batch_size, so it cannot be planned (--data)")
-        gpt: GPTConfig = built.parts["model"]
         vocab_size = gpt.vocab_size or vocab_size
         if vocab_size is None:
             vocab_size = VOCABULARY
             self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
-        model = planned_model(replace(gpt, vocab_size=vocab_size), built.objects.architecture)
-        optimizer, ramp = built.objects.optimizer, getattr(data, "ramp", None)
+        model = planned_model(replace(gpt, vocab_size=vocab_size), built.architecture)
+        optimizer, ramp = built.optimizer, getattr(data, "ramp", None)
         assert optimizer is not None
         settings = run_settings(
             built.parts,
@@ -142,7 +142,7 @@ class PlannedRecipe:
 
         @cache
         def peaks() -> dict[str, float]:
-            model, own = settings.model, self.built.objects.architecture
+            model, own = settings.model, self.built.architecture
             whole = build_gpt(settings.gpt, settings.lora) if own is None else build_own(own, model.vocab_size)
             groups = optimizer_of(whole, self.built.model.optimizer_factory).param_groups
             return {name: groups[i]["lr"] for name, i in rate_curves(groups, [group["lr"] for group in groups]).items()}
@@ -174,9 +174,9 @@ def steps_of_epochs(settings: RunSettings, epochs: int | None) -> int:
     return steps_for(settings.stages, epochs * (data.sequences or (data.train_tokens - 1) // settings.sequence_length))
 
 
-def _start(recipe: Recipe) -> RunStart:
+def _start(spec: RunSpec) -> RunStart:
     """Where the planned run starts: a run that `--run` names, where `--resume auto` would continue it; others at step 0."""
-    config, arguments = recipe.config, recipe.arguments
+    config, arguments = spec.config, spec.arguments
     named = arguments.asks_for("run_dir") is not None
     resume = config.resume if arguments.asks_for("resume") is not None else "auto" if named else "never"
     return start_of_plan(choose_run_dir(config.run_dir, resume, arguments.config_files), resume)

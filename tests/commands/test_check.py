@@ -68,7 +68,7 @@ def folder(tmp_path, monkeypatch):
 def lines(tmp_path, *flags: str) -> dict[str, check.Line]:
     recipe = parse("fit", ["--config", "tiny.yaml", *flags])
     built = build(recipe, run_dir=tmp_path / "kept", trainer={**ONE_DEVICE, "limit_val_batches": 1})
-    checked = check.CheckedRun(built.trainer, built.model, built.datamodule, built.run.run_dir, trained=False)
+    checked = check.CheckedRun(built.trainer, built.model, built.datamodule, built.spec.run_dir, trained=False)
     checked.cut_batch()
     return {line.name: line for line in check.checklist(checked)}
 

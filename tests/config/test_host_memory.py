@@ -10,7 +10,7 @@ import torch
 from recipe_runs import RECIPE, TEXT, run
 from torch import nn
 
-from lit_llm.config.objects import Objects
+from lit_llm.config.objects import RunObjects
 from lit_llm.core import memory
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -96,9 +96,9 @@ def test_on_a_gpu_fit_keeps_whole_weights_in_a_pipeline_only_if_the_run_fits(mon
     data = SimpleNamespace(global_batch_size=32, micro_batch_size=1, vocab_size=2048)
     parts = {"model": GPTConfig(**flags), "data": data, "loss": LossConfig(), "compute": ComputeConfig()}
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, 2))])
-    made = Objects(parts, None, None, optimizer, trainer, strategy, ())
-    launch = SimpleNamespace(config=SimpleNamespace(trainer=SimpleNamespace(precision="32-true")), scratch=False)
-    assert memory_problem(launch, made) is None
+    config = SimpleNamespace(trainer=SimpleNamespace(precision="32-true"))
+    spec = SimpleNamespace(config=config, scratch=False, model=parts["model"])
+    assert memory_problem(RunObjects(spec, parts, None, None, optimizer, trainer, strategy, ())) is None
     assert strategy.chosen == (keeps, True)
 
 

@@ -59,7 +59,7 @@ def test_an_argument_that_only_the_last_class_has_is_its_own_although_a_file_giv
     (tmp_path / "more.yaml").write_text("schedule: {decay_fraction: 0.7}")
     files = [word for name in ("base.yaml", "more.yaml") for word in ("--config", str(tmp_path / name))]
     recipe = parse("fit", ["--schedule", "WSD", *files])
-    assert recipe.problems == [] and recipe.config.schedule.class_path.endswith(".WSD")
+    assert recipe.problems == () and recipe.config.schedule.class_path.endswith(".WSD")
     assert (recipe.config.schedule.init_args.decay_fraction, recipe.config.schedule.init_args.warmup_steps) == (0.7, 3)
     (note,) = recipe.notes  # the rate at the end of Cosine is not WSD's
     assert "schedule.min_ratio=0.2" in note and "decay_fraction" not in note

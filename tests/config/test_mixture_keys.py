@@ -17,7 +17,7 @@ data:
 
 def settings(*flags: str) -> dict:
     recipe = parse("fit", list(flags))
-    assert recipe.problems == []
+    assert recipe.problems == ()
     return recipe.config.data.init_args.as_dict()
 
 

@@ -151,7 +151,7 @@ def test_text_with_brackets_stays_text():
     found = parse(
         "fit", ["--samples", "TextSamples", "--samples.every_n_steps", "5", "--samples.prompts", '["[INST] {a", "x: y"]']
     )
-    assert found.problems == [] and list(found.config.samples.init_args.prompts) == ["[INST] {a", "x: y"]
+    assert found.problems == () and list(found.config.samples.init_args.prompts) == ["[INST] {a", "x: y"]
     assert parse("fit", ["--run_dir", "{a"]).config.run_dir == "{a"
     assert parse("fit", ["--run_dir", "a:"]).config.run_dir == "a:"
 

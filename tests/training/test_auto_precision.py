@@ -12,7 +12,8 @@ import yaml
 from ports import free_port
 from recipe_runs import run
 
-from lit_llm.config.build import Built, build
+from lit_llm.config.build import build
+from lit_llm.config.objects import RunObjects
 from lit_llm.config.parse import parse
 from lit_llm.config.resolve import resolved
 from lit_llm.core.hardware import table
@@ -33,7 +34,7 @@ def saved_precision(run_dir: str) -> str:
     return yaml.safe_load(Path(run_dir, "config.yaml").read_text())["trainer"]["precision"]
 
 
-def built(*flags: str) -> Built:
+def built(*flags: str) -> RunObjects:
     return build(parse("fit", [*AUTO, *flags]))
 
 
@@ -56,7 +57,7 @@ def test_a_resume_and_an_evaluation_keep_the_precision_of_the_run(folder, capsys
     processor(False)
     resumed = built("--resume", "auto")
     assert resumed.trainer.precision == "bf16-mixed"
-    assert [change for change in resumed.run.start.announced if "precision" in change] == []
+    assert [change for change in resumed.spec.start.announced if "precision" in change] == []
     said = capsys.readouterr().err
     assert "trainer.precision auto is bf16-mixed: the precision of runs/tiny/checkpoints/step-" in said
     assert "(a new run would take 32-true)" in said
@@ -64,7 +65,7 @@ def test_a_resume_and_an_evaluation_keep_the_precision_of_the_run(folder, capsys
     assert "trainer.precision" not in capsys.readouterr().err, "only a run that trains says it"
     assert PlannedRecipe([*AUTO, "--resume", "auto"]).settings().precision == "bf16-mixed"
     given = built("--resume", "auto", "--trainer.precision", "32-true")
-    assert "trainer.precision bf16-mixed → 32-true" in given.run.start.announced, "a value that is given counts"
+    assert "trainer.precision bf16-mixed → 32-true" in given.spec.start.announced, "a value that is given counts"
 
 
 def test_the_hardware_of_a_plan_decides_there(folder, capsys, processor):

@@ -1,0 +1,183 @@
+"""A run between its arguments and its objects: every setting, and what the launch decided about them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+from lit_llm.config.arguments import Arguments, Assignment, leaves
+from lit_llm.config.devices import OtherMachine
+from lit_llm.config.groups import ARCHITECTURE, OF_ARCHITECTURES, Command
+from lit_llm.config.parse_errors import is_mistake, reason
+from lit_llm.config.parser import RecipeParser
+from lit_llm.core.errors import UserError, report
+from lit_llm.core.yaml_reading import read_yaml
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.lora import LoRAConfig
+from lit_llm.models.loss import LossConfig
+from lit_llm.runs.init_from import InitialWeights
+from lit_llm.runs.resume import RunStart
+from lit_llm.runs.run_folder import expanded
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run. Nothing changes it: `resolve.read_spec` reads it from arguments; `resolve.decide` decides what they leave open.
+
+    Attributes:
+        config: every setting, with the defaults of the chosen classes. Of a decided run, also with its run_dir, resume and
+            seed_everything, and with the Trainer's precision, max_steps, max_epochs and use_distributed_sampler.
+        given: dotted keys that a recipe file or a flag sets, without `init_args`.
+        problems: one sentence per mistake. `config` then has only the settings without mistakes.
+        notes: sentences to print if there are no problems, such as the arguments that another class drops.
+        warmup: the share or the tokens from which `schedule.warmup_steps` follows. None: steps are given, or the default.
+        named_weights: the weights that `init_from` names.
+        unusable_weights: why these weights cannot be used. A run that is resumed ignores them.
+        model, lora, loss, compute: the settings of these groups. None: not decided yet, off, or their values are problems.
+        run_dir: the run folder. None: not decided yet.
+        start: the checkpoint that the run continues from, with the changed settings that it announces.
+        scratch: whether the run is thrown away: it then never resumes, and its checkpoints are not sharded.
+        machine: the devices that the run is planned for; None: this machine.
+        refused: groups with a number outside its range. They are not built.
+    """
+
+    command: Command
+    arguments: Arguments
+    parser: RecipeParser
+    config: Namespace
+    given: frozenset[str]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    warmup: Assignment | None = None
+    named_weights: InitialWeights | None = None
+    unusable_weights: tuple[str, ...] = ()
+    model: GPTConfig | None = None
+    lora: LoRAConfig | None = None
+    loss: LossConfig | None = None
+    compute: ComputeConfig | None = None
+    run_dir: Path = Path()
+    start: RunStart = field(default_factory=RunStart)
+    scratch: bool = False
+    machine: OtherMachine | None = None
+    refused: frozenset[str] = frozenset()
+
+    @property
+    def fits(self) -> bool:
+        return self.command == "fit"
+
+    @property
+    def describes_model(self) -> bool:
+        """Whether the recipe itself says what the model is, so that it can be planned without the weights of `init_from`."""
+        return {"model.n_layer", "model.n_embd"} <= self.given
+
+    @property
+    def log_dir(self) -> Path | None:
+        """The folder for a log of each rank.
+
+        Raises:
+            UserError: Its path has an environment variable that is not set.
+        """
+        named = self.config.log_dir
+        return None if named is None else expanded(named, key="log_dir", flag="--log_dir DIR")
+
+    @property
+    def initial(self) -> InitialWeights | None:
+        """The weights that the run starts with; None when it resumes."""
+        return None if self.start.checkpoint is not None else self.named_weights
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether training would start from random weights. A plan needs none if the recipe describes the model."""
+        starts = self.fits and self.named_weights is None and self.start.checkpoint is None
+        return starts and not (self.machine is not None and self.describes_model)
+
+    @property
+    def uses_average(self) -> bool:
+        """Whether --use_ema applies. In the recipe of a run that is evaluated, it was about the run's --init_from."""
+        return bool(self.config.use_ema) and (self.fits or self.arguments.asks_for("use_ema") is not None)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> RunSpec:
+        """This run with other values of keys of `config`, such as `optimizer.init_args.lr`."""
+        config = self.config.clone()
+        for key, value in settings.items():
+            config[key] = value
+        return replace(self, config=config)
+
+    def build(self, group: str, *, without: Collection[str] = ()) -> Any:
+        """The object of a group; None if the group is off. Classes that are values, such as a strategy, are built, too.
+
+        Args:
+            without: arguments that are left out.
+
+        Raises:
+            UserError: A constructor refuses its arguments.
+        """
+        config = self.config.clone()[group]
+        for name in without:
+            config.pop(name, None)
+        try:
+            return self.parser.instantiate(Namespace({group: config})).get(group)
+        except Exception as error:  # constructors of torch, Lightning and users raise many types
+            if not is_mistake(error):
+                raise
+            raise UserError(reason(str(error))) from error
+
+    def as_yaml(self, *, without: Collection[str] = ()) -> str:
+        """Every setting, as YAML that runs as it is.
+
+        With a user's architecture, only few settings of `model` are written. For a class of another package in `trainer`, only
+        given arguments are written: its defaults differ between versions, and some cannot be written.
+
+        Args:
+            without: keys that are left out.
+        """
+        config = self.config.clone()
+        for key in without:
+            config.pop(key, None)
+        if config.get(ARCHITECTURE) is not None:
+            config.model = Namespace({name: config.model[name] for name in OF_ARCHITECTURES})
+        for key in _TRAINER_CLASSES:
+            given = self._given_arguments(f"trainer.{key}")
+            entries = config.trainer.get(key)
+            for entry in entries if isinstance(entries, list) else [entries]:
+                if isinstance(entry, Namespace) and not str(entry.get("class_path")).startswith("lit_llm."):
+                    arguments = entry.get("init_args") or Namespace()
+                    entry.init_args = Namespace({name: arguments[name] for name in vars(arguments) if name in given})
+        return self.parser.dump(config, skip_unset=False, skip_validation=True)
+
+    def _given_arguments(self, key: str) -> set[str]:
+        """Names of the arguments that are given to the class, or to the list of classes, of a key."""
+        found = {each.removeprefix(f"{key}.").partition(".")[0] for each in self.given if each.startswith(f"{key}.")}
+        entries: list[Any] = [a.value for a in self.arguments.assignments if a.key.removesuffix("+") == key]
+        while entries:
+            entry = entries.pop()
+            if isinstance(entry, str) and entry.lstrip().startswith("["):
+                entry = read_yaml(entry)  # a list as a flag
+            if isinstance(entry, list):
+                entries += entry
+            elif isinstance(entry, dict):
+                found |= (entry.get("init_args") or {}).keys()
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting as a plain value, by its key."""
+        return dict(leaves(read_yaml(self.as_yaml())))
+
+    def raise_problems(self) -> None:
+        """Print the notes, unless there are problems.
+
+        Raises:
+            UserError: There are problems, or some have been printed already.
+        """
+        if self.problems or self.arguments.reported:
+            raise UserError("\n".join(self.problems))
+        report("\n".join(self.notes), kind="note")
+
+
+_TRAINER_CLASSES = ("logger", "callbacks", "plugins", "profiler", "strategy")
+"""Settings of the Trainer that take classes of any package."""
