@@ -287,7 +287,7 @@ def needs_value(key: str) -> str:
 
 def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
     """(flags with their values, a sentence for each word that is neither, keys of flags that lack their value)."""
-    found: list[Flag] = []
+    flags: list[Flag] = []
     problems: list[str] = []
     bare: list[str] = []
     position = 0
@@ -304,17 +304,17 @@ def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
             continue
         key, equals, value = word.lstrip("-").partition("=")
         if equals:
-            found.append(Flag(key, value))
+            flags.append(Flag(key, value))
         elif position < len(words) and not is_flag(words[position]):
-            found.append(Flag(key, words[position]))
+            flags.append(Flag(key, words[position]))
             position += 1
         elif key in HELP or key.endswith(".help"):
-            found.append(Flag(key, None))
+            flags.append(Flag(key, None))
         elif key in _SWITCHES:
-            found.append(Flag(key, "true"))
+            flags.append(Flag(key, "true"))
         else:
             bare.append(key)
-    return found, problems, bare
+    return flags, problems, bare
 
 
 def _one_by_one(flag: Flag) -> list[Flag]:

@@ -25,43 +25,43 @@ from lit_llm.training.saved_state import class_name
 
 def model_problems(objects: RunObjects) -> list[str]:
     """Problems of the model, the loss and compute settings, a user's architecture, the objective, and adapters."""
-    spec, data, found = objects.spec, objects.datamodule, list[str]()
+    spec, data, problems = objects.spec, objects.datamodule, list[str]()
     model, loss = spec.model, spec.loss
     if model is not None:
-        found += [problem for problem in model.problems() if problem not in spec.problems]  # ranges have been checked
+        problems += [problem for problem in model.problems() if problem not in spec.problems]  # ranges have been checked
         if not model.problems() and (getattr(data, "block_size", None) or 0) > model.block_size:
-            found.append(
+            problems.append(
                 f"data.block_size={data.block_size} is longer than model.block_size={model.block_size} "
                 "(--data.block_size, or leave it null to follow the model)"
             )
         if "expert_balance" in objects.parts and model.moe is None and objects.architecture is None:
-            found.append(
+            problems.append(
                 "expert_balance moves the biases of experts, but the model has none "
                 "(--model.moe.experts 8, or --expert_balance null)"
             )
         if loss is not None and loss.ahead_weight != type(loss).ahead_weight and not model.predict_ahead:
-            found.append(
+            problems.append(
                 f"loss.ahead_weight is {loss.ahead_weight:g}, but no further token is predicted (--model.predict_ahead 1)"
             )
-    found += [] if loss is None else loss.problems()
-    found += [] if spec.compute is None else spec.compute.problems()
+    problems += [] if loss is None else loss.problems()
+    problems += [] if spec.compute is None else spec.compute.problems()
     if objects.architecture is not None and model is not None and loss is not None and spec.compute is not None:
-        found += objects.architecture.problems(model, loss.chunk_size, spec.compute)
-    return found + _objective_problems(objects) + _lora_problems(objects)
+        problems += objects.architecture.problems(model, loss.chunk_size, spec.compute)
+    return problems + _objective_problems(objects) + _lora_problems(objects)
 
 
 def _objective_problems(objects: RunObjects) -> list[str]:
     objective: Objective | None = objects.parts.get("objective")
     if objective is None:
         return []
-    name, found = type(objective).__name__, objective.problems(objects.parts)
+    name, problems = type(objective).__name__, objective.problems(objects.parts)
     if objective.needs_gpt and objects.architecture is not None:
-        found.append(
+        problems.append(
             f"objective {name} trains lit_llm's GPT only, not {objects.architecture.class_path} (--objective CrossEntropy)"
         )
     if objective.uses_reference and objects.spec.lacks_weights:
-        found.append(f"objective {name} compares with the model that training starts from: name its run (--init_from RUN)")
-    return found
+        problems.append(f"objective {name} compares with the model that training starts from: name its run (--init_from RUN)")
+    return problems
 
 
 def _lora_problems(objects: RunObjects) -> list[str]:
@@ -72,46 +72,45 @@ def _lora_problems(objects: RunObjects) -> list[str]:
         return [
             f"lora adapts the linear layers of lit_llm's GPT only, not those of {objects.architecture.class_path} (--lora null)"
         ]
-    found = []
+    problems = []
     if model is not None and model.moe is not None and spec.fits:
         balance, lacks = objects.parts.get("expert_balance"), "lora saves adapters only, and not the routers' loads and biases"
-        found += [f"{lacks}: leave out the loss that needs them (--model.moe.balance 0)"] * bool(model.moe.balance)
+        problems += [f"{lacks}: leave out the loss that needs them (--model.moe.balance 0)"] * bool(model.moe.balance)
         moves = balance is not None and balance.rate
-        found += [f"{lacks}: leave out what moves them (--expert_balance null)"] * bool(moves)
+        problems += [f"{lacks}: leave out what moves them (--expert_balance null)"] * bool(moves)
     if spec.lacks_weights:
-        found.append("lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)")
+        problems += ["lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)"]
     if spec.compute is not None and spec.compute.float8:
-        found.append("lora does not work with compute.float8, which replaces the layers (--compute.float8 false)")
+        problems.append("lora does not work with compute.float8, which replaces the layers (--compute.float8 false)")
     if model is not None and not model.problems():
-        found += target_problems(lora, model)
+        problems += target_problems(lora, model)
         # An imported adapter of the package peft may have any rank, and is evaluated as it is.
-        found += filter(None, [rank_problem(lora, model) if spec.fits else None])
-    return found
+        problems += filter(None, [rank_problem(lora, model) if spec.fits else None])
+    return problems
 
 
 def training_problems(objects: RunObjects) -> list[str]:
     """Problems of the callbacks, and of the end, of a run of `fit`."""
     if not objects.spec.fits or objects.trainer is None:
         return []
-    found = callback_problems(objects.trainer, objects.datamodule)
+    problems = callback_problems(objects.trainer, objects.datamodule)
     endless = objects.trainer.max_steps == -1 and objects.trainer.max_epochs in (None, -1)
-    if endless and not getattr(
-        objects.datamodule, "needs_max_steps", False
-    ):  # such data refuse a run without max_steps themselves
-        found.append("the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs")
-    return found
+    # Data that need max_steps refuse a run without it themselves.
+    if endless and not getattr(objects.datamodule, "needs_max_steps", False):
+        problems += ["the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs"]
+    return problems
 
 
 def data_problems(objects: RunObjects) -> list[str]:
     """Problems of the layout over devices, and of the data for it. A sentence about missing files is a `MissingFiles`."""
     data, trainer = objects.datamodule, objects.trainer
     ranks: int | None = 1
-    found: list[str] = []
+    problems: list[str] = []
     if trainer is not None:
-        ranks, found = _layout(objects, trainer)
+        ranks, problems = _layout(objects, trainer)
     if ranks is None or not hasattr(data, "problems"):
-        return found
-    return [*found, *data.problems(ranks)]
+        return problems
+    return [*problems, *data.problems(ranks)]
 
 
 def _layout(objects: RunObjects, trainer: Trainer) -> tuple[int | None, list[str]]:
@@ -126,11 +125,11 @@ def _layout(objects: RunObjects, trainer: Trainer) -> tuple[int | None, list[str
             return layout_of(objects.strategy or "auto", devices, machine.per_node).data_parallel, []
         except UserError as error:
             return None, [str(error)]
-    ranks, found = layout(trainer.strategy, trainer.world_size, *laid_out)
-    found += device_problems(trainer, spec.compute, spec.model if objects.architecture is None else None)
+    ranks, problems = layout(trainer.strategy, trainer.world_size, *laid_out)
+    problems += device_problems(trainer, spec.compute, spec.model if objects.architecture is None else None)
     if spec.fits:
-        found += filter(None, [optimizer_device_problem(trainer, objects.spec.config.optimizer)])
-    return ranks, found
+        problems += filter(None, [optimizer_device_problem(trainer, objects.spec.config.optimizer)])
+    return ranks, problems
 
 
 def batch_notes(objects: RunObjects) -> list[str]:
@@ -176,13 +175,13 @@ def base_of_adapters(objects: RunObjects) -> tuple[Path | None, list[str]]:
 
 def initial_problems(objects: RunObjects) -> list[str]:
     """Why the weights that a run starts with do not fit the recipe."""
-    initial = objects.spec.initial
+    initial, model = objects.spec.initial, objects.spec.model
     if initial is None:
         return []
     of_teacher = objects.spec.command == "prepare"  # a teacher may be another model
-    found = [] if objects.spec.model is None or of_teacher else initial.model_problems(objects.spec.model, objects.architecture)
+    problems = [] if model is None or of_teacher else initial.model_problems(model, objects.architecture)
     damage = initial.damage(ranks=objects.ranks)
-    return [*found, damage] if damage else [*found, *_average_problems(objects, initial.saved)]
+    return [*problems, damage] if damage else [*problems, *_average_problems(objects, initial.saved)]
 
 
 def evaluation_problems(objects: RunObjects) -> list[str]:

@@ -150,15 +150,15 @@ def own_arguments(cls: type) -> dict[str, inspect.Parameter]:
 
 def all_arguments(cls: type) -> dict[str, inspect.Parameter]:
     """The arguments of a class, including those that `**kwargs` pass on to base classes."""
-    found: dict[str, inspect.Parameter] = {}
+    arguments: dict[str, inspect.Parameter] = {}
     for each in inspect.getmro(cls):
         init = vars(each).get("__init__")
         if not inspect.isfunction(init):
             continue
-        found = found | {name: p for name, p in own_arguments(each).items() if name not in found}
+        arguments = arguments | {name: p for name, p in own_arguments(each).items() if name not in arguments}
         if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
             break
-    return found
+    return arguments
 
 
 def fill_adamw(config: Namespace, given: set[str]) -> list[str]:

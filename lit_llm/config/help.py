@@ -186,7 +186,7 @@ def _keys(group: str, cls: type) -> list[Key]:
     changed = TRAINER if group == "trainer" else {}
     if group in CLASSES and cls is _default_class(group):
         changed = CLASSES[group].arguments or {}
-    found = []
+    keys = []
     for name, parameter in all_arguments(cls).items():
         if name not in _SKIPPED:
             default = changed.get(name, parameter.default)
@@ -194,15 +194,15 @@ def _keys(group: str, cls: type) -> list[Key]:
             domain = range_of(group, cls, name)
             if domain is not None and domain.low > -LARGEST:
                 kind += f", {replace(domain, null=False).rule(domain.low - 1)}"  # null is in the type
-            found.append(Key(name, kind, _value(default), described.get(name, "")))
+            keys.append(Key(name, kind, _value(default), described.get(name, "")))
         if name == "warmup_steps":
-            found += [Key(f"warmup_{unit}", "float", "null", text) for unit, text in _WARMUPS.items()]
-    return found
+            keys += [Key(f"warmup_{unit}", "float", "null", text) for unit, text in _WARMUPS.items()]
+    return keys
 
 
 def _descriptions(cls: type) -> dict[str, str]:
     """{argument or field: its description in the docstrings of a class and its base classes}."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for each in reversed(inspect.getmro(cls)):
         if (each is cls or not dataclasses.is_dataclass(cls)) and each is not object:
             for source in (each, vars(each).get("__init__")):
@@ -210,8 +210,8 @@ def _descriptions(cls: type) -> dict[str, str]:
                     fields = dataclasses.is_dataclass(source)
                     for param in (parse_from_object(source) if fields else parse(source.__doc__)).params:
                         if param.description:
-                            found[param.arg_name] = " ".join(param.description.replace("``", "`").split())
-    return found
+                            descriptions[param.arg_name] = " ".join(param.description.replace("``", "`").split())
+    return descriptions
 
 
 def _docstring(cls: type) -> str:

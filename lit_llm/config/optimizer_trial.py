@@ -49,9 +49,9 @@ def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[A
     """(values of the optimizer's state after one step, why the step failed or None)."""
 
     def parameter(shape: tuple[int, ...], where: Placement) -> nn.Parameter:
-        made = nn.Parameter(distribute(torch.full(shape, 0.5), where))
-        made.grad = distribute(torch.full(shape, 0.25), where)
-        return made
+        value = nn.Parameter(distribute(torch.full(shape, 0.5), where))
+        value.grad = distribute(torch.full(shape, 0.25), where)
+        return value
 
     # Both ways to shard a matrix. torchao compresses the state of matrices of 4096 values or more, as these are.
     matrices = [parameter((64, 128), Shard(0)), parameter((64, 128), Shard(1))]

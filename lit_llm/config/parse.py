@@ -44,8 +44,8 @@ def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str
     arguments = _with_class_paths(arguments)
     problems += [*of_warmup, *arguments.problems, *map(needs_value, arguments.bare)]
 
-    found, config = explain(arguments, lambda some: parser.parse_args(with_empty_sources(some.words())))
-    problems += found
+    mistakes, config = explain(arguments, lambda some: parser.parse_args(with_empty_sources(some.words())))
+    problems += mistakes
     config.pop("config", None)
     problems = problems or _ambiguous_flags(arguments, config)
     given = {assignment.key for assignment in arguments.assignments}

@@ -82,10 +82,11 @@ def _culprit(assignments: list[Assignment], keys: list[str], message: str) -> As
         named = [a for a in below if a.key.endswith(f".{keys[-1]}")]
         above = [a for a in assignments if key.startswith(f"{a.key}.")]
         quoted = [
-            [a for a in found if f": {a.value}" in message or f"'{a.value}'" in message] for found in (same, named, below)
+            [a for a in candidates if f": {a.value}" in message or f"'{a.value}'" in message]
+            for candidates in (same, named, below)
         ]
-        if found := next(filter(None, [*quoted, same, named, below, above]), None):
-            return found[-1]
+        if matching := next(filter(None, [*quoted, same, named, below, above]), None):
+            return matching[-1]
     return None
 
 
@@ -192,7 +193,7 @@ def _missing_class(key: str, value: Any) -> str | None:
                 return f"there is no {base.__name__.lower()} {name}{_did_you_mean(name, names)}"  # type: ignore[union-attr]
             continue
         try:
-            found = importlib.import_module(module)
+            imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if module.rpartition(".")[2][:1].isupper():
                 continue  # probably a class within a class
@@ -201,8 +202,8 @@ def _missing_class(key: str, value: Any) -> str | None:
             return f"module {module} cannot be imported: {error}"
         except Exception as error:
             return f"module {module} cannot be imported: {type(error).__name__}: {error}"
-        if not hasattr(found, name):
-            names = [each for each, cls in vars(found).items() if isinstance(cls, type)]
+        if not hasattr(imported, name):
+            names = [each for each, cls in vars(imported).items() if isinstance(cls, type)]
             return f"module {module} has no class {name}{_did_you_mean(name, names)}"
     return None
 

@@ -106,9 +106,9 @@ def _add_trainer(parser: RecipeParser) -> None:
 
 def class_at(class_path: str) -> type:
     """A class of lit_llm, torch or Lightning."""
-    found = find_class("", class_path)
-    assert found is not None, class_path
-    return found
+    cls = find_class("", class_path)
+    assert cls is not None, class_path
+    return cls
 
 
 def find_class(key: str, value: Any) -> type | None:
@@ -120,10 +120,10 @@ def find_class(key: str, value: Any) -> type | None:
     module, _, name = value.rpartition(".")
     try:
         # Not with pydoc.locate: `torch.optim.adamw` is a module, but not an attribute of `torch.optim`.
-        found = getattr(importlib.import_module(module), name, None)
+        cls = getattr(importlib.import_module(module), name, None)
     except Exception:
         return None  # the parser reports it
-    return found if isinstance(found, type) else None
+    return cls if isinstance(cls, type) else None
 
 
 def known_classes(key: str) -> dict[str, type]:
@@ -135,8 +135,8 @@ def class_path(key: str, value: Any) -> Any:
     """The path of the class that a short name means, if several classes have it: transformers brings another Adafactor."""
     if [cls.__name__ for cls in _classes(key)].count(value) < 2:
         return value
-    found = known_classes(key)[value]
-    return f"{found.__module__}.{found.__qualname__}"
+    cls = known_classes(key)[value]
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _is_meant(cls: type) -> bool:
@@ -153,11 +153,11 @@ def _classes(key: str) -> list[type]:
 
 def concrete_subclasses(base: type) -> list[type]:
     """The base class and every class below it that is public and not abstract."""
-    found, queue = [], [base]
+    classes, queue = [], [base]
     while queue:
         cls = queue.pop()
         queue += cls.__subclasses__()
         abstract = bool(getattr(cls, "__abstractmethods__", None))
         if not abstract and not cls.__name__.startswith("_") and cls not in (LightningDataModule, Optimizer):
-            found.append(cls)
-    return list(dict.fromkeys(found))
+            classes.append(cls)
+    return list(dict.fromkeys(classes))

@@ -35,16 +35,16 @@ def launcher_problem(strategy: object) -> str | None:
 def device_problems(trainer: Trainer, compute: ComputeConfig | None, model: GPTConfig | None) -> list[str]:
     """Features of the recipe that the device does not have, one sentence each."""
     device = trainer.strategy.root_device
-    found: list[str] = []
+    problems: list[str] = []
     if compute is not None and compute.float8:
-        found += filter(None, [float8_problem(device)])
+        problems += filter(None, [float8_problem(device)])
     if compute is not None and model is not None and not model.problems():
-        found += filter(None, [attention_problem(model, compute.attention, device)])
+        problems += filter(None, [attention_problem(model, compute.attention, device)])
     wants_bf16 = str(trainer.precision).startswith("bf16") and device.type == "cuda"
     if wants_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
-        found.append(f"{name} does not support bf16; use fp16 (--trainer.precision 16-mixed)")
-    return found
+        problems.append(f"{name} does not support bf16; use fp16 (--trainer.precision 16-mixed)")
+    return problems
 
 
 def optimizer_device_problem(trainer: Trainer, optimizer: Namespace) -> str | None:
@@ -114,13 +114,13 @@ _LOGGER_PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogg
 
 def logger_problems(loggers: Any) -> list[str]:
     """Loggers whose package is not installed, one sentence each."""
-    found: list[str] = []
+    problems: list[str] = []
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         name = str(logger.class_path).rpartition(".")[2] if isinstance(logger, Namespace) else None
         package = _LOGGER_PACKAGES.get(name or "")
         if package is not None and find_spec(package) is None:
-            found.append(f"{name} needs a package that is not installed: pip install {package} (--trainer.logger)")
-    return found
+            problems.append(f"{name} needs a package that is not installed: pip install {package} (--trainer.logger)")
+    return problems
 
 
 _INSTEAD: dict[type[Callback], str] = {
@@ -136,11 +136,11 @@ _INSTEAD: dict[type[Callback], str] = {
 
 def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
     """Why callbacks would refuse the run when training starts, one sentence each. By then, a run folder would exist."""
-    found: list[str] = []
+    problems: list[str] = []
     if isinstance(trainer.strategy, MeshStrategy):
-        found += filter(None, [clip_problem(trainer.strategy.pipeline, trainer.gradient_clip_val)])
+        problems += filter(None, [clip_problem(trainer.strategy.pipeline, trainer.gradient_clip_val)])
     if trainer.log_every_n_steps < 1:  # type: ignore[attr-defined]
-        found.append("trainer.log_every_n_steps must be at least 1 (--trainer.log_every_n_steps)")
+        problems.append("trainer.log_every_n_steps must be at least 1 (--trainer.log_every_n_steps)")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         instead = next((what for kind, what in _INSTEAD.items() if isinstance(callback, kind)), None)
         if isinstance(callback, lightnings.GradientAccumulationScheduler):
@@ -149,14 +149,14 @@ def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
             elif trainer.accumulate_grad_batches != 1:
                 instead = f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, it needs 1"
         if instead is not None:
-            found.append(f"{type(callback).__name__} does not work here: {instead}; remove it from trainer.callbacks")
+            problems.append(f"{type(callback).__name__} does not work here: {instead}; remove it from trainer.callbacks")
         if isinstance(callback, callbacks.Schedule) and trainer.max_steps != -1:  # with -1 the data set its steps
             try:
                 callback.resolve(trainer)
             except ValueError as error:
                 if not is_mistake(error):
                     raise
-                found.append(str(error))
+                problems.append(str(error))
         if isinstance(callback, callbacks.BatchRamp | callbacks.Profile):
-            found += callback.trainer_problems(trainer)
-    return found
+            problems += callback.trainer_problems(trainer)
+    return problems

@@ -143,15 +143,15 @@ def number_problems(config: Namespace, given: Collection[str]) -> dict[str, str]
         given: keys that a recipe or a flag sets. Defaults of foreign classes, such as infinity, are not checked, also where
             such a class extends one that has a range.
     """
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for argument in arguments_in(config):
         group, _, _ = argument.key.rpartition(".")
         ours = argument.cls is None or argument.cls.__module__.partition(".")[0] in _OURS
         for key, domain, value in _numbers(argument.key, range_of(group, argument.cls, argument.name), argument.value):
             checked = key in given or (domain is not None and ours)
-            if checked and key not in found and (problem := (domain or ANY_NUMBER).problem(key, value)):
-                found[key] = problem
-    return found
+            if checked and key not in problems and (problem := (domain or ANY_NUMBER).problem(key, value)):
+                problems[key] = problem
+    return problems
 
 
 def _numbers(key: str, domain: Domain | None, value: Any) -> Iterator[tuple[str, Domain | None, Any]]:

@@ -127,8 +127,8 @@ class Header:
                 lines.append(line[1:].rstrip())
         facts: dict[str, str] = {}
         for line in lines[1:]:
-            if found := re.match(r" (\w+(?: \w+)?) {2,}(.+?)(?: {2,}|$)", line):
-                facts.setdefault(found[1], found[2])
+            if fact := re.match(r" (\w+(?: \w+)?) {2,}(.+?)(?: {2,}|$)", line):
+                facts.setdefault(fact[1], fact[2])
         return cls(lines[0].strip() if lines else "", facts)
 
     @property

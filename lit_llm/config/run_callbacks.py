@@ -31,26 +31,26 @@ def run_callbacks(
     chosen = [each for each in groups if progress_bar or not isinstance(each, callbacks.TrainingProgress)]
     if not spec.fits:  # only callbacks that show progress or score take part
         return [*own, *(c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores))]
-    found = [callbacks.LoggerErrors(), *own, *chosen]
-    if spec.config.model.moe and not any(isinstance(callback, callbacks.ExpertBalance) for callback in found):
-        found.append(callbacks.ExpertBalance(rate=0.0))  # experts' loads are logged whatever balances them
-    found += [callbacks.StepSeed(int(spec.config.seed_everything)), callbacks.DDPBucketWarmup()]
+    kept = [callbacks.LoggerErrors(), *own, *chosen]
+    if spec.config.model.moe and not any(isinstance(callback, callbacks.ExpertBalance) for callback in kept):
+        kept.append(callbacks.ExpertBalance(rate=0.0))  # experts' loads are logged whatever balances them
+    kept += [callbacks.StepSeed(int(spec.config.seed_everything)), callbacks.DDPBucketWarmup()]
     if saves:
         left_out = LAUNCH_ONLY if is_path(spec.config.resume) else (*LAUNCH_ONLY, "resume")  # the origin of a branch is kept
         text, settings = spec.as_yaml(without=left_out), to_remember(spec.settings())
-        found.append(SaveRunFolder(text, settings, scratch=spec.scratch))
-    return found if spec.scratch else [*_of_launches(spec, found)]
+        kept.append(SaveRunFolder(text, settings, scratch=spec.scratch))
+    return kept if spec.scratch else [*_of_launches(spec, kept)]
 
 
-def _of_launches(spec: RunSpec, found: list[Callback]) -> Iterator[Callback]:
+def _of_launches(spec: RunSpec, kept: list[Callback]) -> Iterator[Callback]:
     """The callbacks, with more of them that only a run which is kept needs: they watch it, refuse it and guard its folder."""
     yield ProgressWatch(spec.config.hang_timeout, spec.log_dir or spec.run_dir)
     yield StayEnded(spec.start.end is not None)
-    for callback in found:
+    for callback in kept:
         if isinstance(callback, EarlyStopping | callbacks.StepCheckpoint):
             yield RequireMonitor(callback)
         yield callback
-    if not any(isinstance(callback, callbacks.ValidateEvery) for callback in found):
+    if not any(isinstance(callback, callbacks.ValidateEvery) for callback in kept):
         yield ValidateLast()
     if spec.start.lock is not None:
         yield FolderGuard(spec.run_dir, spec.start, replace=spec.config.replace)

@@ -152,7 +152,7 @@ class RunSpec:
 
     def _given_arguments(self, key: str) -> set[str]:
         """Names of the arguments that are given to the class, or to the list of classes, of a key."""
-        found = {each.removeprefix(f"{key}.").partition(".")[0] for each in self.given if each.startswith(f"{key}.")}
+        names = {each.removeprefix(f"{key}.").partition(".")[0] for each in self.given if each.startswith(f"{key}.")}
         entries: list[Any] = [a.value for a in self.arguments.assignments if a.key.removesuffix("+") == key]
         while entries:
             entry = entries.pop()
@@ -161,8 +161,8 @@ class RunSpec:
             if isinstance(entry, list):
                 entries += entry
             elif isinstance(entry, dict):
-                found |= (entry.get("init_args") or {}).keys()
-        return found
+                names |= (entry.get("init_args") or {}).keys()
+        return names
 
     def settings(self) -> dict[str, Any]:
         """Every setting as a plain value, by its key."""

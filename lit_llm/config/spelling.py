@@ -159,15 +159,15 @@ def _arguments(module: str, name: str) -> set[str] | None:
 
 
 def _arguments_of_class(module: str, node: ast.ClassDef) -> set[str] | None:
-    found: set[str] = set()
+    names: set[str] = set()
     init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if init is not None:
         arguments = init.args
-        found = {a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]} - {"self"}
+        names = {a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]} - {"self"}
         if arguments.kwarg is None:
-            return found
+            return names
     elif any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        found = {each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)}
+        names = {each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)}
     for base in node.bases:
         if not isinstance(base, ast.Name):
             return None
@@ -176,8 +176,8 @@ def _arguments_of_class(module: str, node: ast.ClassDef) -> set[str] | None:
         inherited = _arguments(module, base.id)
         if inherited is None:
             return None
-        found |= inherited
-    return found
+        names |= inherited
+    return names
 
 
 def _imported_from(module: str, tree: ast.Module, name: str) -> tuple[str, str] | None:
