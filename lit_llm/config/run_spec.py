@@ -30,8 +30,8 @@ class RunSpec:
     """A run. Nothing changes it: `resolve.read_spec` reads it from arguments; `resolve.decide` decides what they leave open.
 
     Attributes:
-        config: every setting, with the defaults of the chosen classes. Of a decided run, also with its run_dir, resume and
-            seed_everything, and with the Trainer's precision, max_steps, max_epochs and use_distributed_sampler.
+        config: every setting, with the defaults of the chosen classes. `decide` sets run_dir, resume and seed_everything, and
+            the Trainer's precision, max_steps, max_epochs and use_distributed_sampler.
         given: dotted keys that a recipe file or a flag sets, without `init_args`.
         problems: one sentence per mistake. `config` then has only the settings without mistakes.
         notes: sentences to print if there are no problems, such as the arguments that another class drops.
