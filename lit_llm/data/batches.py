@@ -36,23 +36,22 @@ class GlobalOrder(DistributedSampler):
     def __len__(self) -> int:
         """The number of micro-batches in the whole run."""
         steps = self.data.max_steps
-        return ENDLESS if steps == -1 else self.data.micro_batches_before(steps)
+        return ENDLESS if steps == -1 else self.data.samples.micro_batches_before(steps)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        data = self.data
-        step, start, done = data.step, data.consumed_samples, 0 if data.trainer is None else data.trainer.global_step
-        remaining = len(self) - data.micro_batches_before(done)
+        data, samples = self.data, self.data.samples
+        step = data.step
+        remaining = len(self) - samples.micro_batches_before(step)
         while remaining > 0:
             parts: list[np.ndarray] = []  # per step: (G / W,) global sample numbers of this rank
             ends: list[int] = []  # of the micro-batches, in samples of `parts`
             while sum(map(len, parts)) < _AHEAD:
-                size, micro = data.batch_samples(step), data.micro_batch_samples(step)
-                per_rank = size // self.num_replicas
-                assert size == per_rank * self.num_replicas and per_rank % micro == 0
-                parts.append(start + self.rank * per_rank + np.arange(per_rank))
+                of_rank, micro = samples.of_rank(step, self.rank), samples.micro_batch(step)
+                assert len(of_rank) % micro == 0
                 begin = ends[-1] if ends else 0
-                ends += range(begin + micro, begin + per_rank + 1, micro)
-                start, step = start + size, step + 1
+                parts.append(np.arange(of_rank.start, of_rank.stop))
+                ends += range(begin + micro, begin + len(of_rank) + 1, micro)
+                step += 1
             addresses = data.locate(np.concatenate(parts))
             for addresses_of_one in np.split(addresses, ends[:-1])[:remaining]:
                 data.refuse_changed_files()

@@ -1,8 +1,7 @@
-"""The opened data of a run: its token streams, what identifies their content, and which source files have changed."""
+"""The token streams of a run's data, by split and source, with their vocabulary."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,19 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_llm.data.document_ends import Documents, missing_documents
-from lit_llm.data.stored_files import Seen, StoredFiles
+from lit_llm.core.errors import UserError
+from lit_llm.data.document_ends import Documents
 from lit_llm.data.token_stream import TokenStream
+from lit_llm.ingest.chat import ChatForm
 from lit_llm.ingest.token_parts import PartCounts
 from lit_llm.tokenizers import Tokenizer
-
-MAX_FILES = 10_000
-"""A checkpoint lists no more files than this."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary."""
+    """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary.
+
+    The streams of a mixture have the name of their source before it: "web/train".
+    """
 
     streams: dict[str, TokenStream]
     vocab_size: int
@@ -35,6 +35,45 @@ class Corpus:
     """The id that ends every document; None: no id does."""
     bos_id: int | None = None
     """The id that opens every document; None: no id does."""
+    train_streams: tuple[str, ...] = ("train",)
+    """The streams that training reads."""
+    sources: tuple[str, ...] = ()
+    """The names of a mixture's sources, in the order of their numbers in a batch's "sources". Empty without a mixture."""
+
+    def refuse_training(self, block_size: int, packing: str) -> None:
+        """Raises:
+        UserError: training cannot read blocks of this size, packed in this way.
+        """
+        tokens = self.tokens_of("train")
+        if tokens < block_size + 1:
+            raise UserError(
+                f"The training text has {tokens} tokens, but a block needs {block_size + 1} ({block_size} and the next one): "
+                "give more text, or lower --model.block_size."
+            )
+        if self.pairs and self.sources:
+            raise UserError(
+                "A mixture has no pairs of answers: train on one folder with them (--data TokenShards --data.path DIR)."
+            )
+        if self.pairs and packing != "best_fit":
+            raise UserError("Both answers of a pair must be in one block (--data.packing best_fit).")
+
+    def of_split(self, split: str) -> dict[str, TokenStream]:
+        """Name → stream of a split, for each source that has it."""
+        return {name: stream for name, stream in self.streams.items() if split_of(name) == split}
+
+    def tokens_of(self, split: str) -> int:
+        """Number of tokens of a split, over all sources."""
+        return sum(map(len, self.of_split(split).values()))
+
+    @property
+    def masked(self) -> bool:
+        """Whether a mask excludes tokens of a training stream from the targets."""
+        return any(self.streams[name].masked for name in self.train_streams)
+
+    @property
+    def chat_form(self) -> ChatForm | None:
+        """The form of the training conversations; None if the documents are none."""
+        return next(iter(chat_forms(self.streams[name] for name in self.train_streams)), None)
 
     @property
     def pairs(self) -> bool:
@@ -84,68 +123,19 @@ class Corpus:
         return sizes
 
 
-@dataclass(frozen=True)
-class OpenedCorpus:
-    """A corpus, and the hashes and files that were found when it was opened."""
+def chat_forms(streams: Iterable[TokenStream]) -> dict[ChatForm, Path]:
+    """Each form of conversations in the folders of the streams' manifests → the first folder that has it.
 
-    corpus: Corpus
-    hashes: dict[str, str]
-    """Stream → the hash of its tokens."""
-    files: StoredFiles
-    """The files that hold the tokens."""
-    sources: Seen
-    """The files that checkpoints list: the texts, or the files of the tokens. Empty if there are too many."""
-    fingerprint: str
-    """A hash of the counts and tokens of all streams."""
-    with_documents: frozenset[str]
-    """The streams whose shards all know where documents end."""
-
-    @classmethod
-    def of(cls, corpus: Corpus, sources: Seen | None) -> OpenedCorpus:
-        """Check and hash the tokens of a corpus, as far as `TokenStream.scan` reads them.
-
-        Args:
-            sources: the texts that the corpus was made from; None: the files of the tokens are the data.
-
-        Raises:
-            UserError: a token is outside the vocabulary.
-        """
-        hashes = {name: stream.scan(corpus.vocab_size) for name, stream in corpus.streams.items()}
-        known = frozenset(name for name, stream in corpus.streams.items() if missing_documents(stream) is None)
-        files = StoredFiles(file for stream in corpus.streams.values() for file in stream.files())
-        listed = files.seen if sources is None else sources
-        kept = listed if len(listed) <= MAX_FILES else {}
-        return cls(corpus, hashes, files, kept, combined_hash(corpus.streams, hashes), known)
-
-    def change_since(self, files: Mapping[str, list[str]], sources: Iterable[Path]) -> str:
-        """One phrase that says which files have changed since a state with another fingerprint was saved.
-
-        Args:
-            files: the files that were saved with that state; empty if it lists none.
-            sources: the files that hold the data now.
-        """
-        if files and self.sources:
-            changes = file_changes(files, self.sources)
-            more = f", and {len(changes) - 5} more" if len(changes) > 5 else ""
-            if changes:
-                return f"the text is not the checkpoint's: {', '.join(changes[:5])}{more}"
-            return "the files are the checkpoint's, but their tokens differ: the tokenizer or the split has changed"
-        folders = list(dict.fromkeys(str(path.parent) for path in sources))
-        where = f" in {', '.join(folders[:5])}" if folders else ""
-        return f"the text{where} is not the checkpoint's, which does not list its files"
+    Raises:
+        UserError: A file of a form is missing or damaged.
+    """
+    forms: dict[ChatForm, Path] = {}
+    for stream in streams:
+        if (folder := stream.folder_of_manifest) is not None and (form := ChatForm.read(folder)) is not None:
+            forms.setdefault(form, folder)
+    return forms
 
 
-def combined_hash(streams: Mapping[str, TokenStream], hashes: Mapping[str, str]) -> str:
-    """One hash of the counts and hashes of streams."""
-    content = " ".join(f"{name}={len(stream)}:{hashes[name]}" for name, stream in streams.items())
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def file_changes(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> list[str]:
-    """The changes of files: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged."""
-    same = ({blake2b for _, blake2b in before.values()} & {blake2b for _, blake2b in now.values()}) - {""}
-    both = [path for path in before if path in now and before[path][0] != now[path][0]]
-    changed = [f"{path} has changed" for path in both if before[path][1] != now[path][1] or not now[path][1]]
-    gone = [f"{path} is gone" for path, (_, blake2b) in before.items() if path not in now and blake2b not in same]
-    new = [f"{path} is new" for path, (_, blake2b) in now.items() if path not in before and blake2b not in same]
-    return changed + gone + new
+def split_of(name: str) -> str:
+    """The split of a stream: "train" of "train", and of "web/train" in a mixture."""
+    return name.rpartition("/")[2]

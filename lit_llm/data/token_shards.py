@@ -10,8 +10,9 @@ from typing import Any
 
 from lit_llm.core.errors import UserError, noting
 from lit_llm.core.ranks import is_rank_zero
-from lit_llm.data.corpus import Corpus, OpenedCorpus
-from lit_llm.data.datamodule import TokenDataModule, split_of
+from lit_llm.data.corpus import Corpus, split_of
+from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.opened_corpus import OpenedCorpus
 from lit_llm.data.shard_splits import ShardSource, ShardSplits, no_split_text, path_problems, splits_of, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
@@ -114,7 +115,7 @@ class ShardDataModule(TokenDataModule):
             with noting(problems):
                 opened = super().read_corpus()
         own = opened
-        sent = None if opened is None else replace(opened, corpus=replace(opened.corpus, tokenizer=None))
+        sent = None if opened is None else replace(opened, corpus=replace(opened.corpus, tokenizer=None), plans={}, teachers={})
         opened, problems = strategy.broadcast((sent, problems))
         if opened is None:
             raise UserError("\n".join(problems))

@@ -59,7 +59,7 @@ class Reference:
                 key = self._key(module)
                 path = Path(module.data.corpus.streams["train"].folder_of_manifest) / f"reference-{key[:16]}.bin"
                 records = _read(path)
-                refuse(module.data.files.problems() if records is None else [])
+                refuse(module.data.opened.files.problems() if records is None else [])
                 if records is None and not starts:
                     raise UserError(
                         f"{path} is gone, the log-probabilities of the weights that the run started from: restore it, or start "

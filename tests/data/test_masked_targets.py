@@ -57,7 +57,7 @@ def test_conversations_that_are_longer_than_a_block_are_counted(tmp_path, size, 
     data = TokenShards(**files, vocab_size=257, block_size=size, global_batch_size=2, packing="best_fit")
     data.setup("fit")
     said = f"{cut} of 5 training conversations are longer than data.block_size {size} and are cut"
-    assert data.cut_conversations().startswith(said) if cut else data.cut_conversations() == ""
+    assert data.opened.cut_conversations().startswith(said) if cut else data.opened.cut_conversations() == ""
 
 
 def test_a_run_knows_that_targets_are_ignored_and_notices_another_mask(tmp_path):
