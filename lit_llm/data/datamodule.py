@@ -1,6 +1,6 @@
 """The base of all data modules: what Lightning calls, from the checks of the settings to loaders and saved states.
 
-A batch comes about in three files, each readable alone: `opened_corpus.py` has the blocks of the text, `position.py` the
+A batch comes about in three files, each readable alone: `corpus.py` has the blocks of the text, `position.py` the
 numbers of the samples in each optimizer step, and this file connects both to Lightning, in the order of `order.py`.
 
 One Lightning epoch is the whole run: the training loader has the length of ``max_steps`` optimizer steps. Passes over the
@@ -24,8 +24,8 @@ from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks
+from lit_llm.data.corpus import OpenedCorpus
 from lit_llm.data.holds_corpus import HoldsCorpus
-from lit_llm.data.opened_corpus import OpenedCorpus
 from lit_llm.data.order import sample_index
 from lit_llm.data.position import StepSamples, batch_problems, saved_base, setting_changes
 from lit_llm.data.run_length import at_least_one, set_accumulation, set_end
@@ -95,20 +95,12 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         self.pipeline = getattr(strategy, "pipeline_layout", None)
 
     def find_teachers(self) -> TeacherInfo:
-        """Add a teacher's ids and log-probabilities to training batches, and return the record of the teacher.
-
-        Raises:
-            UserError: as `OpenedCorpus.with_teachers`.
-        """
+        """Add a teacher's predictions to training batches and return its record. Raises as `OpenedCorpus.with_teachers`."""
         self._opened = self.opened.with_teachers(self._block_size, self.packing)
         return next(iter(self._opened.teachers.values())).info
 
     def problems(self, world_size: int = 1) -> list[str]:
-        """One sentence for each problem that can be found before any work is done.
-
-        Args:
-            world_size: data-parallel ranks of the run.
-        """
+        """One sentence for each problem of a run on ``world_size`` data-parallel ranks that can be found before any work."""
         problems = range_problems(type(self), "data", vars(self))
         if not problems:
             batch = self.global_batch_size, self.micro_batch_size, world_size, self.pipeline
@@ -130,7 +122,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
             self.find_ramp(self.trainer.callbacks)  # type: ignore[attr-defined]
             self.find_pipeline(self.trainer.strategy)
         self._opened = self.read_corpus()
-        if self.corpus.masked:
+        if any(self.corpus.streams[name].masked for name in self.corpus.train_streams):
             self.every_target_counts = False
         self.corpus.refuse_training(self._block_size, self.packing)
         if self.pairs or (self.packing == "best_fit" and stage in ("fit", None)):
@@ -217,11 +209,6 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
     def _block_size(self) -> int:
         assert self.block_size is not None, "setup() checks it"
         return self.block_size
-
-    @property
-    def max_steps(self) -> int:
-        """The trainer's last step; -1: no end, or not known."""
-        return -1 if self.trainer is None else self.trainer.max_steps
 
     @property
     def step(self) -> int:

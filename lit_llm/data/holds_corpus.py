@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from lit_llm.data.corpus import Corpus
-from lit_llm.data.opened_corpus import OpenedCorpus
+from lit_llm.data.corpus import Corpus, OpenedCorpus, chat_forms
 from lit_llm.data.stored_files import Seen
 from lit_llm.ingest.chat import ChatForm
 from lit_llm.tokenizers import Tokenizer
@@ -22,8 +22,8 @@ class HoldsCorpus(ABC):
     opens_on_rank_zero = False
     held_out = ""
     """The end of the line about the validation split that `validate` prints: of which data the split is a part."""
-
-    # ---- Implemented by subclasses -------------------------------------------------------------------------------
+    source_names: Sequence[str] = ()
+    """The names of the sources of a mixture, in the order of a batch's ``sources``."""
 
     @abstractmethod
     def source_problems(self) -> list[str]:
@@ -46,13 +46,6 @@ class HoldsCorpus(ABC):
         return f"No {split} text: give --data.{split}."
 
     @property
-    def source_names(self) -> list[str]:
-        """The names of the sources of a mixture, in the order of a batch's ``sources``; empty without a mixture."""
-        return []
-
-    # ---- Facts, once the corpus is open --------------------------------------------------------------------------
-
-    @property
     def is_open(self) -> bool:
         """Whether the data are open. Before, only `is_open`, `knows_documents`, `held_out` and `source_names` are known."""
         return self._opened is not None
@@ -65,11 +58,6 @@ class HoldsCorpus(ABC):
     @property
     def corpus(self) -> Corpus:
         return self.opened.corpus
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the counts and tokens of all streams."""
-        return self.opened.fingerprint
 
     @property
     def train_tokens(self) -> int:
@@ -110,7 +98,8 @@ class HoldsCorpus(ABC):
     @property
     def chat_form(self) -> ChatForm | None:
         """The form of the training conversations; None if the documents are none."""
-        return self.corpus.chat_form
+        training = (self.corpus.streams[name] for name in self.corpus.train_streams)
+        return next(iter(chat_forms(training)), None)
 
     @property
     def pairs(self) -> bool:

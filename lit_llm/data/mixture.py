@@ -42,6 +42,7 @@ class Mixture(ShardDataModule):
     def __init__(self, *, sources: dict[str, MixtureSource], phases: list[MixturePhase], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.sources, self.phases = with_names(sources), phases
+        self.source_names = list(self.sources)
         self._length: tuple[int, int | None] | None = None  # max_steps and max_epochs of the Trainer
         self._past: list[Phase] = []  # the phases of the checkpoint that the run continues from
         self._made: MixtureOrder | None = None
@@ -49,11 +50,9 @@ class Mixture(ShardDataModule):
     # ---- Checks -------------------------------------------------------------------------------------------------
 
     def source_problems(self) -> list[str]:
-        if problems := mixture_problems(self.sources, self.phases):
-            return problems
-        if not is_rank_zero():  # `setup` gets the shards and their problems from rank 0
-            return []
-        splits = self._splits()
+        return mixture_problems(self.sources, self.phases) or super().source_problems()
+
+    def shard_problems(self, splits: Mapping[str, ShardSplits]) -> list[str]:
         problems = [problem for each in splits.values() for problem in each.problems]
         if not all(isinstance(problem, MissingFiles) for problem in problems):
             return problems
@@ -103,8 +102,7 @@ class Mixture(ShardDataModule):
             return []
         found = []
         for name, draws in self.draws()[-1].sources.items():
-            cap = self.sources[name].max_epochs
-            if cap is not None and draws.epochs > cap:
+            if (cap := draws.max_epochs) is not None and draws.epochs > cap:
                 enough = math.ceil(round(draws.epochs * 100, 6)) / 100
                 found.append(
                     f"The run would read source {name} {draws.epochs:.4g} times, but its max_epochs is {cap:g}: lower its "
@@ -135,14 +133,10 @@ class Mixture(ShardDataModule):
             for name, source in self.sources.items()
         }
 
-    @property
-    def source_names(self) -> list[str]:
-        return list(self.sources)
-
     def open_corpus(self) -> Corpus:
         corpus = super().open_corpus()
         trained = [name for name in corpus.of_split("train") if self._is_trained(name.rpartition("/")[0])]
-        return replace(corpus, train_streams=tuple(trained), sources=tuple(self.sources))
+        return replace(corpus, train_streams=tuple(trained), sources=tuple(self.source_names))
 
     def missing_text(self, split: str) -> str:
         folders = all(source.path is not None for source in self.sources.values())
@@ -192,7 +186,9 @@ class Mixture(ShardDataModule):
 
     def _steps(self) -> int:
         """The number of steps of the whole run; -1: unknown."""
-        return self._length[0] if self.trainer is None and self._length is not None else self.max_steps
+        if self.trainer is not None:
+            return self.trainer.max_steps
+        return -1 if self._length is None else self._length[0]
 
     def draws(self) -> list[PhaseDraws]:
         """The data that each phase reads. The length of the run must be known: from the Trainer, or by ``find_run``."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_llm.core.batch_sizes import Pipeline, Stages, batch_problem, micro_batch, sequences_before, steps_for
+from lit_llm.core.batch_sizes import Pipeline, Stages, batch_problem, micro_batch, sequences_before
 from lit_llm.core.errors import UserError
 
 
@@ -17,32 +17,27 @@ from lit_llm.core.errors import UserError
 class StepSamples:
     """The samples of each optimizer step, and their parts: ranks, and the micro-batches of a rank."""
 
-    stages: Stages
-    """(first step, samples per step) of each stage of a batch ramp. Without a ramp, there is one stage."""
-    most: int | None = None
-    """The most samples of a micro-batch. None: no limit."""
-    ranks: int = 1
-    """Data-parallel ranks."""
-    pipeline: Pipeline | None = None
-    """If given, it must be able to run the micro-batches of a step."""
-    base: tuple[int, int] = (0, 0)
-    """(steps, samples) of the checkpoint that the run continues from. Its steps may have had other sizes."""
+    stages: Stages  # (first step, samples per step) of each stage of a batch ramp; without a ramp, there is one stage
+    most: int | None = None  # the most samples of a micro-batch; None: no limit
+    ranks: int = 1  # that are data-parallel
+    pipeline: Pipeline | None = None  # if given, it must be able to run the micro-batches of a step
+    base: tuple[int, int] = (0, 0)  # steps and samples of the checkpoint that the run continues from
 
     def size(self, step: int) -> int:
         """Number of samples in a step."""
         return next(size for first, size in reversed(self.stages) if first <= step)
 
     def before(self, step: int) -> int:
-        """Number of samples that the run has read before a step, which is also the number of the step's first sample."""
+        """Number of samples that the run has read before a step. The steps before `base` may have had other sizes."""
         steps, samples = self.base
         return samples + sequences_before(self.stages, step) - sequences_before(self.stages, steps)
 
-    def of_rank(self, step: int, rank: int) -> range:
-        """The samples of a rank in a step: the rank's of as many equal contiguous parts as there are ranks."""
-        share, rest = divmod(self.size(step), self.ranks)
-        assert not rest, "`batch_problems` refuses it"
-        first = self.before(step) + rank * share
-        return range(first, first + share)
+    def of_rank(self, step: int, rank: int) -> list[range]:
+        """The samples of each micro-batch of a rank in a step. Ranks have equal contiguous parts of the step's samples."""
+        share, micro = self.size(step) // self.ranks, self.micro_batch(step)
+        assert self.size(step) == share * self.ranks and share % micro == 0
+        begin = self.before(step) + rank * share
+        return [range(first, first + micro) for first in range(begin, begin + share, micro)]
 
     def micro_batch(self, step: int) -> int:
         """Number of samples in a micro-batch of one rank."""
@@ -56,10 +51,6 @@ class StepSamples:
         """Number of micro-batches of each rank before a step, if all steps have the present sizes."""
         return sequences_before(tuple((first, self.micro_batches(first)) for first, _ in self.stages), step)
 
-    def steps_for(self, samples: int) -> int:
-        """The fewest steps that read so many samples, if all steps have the present sizes."""
-        return steps_for(self.stages, samples)
-
 
 def batch_problems(
     batch: int, most: int | None, ranks: int, pipeline: Pipeline | None, *, ramp: Sequence[int] = (), length: int | None = None
@@ -72,11 +63,10 @@ def batch_problems(
         length: tokens per sample. None: not known, so that a ramp is not checked.
     """
     if not ramp or length is None:
-        problem = batch_problem(batch, most, ranks, pipeline)
-        return [] if problem is None else [problem]
-    sizes = dict.fromkeys(ramp)
-    problems = [problem for size in sizes if (problem := batch_problem(size, most, ranks, pipeline, length=length))]
-    if ramp[-1] % length == 0 and ramp[-1] != batch * length:
+        ramp, length = [batch], None
+    answers = [batch_problem(size, most, ranks, pipeline, length=length) for size in dict.fromkeys(ramp)]
+    problems = [answer for answer in answers if answer is not None]
+    if length is not None and ramp[-1] % length == 0 and ramp[-1] != batch * length:
         problems.append(
             f"batch_ramp ends with {ramp[-1]} tokens per batch, but global_batch_size {batch} x block_size {length} = "
             f"{batch * length}: the two must be equal (--data.global_batch_size {ramp[-1] // length})."

@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 from lit_llm.core._lightning import set_max_steps
+from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.errors import UserError, report
 from lit_llm.data.batches import ENDLESS
 
@@ -101,13 +102,11 @@ def steps_of_run(data: Any, max_steps: int, max_epochs: int | None) -> int:
 
 def steps_of_passes(data: Any, passes: int) -> int:
     """The fewest optimizer steps that read the training data ``passes`` times. The data must be open."""
-    steps: int = data.samples.steps_for(passes * len(data.blocks("train")))
-    return steps
+    return steps_for(data.samples.stages, passes * len(data.blocks("train")))
 
 
 def run_length(data: Any, max_steps: int) -> str:
     """The length of a run in words: "60 steps = 9,600 tokens = 1.20 epochs". The data must be open."""
-    assert data.block_size is not None
     tokens = data.samples.before(max_steps) * data.block_size
     read = data.epochs_by_source(max_steps)
     epochs = ", ".join(f"{_epochs(number)} epochs{f' of {name}' if name else ''}" for name, number in read.items())

@@ -93,7 +93,7 @@ class Reference:
         data, form = module.data, module.data.chat_form
         tokenizer = data.tokenizer and data.tokenizer.identity()
         precision = str(module.trainer.precision_plugin.precision)
-        content = [self.weights, data.fingerprint, tokenizer, form and form.template, precision]
+        content = [self.weights, data.opened.fingerprint(), tokenizer, form and form.template, precision]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def _compute(self, module: Any) -> np.ndarray:
