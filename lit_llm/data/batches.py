@@ -39,8 +39,7 @@ class GlobalOrder(DistributedSampler):
         return ENDLESS if steps == -1 else self.data.samples.micro_batches_before(steps)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        data, samples = self.data, self.data.samples
-        step = data.step
+        data, samples, step = self.data, self.data.samples, self.data.step
         remaining = len(self) - samples.micro_batches_before(step)
         while remaining > 0:
             parts: list[range] = []  # the samples of each of the next micro-batches

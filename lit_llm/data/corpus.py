@@ -33,8 +33,7 @@ from lit_llm.ingest.chat import ChatForm
 from lit_llm.ingest.token_parts import PartCounts
 from lit_llm.tokenizers import Tokenizer
 
-MAX_FILES = 10_000
-"""A checkpoint lists no more files than this."""
+MAX_FILES = 10_000  # that a checkpoint lists
 _OF_SOURCE = "fingerprint of "
 
 
@@ -137,18 +136,12 @@ class OpenedCorpus:
     """A corpus, the hashes and files that were found when it was opened, and what was then read beside its shards."""
 
     corpus: Corpus
-    hashes: dict[str, str]
-    """Stream → the hash of its tokens."""
-    files: StoredFiles
-    """The files that hold the tokens."""
-    sources: Seen
-    """The files that checkpoints list: the texts, or the files of the tokens. Empty if there are too many."""
-    with_documents: frozenset[str]
-    """The streams whose shards all know where documents end."""
-    plans: dict[str, PackPlan] = field(default_factory=dict)
-    """Stream → the plan of its packed blocks, after `with_plans`."""
-    teachers: dict[str, Teacher] = field(default_factory=dict)
-    """Training stream → the predictions of its teacher, after `with_teachers`."""
+    hashes: dict[str, str]  # of the tokens of each stream
+    files: StoredFiles  # that hold the tokens
+    sources: Seen  # the files that checkpoints list: the texts, or the files of the tokens; empty if there are too many
+    with_documents: frozenset[str]  # the streams whose shards all know where documents end
+    plans: dict[str, PackPlan] = field(default_factory=dict)  # of packed blocks, by stream, after `with_plans`
+    teachers: dict[str, Teacher] = field(default_factory=dict)  # of training streams, after `with_teachers`
 
     @classmethod
     def of(cls, corpus: Corpus, sources: Seen | None) -> OpenedCorpus:

@@ -20,10 +20,9 @@ class HoldsCorpus(ABC):
     _opened: OpenedCorpus | None = None
     # Whether rank 0 opens the data for all ranks. The data must have the same paths on all ranks.
     opens_on_rank_zero = False
+    # The end of the line about the validation split that `validate` prints: of which data the split is a part.
     held_out = ""
-    """The end of the line about the validation split that `validate` prints: of which data the split is a part."""
-    source_names: Sequence[str] = ()
-    """The names of the sources of a mixture, in the order of a batch's ``sources``."""
+    source_names: Sequence[str] = ()  # the sources of a mixture, in the order of a batch's ``sources``
 
     @abstractmethod
     def source_problems(self) -> list[str]:

@@ -139,10 +139,9 @@ class Mixture(ShardDataModule):
         return replace(corpus, train_streams=tuple(trained), sources=tuple(self.source_names))
 
     def missing_text(self, split: str) -> str:
-        folders = all(source.path is not None for source in self.sources.values())
-        of = " in any source"
-        of_files = f"No {split} text{of}: give a source some, such as --data.sources.NAME.{split}."
-        return no_split_text(split, of) if folders else of_files
+        if all(source.path is not None for source in self.sources.values()):
+            return no_split_text(split, " in any source")
+        return f"No {split} text in any source: give a source some, such as --data.sources.NAME.{split}."
 
     def _training(self) -> dict[str, TokenStream]:
         """Source → its training text, for the sources that have some. It works before `setup`, too."""

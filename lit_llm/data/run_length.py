@@ -33,6 +33,9 @@ def set_accumulation(trainer: Trainer, data: Any) -> None:
 def set_end(trainer: Trainer, data: Any) -> None:
     """Set the end of training: after `max_steps` optimizer steps, or earlier, after `max_epochs` passes over the data.
 
+    Lightning's epochs, and validation within them, end with an optimizer step: micro-batches are rounded up to steps. The run
+    ends earlier, too, if `max_epochs` such epochs have fewer steps.
+
     Raises:
         UserError: the Trainer was given `overfit_batches`.
     """
@@ -42,14 +45,6 @@ def set_end(trainer: Trainer, data: Any) -> None:
             "To overfit on purpose, train on a small file."
         )
     set_max_steps(trainer, steps_of_run(data, trainer.max_steps, trainer.max_epochs))
-    _set_epochs(trainer, data)
-
-
-def _set_epochs(trainer: Trainer, data: Any) -> None:
-    """Let Lightning's epochs, and validation within them, end with an optimizer step: micro-batches are rounded up to steps.
-
-    The run ends earlier, too, if `max_epochs` such epochs have fewer steps.
-    """
     run = ENDLESS if trainer.max_steps == -1 else data.samples.micro_batches_before(trainer.max_steps)
     if trainer.fast_dev_run:  # type: ignore[attr-defined]  # its max_steps is the number of batches
         trainer.limit_train_batches = 1.0
@@ -93,9 +88,8 @@ def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataL
 
 def steps_of_run(data: Any, max_steps: int, max_epochs: int | None) -> int:
     """The number of optimizer steps: `max_steps` (-1: no end) or those of `max_epochs` passes over open data, if fewer."""
-    if max_epochs in (None, -1):
+    if max_epochs is None or max_epochs == -1:
         return max_steps
-    assert max_epochs is not None
     steps = steps_of_passes(data, max_epochs)
     return steps if max_steps == -1 else min(steps, max_steps)
 
