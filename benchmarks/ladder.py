@@ -112,7 +112,7 @@ class Text:
     def __init__(self, data: TokenDataModule, name: str) -> None:
         data.setup()
         assert data.block_size is not None
-        self.name = f"{name} {data.fingerprint.removeprefix('tokens-')[:8]}"
+        self.name = f"{name} {data.opened.fingerprint().removeprefix('tokens-')[:8]}"
         self.vocab_size = data.vocab_size
         settings: dict[str, Any] = {"block_size": data.block_size, "vocab_size": data.vocab_size}
         self.train = TrainBlocks(data.corpus.streams["train"], **settings)

@@ -6,6 +6,7 @@ A sampler yields the addresses of the blocks of a whole micro-batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,8 @@ _AHEAD = 4096  # samples computed at once: numpy's cost per call is then below 0
 class GlobalOrder(DistributedSampler):
     """This rank's micro-batches of the training order: arrays of what ``data.locate`` returns for each sample.
 
-    Each step reads the global samples after those of the previous step. Rank r of W takes the r-th of W equal contiguous
-    parts and splits it into micro-batches. Iteration starts at sample ``data.consumed_samples``, so a resumed run continues in
-    the same place with any number of ranks, workers or micro-batches.
+    Each step reads the global samples after those of the previous step (``StepSamples``). Iteration starts at the step
+    ``data.step``, so a resumed run continues in the same place with any number of ranks, workers or micro-batches.
 
     A ``DistributedSampler`` prevents Lightning from injecting its own shuffling sampler.
     """
@@ -35,29 +35,22 @@ class GlobalOrder(DistributedSampler):
 
     def __len__(self) -> int:
         """The number of micro-batches in the whole run."""
-        steps = self.data.max_steps
-        return ENDLESS if steps == -1 else self.data.micro_batches_before(steps)
+        steps = -1 if self.data.trainer is None else self.data.trainer.max_steps
+        return ENDLESS if steps == -1 else self.data.samples.micro_batches_before(steps)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        data = self.data
-        step, start, done = data.step, data.consumed_samples, 0 if data.trainer is None else data.trainer.global_step
-        remaining = len(self) - data.micro_batches_before(done)
+        data, samples, step = self.data, self.data.samples, self.data.step
+        remaining = len(self) - samples.micro_batches_before(step)
         while remaining > 0:
-            parts: list[np.ndarray] = []  # per step: (G / W,) global sample numbers of this rank
-            ends: list[int] = []  # of the micro-batches, in samples of `parts`
+            parts: list[range] = []  # the samples of each of the next micro-batches
             while sum(map(len, parts)) < _AHEAD:
-                size, micro = data.batch_samples(step), data.micro_batch_samples(step)
-                per_rank = size // self.num_replicas
-                assert size == per_rank * self.num_replicas and per_rank % micro == 0
-                parts.append(start + self.rank * per_rank + np.arange(per_rank))
-                begin = ends[-1] if ends else 0
-                ends += range(begin + micro, begin + per_rank + 1, micro)
-                start, step = start + size, step + 1
-            addresses = data.locate(np.concatenate(parts))
-            for addresses_of_one in np.split(addresses, ends[:-1])[:remaining]:
+                parts += samples.of_rank(step, self.rank)
+                step += 1
+            addresses = data.locate(np.fromiter(chain.from_iterable(parts), np.int64))
+            for addresses_of_one in np.split(addresses, np.cumsum([len(part) for part in parts[:-1]]))[:remaining]:
                 data.refuse_changed_files()
                 yield addresses_of_one
-            remaining -= len(ends)
+            remaining -= len(parts)
 
 
 class HeldOutOrder(DistributedSampler):

@@ -1,30 +1,48 @@
-"""The opened data of a run: its token streams, what identifies their content, and which source files have changed."""
+"""What the data of a run are: token streams with their vocabulary, what identifies them, and the blocks that batches read."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lit_llm.core.errors import UserError
+from lit_llm.data.blocks import (
+    Blocks,
+    HeldOutBlocks,
+    HeldOutMixtureBlocks,
+    MixtureBlocks,
+    PackedBlocks,
+    PairBlocks,
+    StreamBlocks,
+    TrainBlocks,
+)
 from lit_llm.data.document_ends import Documents, missing_documents
+from lit_llm.data.pack_plan import PackPlan, open_plan
 from lit_llm.data.stored_files import Seen, StoredFiles
+from lit_llm.data.teacher import Teacher
 from lit_llm.data.token_stream import TokenStream
+from lit_llm.ingest.chat import ChatForm
 from lit_llm.ingest.token_parts import PartCounts
 from lit_llm.tokenizers import Tokenizer
 
-MAX_FILES = 10_000
-"""A checkpoint lists no more files than this."""
+MAX_FILES = 10_000  # that a checkpoint lists
+_OF_SOURCE = "fingerprint of "
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary."""
+    """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary.
+
+    The streams of a mixture have the name of their source before it: "web/train".
+    """
 
     streams: dict[str, TokenStream]
     vocab_size: int
@@ -35,6 +53,35 @@ class Corpus:
     """The id that ends every document; None: no id does."""
     bos_id: int | None = None
     """The id that opens every document; None: no id does."""
+    train_streams: tuple[str, ...] = ("train",)
+    """The streams that training reads."""
+    sources: tuple[str, ...] = ()
+    """The names of a mixture's sources, in the order of their numbers in a batch's "sources". Empty without a mixture."""
+
+    def refuse_training(self, block_size: int, packing: str) -> None:
+        """Raises:
+        UserError: training cannot read blocks of this size, packed in this way.
+        """
+        tokens = self.tokens_of("train")
+        if tokens < block_size + 1:
+            raise UserError(
+                f"The training text has {tokens} tokens, but a block needs {block_size + 1} ({block_size} and the next one): "
+                "give more text, or lower --model.block_size."
+            )
+        if self.pairs and self.sources:
+            raise UserError(
+                "A mixture has no pairs of answers: train on one folder with them (--data TokenShards --data.path DIR)."
+            )
+        if self.pairs and packing != "best_fit":
+            raise UserError("Both answers of a pair must be in one block (--data.packing best_fit).")
+
+    def of_split(self, split: str) -> dict[str, TokenStream]:
+        """Name → stream of a split, for each source that has it."""
+        return {name: stream for name, stream in self.streams.items() if split_of(name) == split}
+
+    def tokens_of(self, split: str) -> int:
+        """Number of tokens of a split, over all sources."""
+        return sum(map(len, self.of_split(split).values()))
 
     @property
     def pairs(self) -> bool:
@@ -86,19 +133,15 @@ class Corpus:
 
 @dataclass(frozen=True)
 class OpenedCorpus:
-    """A corpus, and the hashes and files that were found when it was opened."""
+    """A corpus, the hashes and files that were found when it was opened, and what was then read beside its shards."""
 
     corpus: Corpus
-    hashes: dict[str, str]
-    """Stream → the hash of its tokens."""
-    files: StoredFiles
-    """The files that hold the tokens."""
-    sources: Seen
-    """The files that checkpoints list: the texts, or the files of the tokens. Empty if there are too many."""
-    fingerprint: str
-    """A hash of the counts and tokens of all streams."""
-    with_documents: frozenset[str]
-    """The streams whose shards all know where documents end."""
+    hashes: dict[str, str]  # of the tokens of each stream
+    files: StoredFiles  # that hold the tokens
+    sources: Seen  # the files that checkpoints list: the texts, or the files of the tokens; empty if there are too many
+    with_documents: frozenset[str]  # the streams whose shards all know where documents end
+    plans: dict[str, PackPlan] = field(default_factory=dict)  # of packed blocks, by stream, after `with_plans`
+    teachers: dict[str, Teacher] = field(default_factory=dict)  # of training streams, after `with_teachers`
 
     @classmethod
     def of(cls, corpus: Corpus, sources: Seen | None) -> OpenedCorpus:
@@ -115,30 +158,107 @@ class OpenedCorpus:
         files = StoredFiles(file for stream in corpus.streams.values() for file in stream.files())
         listed = files.seen if sources is None else sources
         kept = listed if len(listed) <= MAX_FILES else {}
-        return cls(corpus, hashes, files, kept, combined_hash(corpus.streams, hashes), known)
+        return cls(corpus, hashes, files, kept, known)
 
-    def change_since(self, files: Mapping[str, list[str]], sources: Iterable[Path]) -> str:
-        """One phrase that says which files have changed since a state with another fingerprint was saved.
+    def fingerprint(self, source: str = "") -> str:
+        """A hash of the counts and tokens of all streams, or of the streams of one source of a mixture."""
+        streams = {name: stream for name, stream in self.corpus.streams.items() if name.startswith(f"{source}/".lstrip("/"))}
+        content = " ".join(f"{name}={len(stream)}:{self.hashes[name]}" for name, stream in streams.items())
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Key in a saved state → the fingerprint of the data, or of each source of a mixture."""
+        of_sources = {f"{_OF_SOURCE}{source}": self.fingerprint(source) for source in self.corpus.sources}
+        return of_sources or {"fingerprint": self.fingerprint()}
+
+    def change_since(self, name: str, files: Mapping[str, list[str]], sources: Callable[[], Iterable[Path]]) -> str:
+        """One phrase that says which source or files have changed since a state with another fingerprint was saved.
 
         Args:
+            name: the fingerprint's key in `fingerprints`.
             files: the files that were saved with that state; empty if it lists none.
-            sources: the files that hold the data now.
+            sources: returns the files that hold the data now.
         """
+        if self.corpus.sources:
+            return f"the text of {name.removeprefix(_OF_SOURCE)} is not the checkpoint's"
         if files and self.sources:
             changes = file_changes(files, self.sources)
             more = f", and {len(changes) - 5} more" if len(changes) > 5 else ""
             if changes:
                 return f"the text is not the checkpoint's: {', '.join(changes[:5])}{more}"
             return "the files are the checkpoint's, but their tokens differ: the tokenizer or the split has changed"
-        folders = list(dict.fromkeys(str(path.parent) for path in sources))
+        folders = list(dict.fromkeys(str(path.parent) for path in sources()))
         where = f" in {', '.join(folders[:5])}" if folders else ""
         return f"the text{where} is not the checkpoint's, which does not list its files"
 
+    def with_plans(self, block_size: int) -> OpenedCorpus:
+        """This corpus with the plans of its packed blocks, of all streams if documents are pairs, otherwise of the training.
 
-def combined_hash(streams: Mapping[str, TokenStream], hashes: Mapping[str, str]) -> str:
-    """One hash of the counts and hashes of streams."""
-    content = " ".join(f"{name}={len(stream)}:{hashes[name]}" for name, stream in streams.items())
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
+        Raises:
+            UserError: as `open_plan`, which makes a missing plan.
+        """
+        if self.plans:
+            return self
+        names = self.corpus.streams if self.corpus.pairs else self.corpus.train_streams
+        documents, hashes = self.corpus.documents, self.hashes
+        return replace(self, plans={n: open_plan(documents(n), size=block_size, tokens_hash=hashes[n]) for n in names})
+
+    def with_teachers(self, block_size: int, packing: str) -> OpenedCorpus:
+        """This corpus with a teacher's ids and log-probabilities for its training streams. `files` gets the teacher's files.
+
+        Raises:
+            UserError: as `Teacher`; or the sources of a mixture have different teachers.
+        """
+        expected = {"vocab_size": self.corpus.vocab_size, "block_size": block_size, "packing": packing}
+        teachers = {}
+        for name in self.corpus.train_streams:
+            teachers[name] = Teacher(self.corpus.streams[name], expected | {"tokens": self.hashes[name]})
+            self.files.add(teachers[name].files())
+        if len({teacher.info.name for teacher in teachers.values()}) > 1:
+            raise UserError("The sources have different teachers: prepare all with one, and equal --top_k and --temperature.")
+        return replace(self, teachers=teachers)
+
+    def blocks(self, split: str, *, block_size: int, packed: bool, documents: bool) -> Blocks:
+        """The blocks of a split, in the order of the text. In a mixture, their addresses are (source, block).
+
+        Args:
+            packed: whether training reads the blocks of the plans.
+            documents: whether batches have the numbers of documents, if all shards of the split know where documents end.
+        """
+        corpus = self.corpus
+        known = (documents or corpus.pairs) and self.with_documents.issuperset(corpus.of_split(split))
+        names = corpus.train_streams if split == "train" else tuple(corpus.of_split(split))
+        of_streams = {name: self._of_stream(name, block_size, packed=packed, documents=known) for name in names}
+        if not corpus.sources:
+            return of_streams[split]
+        numbered = {corpus.sources.index(name.rpartition("/")[0]): blocks for name, blocks in of_streams.items()}
+        return MixtureBlocks(numbered) if split == "train" else HeldOutMixtureBlocks(numbered)
+
+    def _of_stream(self, name: str, block_size: int, *, packed: bool, documents: bool) -> StreamBlocks:
+        corpus, stream = self.corpus, self.corpus.streams[name]
+        settings: dict[str, Any] = {"block_size": block_size, "vocab_size": corpus.vocab_size}
+        settings["documents"] = corpus.documents(name) if documents else None
+        blocks: StreamBlocks
+        if corpus.pairs:
+            blocks = PairBlocks(stream, self.plans[name], first=corpus.tokens_before(name), **settings)
+        elif name not in corpus.train_streams:
+            blocks = HeldOutBlocks(stream, **settings)
+        else:
+            blocks = PackedBlocks(stream, self.plans[name], **settings) if packed else TrainBlocks(stream, **settings)
+        blocks.teacher = self.teachers.get(name)
+        return blocks
+
+    def cut_conversations(self) -> str:
+        """A sentence, if the plans of training documents with masks have documents that are longer than a block; else ""."""
+        plans = [plan for name, plan in self.plans.items() if self.corpus.streams[name].masked]
+        cut, documents = sum(plan.counts.cut for plan in plans), sum(plan.counts.documents for plan in plans)
+        if not cut:
+            return ""
+        return (
+            f"{cut:,} of {documents:,} training conversations are longer than data.block_size {plans[0].size} and are cut, so "
+            "that answers may lose their question (--data.block_size)"
+        )
 
 
 def file_changes(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> list[str]:
@@ -149,3 +269,21 @@ def file_changes(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) 
     gone = [f"{path} is gone" for path, (_, blake2b) in before.items() if path not in now and blake2b not in same]
     new = [f"{path} is new" for path, (_, blake2b) in now.items() if path not in before and blake2b not in same]
     return changed + gone + new
+
+
+def chat_forms(streams: Iterable[TokenStream]) -> dict[ChatForm, Path]:
+    """Each form of conversations in the folders of the streams' manifests → the first folder that has it.
+
+    Raises:
+        UserError: A file of a form is missing or damaged.
+    """
+    forms: dict[ChatForm, Path] = {}
+    for stream in streams:
+        if (folder := stream.folder_of_manifest) is not None and (form := ChatForm.read(folder)) is not None:
+            forms.setdefault(form, folder)
+    return forms
+
+
+def split_of(name: str) -> str:
+    """The split of a stream: "train" of "train", and of "web/train" in a mixture."""
+    return name.rpartition("/")[2]

@@ -1,45 +1,45 @@
-"""The base of all data modules: batch sizes, the order of samples, held-out loaders, and the position in the data.
+"""The base of all data modules: what Lightning calls, from the checks of the settings to loaders and saved states.
+
+A batch comes about in three files, each readable alone: `corpus.py` has the blocks of the text, `position.py` the
+numbers of the samples in each optimizer step, and this file connects both to Lightning, in the order of `order.py`.
 
 One Lightning epoch is the whole run: the training loader has the length of ``max_steps`` optimizer steps. Passes over the
-data ("data epochs") exist only inside the order (``lit_llm.data.order``).
+data ("data epochs") exist only inside the order.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from torch import Tensor
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader
 
+from lit_llm.callbacks import BatchRamp
+from lit_llm.callbacks._lightning import data_parallel
 from lit_llm.core._lightning import set_micro_batches_made
 from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import GlobalOrder, HeldOutOrder, ResumableLoader
-from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, PairBlocks, StreamBlocks, TrainBlocks
-from lit_llm.data.corpus import Corpus, OpenedCorpus
+from lit_llm.data.blocks import Blocks
+from lit_llm.data.corpus import OpenedCorpus
+from lit_llm.data.holds_corpus import HoldsCorpus
 from lit_llm.data.order import sample_index
-from lit_llm.data.pack_plan import PackPlan, open_plan
-from lit_llm.data.position import DataPosition
+from lit_llm.data.position import StepSamples, batch_problems, saved_base, setting_changes
 from lit_llm.data.run_length import at_least_one, set_accumulation, set_end
-from lit_llm.data.stored_files import BackgroundCheck, Seen, StoredFiles
-from lit_llm.data.teacher import Teacher, TeacherInfo
-from lit_llm.data.token_stream import TokenStream
-from lit_llm.ingest.chat import ChatForm
-from lit_llm.tokenizers import Tokenizer
+from lit_llm.data.stored_files import BackgroundCheck
+from lit_llm.data.teacher import TeacherInfo
 
 
-class TokenDataModule(DataPosition):
+class TokenDataModule(HoldsCorpus, LightningDataModule):
     """Base of the data modules. Subclasses check and open their sources.
 
-    Batches are dicts of int64 ``input_ids`` and ``targets``, both (B, block_size); see ``lit_llm.data.blocks``.
+    Batches are dicts of int64 ``input_ids`` and ``targets``, both (B, block_size); see ``lit_llm.data.blocks``. After
+    ``setup``, the facts of ``HoldsCorpus`` are known, such as ``vocab_size``, ``tokenizer`` and ``train_tokens``.
 
-    After ``setup``: ``vocab_size``, ``eos_id``, ``bos_id``, ``tokenizer``, ``token_bytes`` ((vocab_size,) int64 UTF-8 bytes
-    of each id, or None without a tokenizer), ``train_tokens``, ``val_tokens``, and ``fingerprint`` (counts and a hash of the
-    tokens).
+    A ``BatchRamp`` among the trainer's callbacks sets the samples of each step, up to ``global_batch_size``.
 
     Args:
         micro_batch_size: the most sequences in one forward pass of one rank (``lit_llm.core.batch_sizes``). None: no limit.
@@ -53,8 +53,6 @@ class TokenDataModule(DataPosition):
 
     # Whether no training target is ignored (-100), so that the tokens of a step need not be counted. Masks make it False.
     every_target_counts = True
-    # Whether rank 0 opens the data for all ranks. The data must have the same paths on all ranks.
-    opens_on_rank_zero = False
     # Whether `problems` refuses a run without max_steps.
     needs_max_steps = False
 
@@ -68,54 +66,51 @@ class TokenDataModule(DataPosition):
         num_workers: Annotated[int, whole(0, 256)] = 0,
         packing: Literal["concatenate", "best_fit"] = "concatenate",
     ) -> None:
-        super().__init__(micro_batch_size, global_batch_size, block_size)
+        super().__init__()
+        self.micro_batch_size, self.global_batch_size, self.block_size = micro_batch_size, global_batch_size, block_size
         self.seed, self.num_workers, self.packing = seed, num_workers, packing
         if packing == "best_fit":
             self.every_target_counts = False  # blocks have padding
         # Whether batches have the numbers of documents, if the shards know where documents end. The model asks for it.
         self.gives_documents = False
-        self.teachers: dict[str, Teacher] = {}  # of the training streams, by name, if `find_teachers` was called
-        self._plans: dict[str, PackPlan] = {}  # of the training streams, by name
-        self._plans_shared = False  # whether all ranks know that the plans are there
-        self._opened: OpenedCorpus | None = None
+        self.ramp: BatchRamp | None = None  # set by `find_ramp`
+        self.pipeline: Any = None  # the PipelineLayout that `find_pipeline` finds
+        self._base = 0, 0  # the steps and samples at which this process started: zero, or those of a checkpoint
         self._background: BackgroundCheck | None = None  # set while this process trains
 
-    # ---- Implemented by subclasses -------------------------------------------------------------------------------
-
-    @abstractmethod
-    def source_problems(self) -> list[str]:
-        """Cheap checks of the subclass's arguments: one sentence per problem."""
-
-    @abstractmethod
-    def open_corpus(self) -> Corpus:
-        """Open the tokens, which exist at this point. Called once on every rank, or on rank 0: ``opens_on_rank_zero``."""
-
-    def source_files(self) -> list[Path]:
-        """The files that hold the data, so that a changed one can be named; none if they are unknown."""
-        return []
-
-    def seen_sources(self) -> Seen | None:
-        """The texts that the tokens were made from; None if the files of the tokens are the data."""
-        return None
-
-    # ---- Checks and set-up --------------------------------------------------------------------------------------
-
-    def problems(self, world_size: int = 1) -> list[str]:
-        """One sentence for each problem that can be found before any work is done.
-
-        Args:
-            world_size: data-parallel ranks of the run.
-        """
-        found = range_problems(type(self), "data", vars(self))
-        if not found:
-            found += self._batch_problems(world_size)
-        return found + self.source_problems()
+    # ---- The run, checks and set-up -----------------------------------------------------------------------------
 
     def find_run(self, *, max_steps: int, max_epochs: int | None, saved: Mapping[str, Any] | None) -> None:
         """Tell a data module about a run of `fit` before the Trainer has the data, if its checks depend on the run.
 
         `max_steps` and `max_epochs` are the Trainer's. `saved` is the data's state in the checkpoint that the run continues.
         """
+
+    def find_ramp(self, callbacks: Iterable[Callback | None]) -> None:
+        """Use the ``BatchRamp`` among a trainer's callbacks, if there is one."""
+        self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
+
+    def find_pipeline(self, strategy: object) -> None:
+        """Derive micro-batches that the pipeline of a strategy can run, if it has one."""
+        self.pipeline = getattr(strategy, "pipeline_layout", None)
+
+    def find_teachers(self) -> TeacherInfo:
+        """Add a teacher's predictions to training batches and return its record. Raises as `OpenedCorpus.with_teachers`."""
+        self._opened = self.opened.with_teachers(self._block_size, self.packing)
+        return next(iter(self._opened.teachers.values())).info
+
+    def problems(self, world_size: int = 1) -> list[str]:
+        """One sentence for each problem of a run on ``world_size`` data-parallel ranks that can be found before any work."""
+        problems = range_problems(type(self), "data", vars(self))
+        if not problems:
+            batch = self.global_batch_size, self.micro_batch_size, world_size, self.pipeline
+            ramp = [] if self.ramp is None else [size for _, size in self.ramp.tokens_per_batch]
+            problems += batch_problems(*batch, ramp=ramp, length=self.block_size)  # `setup` reports a missing block size
+        return problems + self.source_problems()
+
+    def raise_problems(self) -> None:
+        """Raise a ``UserError`` with all ``problems``, if there are any."""
+        refuse(self.problems(self._rank[1]))
 
     def setup(self, stage: str | None = None) -> None:
         """Open the data and, for "fit", set the trainer's accumulation and last step.
@@ -127,21 +122,10 @@ class TokenDataModule(DataPosition):
             self.find_ramp(self.trainer.callbacks)  # type: ignore[attr-defined]
             self.find_pipeline(self.trainer.strategy)
         self._opened = self.read_corpus()
-        if any(self.corpus.streams[name].masked for name in self._train_streams()):
+        if any(self.corpus.streams[name].masked for name in self.corpus.train_streams):
             self.every_target_counts = False
-        assert self.block_size is not None  # `read_corpus` has checked it
-        if self.train_tokens < self.block_size + 1:
-            raise UserError(
-                f"The training text has {self.train_tokens} tokens, but a block needs {self.block_size + 1} "
-                f"({self.block_size} and the next one): give more text, or lower --model.block_size."
-            )
-        if self.corpus.pairs and "train" not in self.corpus.streams:
-            raise UserError(
-                "A mixture has no pairs of answers: train on one folder with them (--data TokenShards --data.path DIR)."
-            )
-        if self.corpus.pairs and self.packing != "best_fit":
-            raise UserError("Both answers of a pair must be in one block (--data.packing best_fit).")
-        if self.corpus.pairs or (self.packing == "best_fit" and stage in ("fit", None)):
+        self.corpus.refuse_training(self._block_size, self.packing)
+        if self.pairs or (self.packing == "best_fit" and stage in ("fit", None)):
             self._open_plans()
         if stage == "fit" and self.trainer is not None:
             set_accumulation(self.trainer, self)
@@ -151,14 +135,21 @@ class TokenDataModule(DataPosition):
         self.raise_problems()
         if self.block_size is None:
             raise UserError("No block size: set --data.block_size (the command line uses --model.block_size).")
-        if self._opened is not None:
-            return self._opened
-        return OpenedCorpus.of(self.open_corpus(), self.seen_sources())
+        return self._opened or OpenedCorpus.of(self.open_corpus(), self.seen_sources())
 
-    @property
-    def files(self) -> StoredFiles:
-        """The files that hold the tokens."""
-        return self._open_data.files
+    def _open_plans(self) -> None:
+        """Open the plans of packed blocks. One process makes missing plans, then all ranks read them. A collective.
+
+        Rank 0 may have opened the plans alone before, to check the data: it still takes part.
+        """
+        problems = list[str]()
+        trainer = self.trainer if self.trainer is not None and self.trainer.world_size > 1 else None
+        # Each node may have a token cache of its own, with its own plans.
+        if trainer is None or (trainer.is_global_zero if self.opens_on_rank_zero else trainer.local_rank == 0):
+            with noting(problems):
+                self._opened = self.opened.with_plans(self._block_size)
+        refuse(problems if trainer is None else trainer.strategy.broadcast(problems) or problems)
+        self._opened = self.opened.with_plans(self._block_size)
 
     def refuse_changed_files(self) -> None:
         """Raise a ``UserError`` if the background check has found a file of the tokens that has changed."""
@@ -170,143 +161,15 @@ class TokenDataModule(DataPosition):
             self._background.stop()
             self.refuse_changed_files()
 
-    def _open_plans(self) -> None:
-        """Open the plans of the training streams. One process makes missing plans, then all ranks read them. A collective.
-
-        Rank 0 may have opened the plans alone before, to check the data: it still takes part.
-        """
-        if self._plans_shared:
-            return
-        corpus, problems = self.corpus, list[str]()
-        trainer = self.trainer if self.trainer is not None and self.trainer.world_size > 1 else None
-
-        def made() -> dict[str, PackPlan]:
-            names, hashes = corpus.streams if corpus.pairs else self._train_streams(), self._open_data.hashes
-            return {name: open_plan(corpus.documents(name), size=self._block_size, tokens_hash=hashes[name]) for name in names}
-
-        # Each node may have a token cache of its own, with its own plans.
-        if trainer is None or (trainer.is_global_zero if self.opens_on_rank_zero else trainer.local_rank == 0):
-            with noting(problems):
-                self._plans = self._plans or made()
-        refuse(problems if trainer is None else trainer.strategy.broadcast(problems) or problems)
-        self._plans, self._plans_shared = self._plans or made(), trainer is not None
-
-    def cut_conversations(self) -> str:
-        """A sentence, if the plans of training documents with masks have documents that are longer than a block; else ""."""
-        counts = [plan.counts for name, plan in self._plans.items() if self.corpus.streams[name].masked]
-        cut, every = sum(each.cut for each in counts), sum(each.documents for each in counts)
-        if not cut:
-            return ""
-        return (
-            f"{cut:,} of {every:,} training conversations are longer than data.block_size {self._block_size} and are cut, so "
-            "that answers may lose their question (--data.block_size)"
-        )
-
-    def find_teachers(self) -> TeacherInfo:
-        """Add a teacher's ids and log-probabilities to training batches, and return the record of the teacher.
-
-        Raises:
-            UserError: as `Teacher`; or the sources of a mixture have different teachers.
-        """
-        expected = {"vocab_size": self.vocab_size, "block_size": self._block_size, "packing": self.packing}
-        for name in self._train_streams():
-            self.teachers[name] = Teacher(self.corpus.streams[name], expected | {"tokens": self._open_data.hashes[name]})
-            self.files.add(self.teachers[name].files())
-        if len({teacher.info.name for teacher in self.teachers.values()}) > 1:
-            raise UserError("The sources have different teachers: prepare all with one, and equal --top_k and --temperature.")
-        return next(iter(self.teachers.values())).info
-
-    def raise_problems(self) -> None:
-        """Raise a ``UserError`` with all ``problems``, if there are any."""
-        refuse(self.problems(self._data_parallel()[1]))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether `setup` has opened the data."""
-        return self._opened is not None
-
-    @property
-    def _open_data(self) -> OpenedCorpus:
-        assert self._opened is not None, "setup() opens the data"
-        return self._opened
-
-    @property
-    def corpus(self) -> Corpus:
-        return self._open_data.corpus
-
-    @property
-    def pairs(self) -> bool:
-        """Whether documents are pairs of a chosen and a rejected answer. If so, batches have "pairs" (``PairBlocks``)."""
-        return self.corpus.pairs
-
-    @property
-    def vocab_size(self) -> int:
-        return self.corpus.vocab_size
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self.corpus.tokenizer
-
-    @property
-    def chat_form(self) -> ChatForm | None:
-        """The form of the conversations; None if the documents are none."""
-        return next(iter(chat_forms(self.corpus.streams[name] for name in self._train_streams())), None)
-
-    @property
-    def eos_id(self) -> int | None:
-        return self.corpus.eos_id
-
-    @property
-    def bos_id(self) -> int | None:
-        return self.corpus.bos_id
-
-    @property
-    def unknown_id(self) -> int | None:
-        return None if self.tokenizer is None else self.tokenizer.unknown_id
-
-    @property
-    def token_bytes(self) -> Tensor | None:
-        return self.corpus.token_bytes()
-
-    @property
-    def train_tokens(self) -> int:
-        return len(self.corpus.streams["train"])
-
-    @property
-    def val_tokens(self) -> int:
-        return len(self.corpus.streams["val"])
-
-    held_out = ""
-    """The end of the line about the validation split that `validate` prints: of which data the split is a part."""
-
-    @property
-    def knows_documents(self) -> bool:
-        """Whether all shards say where documents end, without a search for an id."""
-        return self._opened is not None and self._opened.with_documents.issuperset(self.corpus.streams)
-
-    @property
-    def ends_open(self) -> bool:
-        """Whether the id that ends a training document opens the next: all documents end with an id, and begin with none."""
-        return all(self.corpus.ends_open(name) for name in self.corpus.streams if split_of(name) == "train")
-
-    @property
-    def source_names(self) -> list[str]:
-        """The names of the sources of a mixture, in the order of a batch's ``sources``; empty without a mixture."""
-        return []
-
-    @property
-    def fingerprint(self) -> str:
-        return self._open_data.fingerprint
-
     # ---- Loaders ------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> DataLoader:
-        blocks = self.train_blocks()
-        rank, world_size = self._data_parallel()
+        blocks = self.blocks("train")
+        rank, world_size = self._rank
         if self.trainer is not None:
             if self.trainer.is_global_zero:
-                self._background = BackgroundCheck(self.files)
-            set_micro_batches_made(self.trainer, self.micro_batches_before)
+                self._background = BackgroundCheck(self.opened.files)
+            set_micro_batches_made(self.trainer, self.samples.micro_batches_before)
         order = GlobalOrder(blocks, self, rank=rank, world_size=world_size)
         return self._loader(blocks, order)
 
@@ -316,10 +179,12 @@ class TokenDataModule(DataPosition):
     def test_dataloader(self) -> DataLoader:
         return at_least_one(self.trainer, "limit_test_batches", self.held_out_loader("test"))
 
-    def held_out_loader(self, name: str) -> DataLoader:
+    def held_out_loader(self, split: str) -> DataLoader:
         """A loader of the blocks of a split, each once. All ranks have the same number of batches."""
-        blocks = self._held_out_blocks(name)
-        rank, world_size = self._data_parallel()
+        if not self.corpus.of_split(split):
+            raise UserError(self.missing_text(split))
+        blocks = self.blocks(split)
+        rank, world_size = self._rank
         micro = self.micro_batch_size or self.global_batch_size // world_size
         return self._loader(blocks, HeldOutOrder(blocks, micro_batch_size=micro, rank=rank, world_size=world_size))
 
@@ -327,95 +192,106 @@ class TokenDataModule(DataPosition):
         on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return ResumableLoader(blocks, order, num_workers=self.num_workers, pin_memory=on_cuda)
 
-    # ---- State --------------------------------------------------------------------------------------------------
-
-    def identity(self) -> dict[str, Any]:
-        identity = super().identity() | {"seed": self.seed, "packing": self.packing}
-        for teacher in self.teachers.values():  # all sources have the same teacher
-            identity["teacher"] = teacher.info.name
-        return identity if self._opened is None else identity | self._fingerprints()
-
-    def _fingerprints(self) -> dict[str, str]:
-        return {"fingerprint": self.fingerprint}
-
-    def changed_text(self, name: str, saved: dict[str, Any]) -> str:
-        return self._open_data.change_since(saved.get("files", {}), self.source_files())
-
-    def state_dict(self) -> dict[str, Any]:
-        files = {"files": dict(self._opened.sources)} if self._opened is not None and self._opened.sources else {}
-        return super().state_dict() | files
-
-    # ---- What the run reads -------------------------------------------------------------------------------------
+    # ---- Samples and blocks -------------------------------------------------------------------------------------
 
     @property
-    def epoch_samples(self) -> int:
-        """Samples of one pass over the training data."""
-        return len(self.train_blocks())
+    def samples(self) -> StepSamples:
+        """The samples and micro-batches of each step, from the batch sizes, ramp, ranks and checkpoint as they are now."""
+        stages = ((0, self.global_batch_size),) if self.ramp is None else self.ramp.sequences(self._block_size)
+        return StepSamples(stages, self.micro_batch_size, self._rank[1], self.pipeline, self._base)
+
+    @property
+    def _rank(self) -> tuple[int, int]:
+        """(data-parallel rank, number of data-parallel ranks)."""
+        return (0, 1) if self.trainer is None else data_parallel(self.trainer)
+
+    @property
+    def _block_size(self) -> int:
+        assert self.block_size is not None, "setup() checks it"
+        return self.block_size
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps so far."""
+        return self._base[0] if self.trainer is None else self.trainer.global_step
+
+    @property
+    def consumed_samples(self) -> int:
+        """Global samples trained on so far: the only state of the data, derived from the trainer's step count."""
+        return self.samples.before(self.step)
+
+    @property
+    def step_samples(self) -> range:
+        """Global numbers of the samples in the next optimizer step."""
+        return range(self.consumed_samples, self.samples.before(self.step + 1))
+
+    def micro_batch_tokens(self, step: int) -> int:
+        """Tokens of one micro-batch on one rank in step ``step``, counted from 0."""
+        return self.samples.micro_batch(step) * self._block_size
+
+    def blocks(self, split: str) -> Blocks:
+        """The blocks of a split, in the order of the text."""
+        packed = self.packing == "best_fit"
+        return self.opened.blocks(split, block_size=self._block_size, packed=packed, documents=self.gives_documents)
+
+    def locate(self, g: np.ndarray) -> np.ndarray:
+        """The addresses of the blocks that the global samples (n,) read: (n,), or (n, k) if an address has k numbers."""
+        return sample_index(g, samples=len(self.blocks("train")), seed=self.seed)
 
     def epochs_by_source(self, steps: int) -> dict[str, float]:
         """Source → the number of passes over it in a run of `steps` steps. Other data are one source without a name."""
-        return {"": self.samples_at(steps) / self.epoch_samples}
+        return {"": self.samples.before(steps) / len(self.blocks("train"))}
 
     def describe_phases(self) -> list[str]:
         """One line about the phases of a mixture that are still to come; empty for other data, or at the end of a run."""
         return []
 
-    # ---- Blocks and their order ---------------------------------------------------------------------------------
+    # ---- State --------------------------------------------------------------------------------------------------
 
-    def train_blocks(self) -> Blocks:
-        """The blocks of training, in the order of the text."""
-        return self._blocks_of("train")
+    def identity(self) -> dict[str, Any]:
+        """The settings that, with the position, determine the next batches, and once the data are open, their fingerprint."""
+        identity = {
+            "global_batch_size": self.global_batch_size,
+            "batch_ramp": "none" if self.ramp is None else [list(pair) for pair in self.ramp.tokens_per_batch],
+            "block_size": self._block_size,
+            "seed": self.seed,
+            "packing": self.packing,
+        }
+        if self._opened is None:
+            return identity
+        for teacher in self._opened.teachers.values():  # all sources have the same teacher
+            identity["teacher"] = teacher.info.name
+        return identity | self._opened.fingerprints
 
-    def _held_out_blocks(self, split: str) -> Blocks:
-        if split not in self.corpus.streams:
-            raise UserError(self.missing_text(split))
-        return self._blocks_of(split)
+    def state_dict(self) -> dict[str, Any]:
+        files = {"files": dict(self._opened.sources)} if self._opened is not None and self._opened.sources else {}
+        return {"consumed_samples": self.consumed_samples, "global_step": self.step} | self.identity() | files
 
-    def missing_text(self, split: str) -> str:
-        """Why a split cannot be read."""
-        return f"No {split} text: give --data.{split}."
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._base = saved_base(state_dict)
+        # Only rank 0 compares, because this may read the data.
+        resumes = self.trainer is not None and self.trainer.state.fn == "fit" and self.trainer.is_global_zero
+        if resumes and (changed := self._changes(state_dict)):
+            rank_zero_warn(
+                "The data differ from those of the checkpoint, so the run continues with different batches: "
+                f"{'; '.join(changed)}."
+            )
 
-    def _train_streams(self) -> list[str]:
-        """The streams that the training reads."""
-        return ["train"]
+    def changes_since(self, checkpoint: dict[str, Any]) -> list[str]:
+        """One sentence for each setting that affects the next batches and differs from a checkpoint's.
 
-    def _blocks_of(self, name: str) -> StreamBlocks:
-        """The blocks of the stream ``name`` in ``corpus.streams``."""
-        corpus, stream = self.corpus, self.corpus.streams[name]
-        alike = {other for other in corpus.streams if split_of(other) == split_of(name)}  # a batch has rows of all of them
-        known = (self.gives_documents or corpus.pairs) and self._open_data.with_documents.issuperset(alike)
-        settings: dict[str, Any] = {"block_size": self._block_size, "vocab_size": self.vocab_size}
-        settings["documents"] = corpus.documents(name) if known else None
-        blocks: StreamBlocks
-        if corpus.pairs:
-            blocks = PairBlocks(stream, self._plans[name], first=corpus.tokens_before(name), **settings)
-        elif name not in self._train_streams():
-            blocks = HeldOutBlocks(stream, **settings)
-        elif self.packing == "best_fit":
-            blocks = PackedBlocks(stream, self._plans[name], **settings)
-        else:
-            blocks = TrainBlocks(stream, **settings)
-        blocks.teacher = self.teachers.get(name)
-        return blocks
+        The data themselves are compared only after `setup`, which opens them.
+        """
+        name = type(self).__qualname__
+        if name not in checkpoint:
+            return [
+                f"the checkpoint was not trained with {name}, so the position in the data is unknown "
+                "(--data, or --accept_changes true to start with the first sample)"
+            ]
+        if not isinstance(saved := checkpoint[name], dict):
+            raise UserError(f"the checkpoint's {name} is no dict: restore it, or use another one (--resume)")
+        return [f"{change} (--accept_changes true continues with it)" for change in self._changes(saved)]
 
-    def locate(self, g: np.ndarray) -> np.ndarray:
-        """The addresses of the blocks that the global samples (n,) read: (n,), or (n, k) if an address has k numbers."""
-        return sample_index(g, samples=len(self.train_blocks()), seed=self.seed)
-
-
-def chat_forms(streams: Iterable[TokenStream]) -> dict[ChatForm, Path]:
-    """Each form of conversations in the folders of the streams' manifests → the first folder that has it.
-
-    Raises:
-        UserError: A file of a form is missing or damaged.
-    """
-    forms: dict[ChatForm, Path] = {}
-    for stream in streams:
-        if (folder := stream.folder_of_manifest) is not None and (form := ChatForm.read(folder)) is not None:
-            forms.setdefault(form, folder)
-    return forms
-
-
-def split_of(name: str) -> str:
-    """The split of a stream: "train" of "train", and of "web/train" in a mixture."""
-    return name.rpartition("/")[2]
+    def _changes(self, saved: dict[str, Any]) -> list[str]:
+        files = saved.get("files", {})
+        return setting_changes(self.identity(), saved, lambda name: self.opened.change_since(name, files, self.source_files))

@@ -21,7 +21,7 @@ def first_batch(data: TokenDataModule, sequences: int) -> Iterator[str]:
     data.prepare_data()
     data.setup()
     data.gives_documents = True  # `LanguageModel.setup` sets whether the model asks for them
-    blocks, size = data.train_blocks(), data.batch_samples(0)
+    blocks, size = data.blocks("train"), data.samples.size(0)
     batch = blocks[data.locate(np.arange(min(sequences, size)))]
     yield f"first batch of a new run: {size:,} sequences of {data.block_size:,} tokens; of R ranks, rank 0 reads the first 1/R"
     yield from batch_as_text(batch, data.tokenizer, data.source_names)

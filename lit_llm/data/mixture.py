@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lit_llm.core.errors import UserError, refuse
 from lit_llm.core.ranks import is_rank_zero
-from lit_llm.data.blocks import Blocks, HeldOutMixtureBlocks, MixtureBlocks
-from lit_llm.data.corpus import combined_hash
-from lit_llm.data.datamodule import chat_forms
+from lit_llm.data.corpus import Corpus, chat_forms
 from lit_llm.data.mixture_order import MixtureOrder, Phase, PhaseDraws, SourceDraws, continued, phases_of, smallest_quotas
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems, with_names
+from lit_llm.data.pack_plan import PackPlan
 from lit_llm.data.shard_splits import ShardSplits, no_split_text, splits_of
 from lit_llm.data.token_shards import ShardDataModule, streams_by_name
 from lit_llm.data.token_stream import TokenStream
@@ -42,6 +42,7 @@ class Mixture(ShardDataModule):
     def __init__(self, *, sources: dict[str, MixtureSource], phases: list[MixturePhase], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.sources, self.phases = with_names(sources), phases
+        self.source_names = list(self.sources)
         self._length: tuple[int, int | None] | None = None  # max_steps and max_epochs of the Trainer
         self._past: list[Phase] = []  # the phases of the checkpoint that the run continues from
         self._made: MixtureOrder | None = None
@@ -49,11 +50,9 @@ class Mixture(ShardDataModule):
     # ---- Checks -------------------------------------------------------------------------------------------------
 
     def source_problems(self) -> list[str]:
-        if problems := mixture_problems(self.sources, self.phases):
-            return problems
-        if not is_rank_zero():  # `setup` gets the shards and their problems from rank 0
-            return []
-        splits = self._splits()
+        return mixture_problems(self.sources, self.phases) or super().source_problems()
+
+    def shard_problems(self, splits: Mapping[str, ShardSplits]) -> list[str]:
         problems = [problem for each in splits.values() for problem in each.problems]
         if not all(isinstance(problem, MissingFiles) for problem in problems):
             return problems
@@ -86,7 +85,7 @@ class Mixture(ShardDataModule):
             return [_NEEDS_LENGTH]
         if self.block_size is None or not (self.is_open or is_rank_zero()):
             return []
-        trained = self._streams_of("train")
+        trained = self._training()
         problems = [
             f"Source {name} has {len(stream)} training tokens, but a block needs {self.block_size + 1} "
             f"({self.block_size} and the next one): give it more text, or lower --model.block_size."
@@ -98,14 +97,12 @@ class Mixture(ShardDataModule):
     def _cap_problems(self) -> list[str]:
         """A sentence for each source that the run would read more often than its `max_epochs`."""
         # Before `setup`, the numbers of packed blocks are estimates without padding, which are not checked.
-        if all(source.max_epochs is None for source in self.sources.values()) or (
-            self.packing == "best_fit" and not self._plans
-        ):
+        estimated = self.packing == "best_fit" and not self._plans
+        if estimated or all(source.max_epochs is None for source in self.sources.values()):
             return []
         problems = []
         for name, draws in self.draws()[-1].sources.items():
-            cap = self.sources[name].max_epochs
-            if cap is not None and draws.epochs > cap:
+            if (cap := draws.max_epochs) is not None and draws.epochs > cap:
                 enough = math.ceil(round(draws.epochs * 100, 6)) / 100
                 problems.append(
                     f"The run would read source {name} {draws.epochs:.4g} times, but its max_epochs is {cap:g}: lower its "
@@ -136,41 +133,26 @@ class Mixture(ShardDataModule):
             for name, source in self.sources.items()
         }
 
-    @property
-    def source_names(self) -> list[str]:
-        return list(self.sources)
+    def open_corpus(self) -> Corpus:
+        corpus = super().open_corpus()
+        trained = [name for name in corpus.of_split("train") if self._is_trained(name.rpartition("/")[0])]
+        return replace(corpus, train_streams=tuple(trained), sources=tuple(self.source_names))
 
-    @property
-    def train_tokens(self) -> int:
-        return sum(len(stream) for stream in self._streams_of("train").values())
+    def missing_text(self, split: str) -> str:
+        if all(source.path is not None for source in self.sources.values()):
+            return no_split_text(split, " in any source")
+        return f"No {split} text in any source: give a source some, such as --data.sources.NAME.{split}."
 
-    @property
-    def val_tokens(self) -> int:
-        return sum(len(stream) for stream in self._streams_of("val").values())
-
-    def _streams_of(self, split: str) -> dict[str, TokenStream]:
-        """Source → its stream of a split, for the sources that have this split. It works before `setup`, too."""
+    def _training(self) -> dict[str, TokenStream]:
+        """Source → its training text, for the sources that have some. It works before `setup`, too."""
         streams = self.corpus.streams if self.is_open else streams_by_name(self._splits())
-        return {name: streams[key] for name in self.sources if (key := f"{name}/{split}") in streams}
+        return {name: streams[key] for name in self.sources if (key := f"{name}/train") in streams}
 
-    # ---- Blocks and their order ---------------------------------------------------------------------------------
+    @property
+    def _plans(self) -> dict[str, PackPlan]:
+        return {} if self._opened is None else self._opened.plans
 
-    def _train_streams(self) -> list[str]:
-        return [f"{name}/train" for name in self._streams_of("train") if self._is_trained(name)]
-
-    def train_blocks(self) -> Blocks:
-        names = list(self.sources)
-        return MixtureBlocks({names.index(key.rpartition("/")[0]): self._blocks_of(key) for key in self._train_streams()})
-
-    def _held_out_blocks(self, split: str) -> Blocks:
-        streams = self._streams_of(split)
-        if not streams:
-            folders = all(source.path is not None for source in self.sources.values())
-            of = " in any source"
-            of_files = f"No {split} text{of}: give a source some, such as --data.sources.NAME.{split}."
-            raise UserError(no_split_text(split, of) if folders else of_files)
-        names = list(self.sources)
-        return HeldOutMixtureBlocks({names.index(name): self._blocks_of(f"{name}/{split}") for name in streams})
+    # ---- The order -----------------------------------------------------------------------------------------------
 
     def locate(self, g: np.ndarray) -> np.ndarray:
         return self._order().locate(g)
@@ -186,7 +168,7 @@ class Mixture(ShardDataModule):
         if self._plans:  # `setup` makes them
             sizes = {name.rpartition("/")[0]: len(plan) for name, plan in self._plans.items()}
         else:
-            sizes = {name: (len(stream) - 1) // self._block_size for name, stream in self._streams_of("train").items()}
+            sizes = {name: (len(stream) - 1) // self._block_size for name, stream in self._training().items()}
         return dict.fromkeys(self.sources, 0) | sizes
 
     def _phases(self) -> list[Phase]:
@@ -198,12 +180,14 @@ class Mixture(ShardDataModule):
         if (steps := self._steps()) == -1:
             raise UserError(_NEEDS_LENGTH)
         quotas = [smallest_quotas(phase.weights) for phase in self.phases]
-        configured = phases_of([phase.until for phase in self.phases], quotas, self.samples_at(steps))
-        return continued(self._past, configured, self._base_samples)
+        configured = phases_of([phase.until for phase in self.phases], quotas, self.samples.before(steps))
+        return continued(self._past, configured, self._base[1])
 
     def _steps(self) -> int:
         """The number of steps of the whole run; -1: unknown."""
-        return self._length[0] if self.trainer is None and self._length is not None else self.max_steps
+        if self.trainer is not None:
+            return self.trainer.max_steps
+        return -1 if self._length is None else self._length[0]
 
     def draws(self) -> list[PhaseDraws]:
         """The data that each phase reads. The length of the run must be known: from the Trainer, or by ``find_run``."""
@@ -225,9 +209,9 @@ class Mixture(ShardDataModule):
 
     def describe_phases(self) -> list[str]:
         """The phases with their last steps: "phases: until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
-        to_come = [phase for phase in self._phases() if phase.end > self._base_samples]
-        steps = range(self._base_step, self._steps() + 1)
-        ends = [steps[bisect_left(steps, phase.end, key=self.samples_at)] for phase in to_come]
+        to_come = [phase for phase in self._phases() if phase.end > self._base[1]]
+        steps = range(self._base[0], self._steps() + 1)
+        ends = [steps[bisect_left(steps, phase.end, key=self.samples.before)] for phase in to_come]
         shares = [f"until step {end:,} {_shares(phase)}" for end, phase in zip(ends, to_come, strict=True)]
         return [f"phases: {'; '.join(shares)}"] if shares else []
 
@@ -242,22 +226,13 @@ class Mixture(ShardDataModule):
         if self.trainer is not None and self.trainer.state.fn == "fit" and self.trainer.is_global_zero:
             phases = self._phases()
             if phases != self._past:
-                to_come = [phase for phase in phases if phase.end > self._base_samples]
+                to_come = [phase for phase in phases if phase.end > self._base[1]]
                 shares = "; ".join(f"until {phase.end:,} {_shares(phase)}" for phase in to_come)
-                print(f"resume: data.phases from sample {self._base_samples:,} on: {shares}")
+                print(f"resume: data.phases from sample {self._base[1]:,} on: {shares}")
 
     def _continue_from(self, saved: Mapping[str, Any]) -> None:
-        self._base_samples, self._base_step = saved["consumed_samples"], saved["global_step"]
+        self._base = saved["global_step"], saved["consumed_samples"]
         self._past = [Phase(end, dict(quotas)) for end, quotas in saved["phases"]]
-
-    def _fingerprints(self) -> dict[str, str]:
-        of = {
-            name: {key: one for key, one in self.corpus.streams.items() if key.startswith(f"{name}/")} for name in self.sources
-        }
-        return {f"fingerprint of {name}": combined_hash(streams, self._open_data.hashes) for name, streams in of.items()}
-
-    def changed_text(self, name: str, saved: dict[str, Any]) -> str:
-        return f"the text of {name.removeprefix('fingerprint of ')} is not the checkpoint's"
 
 
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:

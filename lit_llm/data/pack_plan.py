@@ -205,17 +205,13 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> in
     try:
         with complete_file(path, path.with_name(name)) as file:
             return _write(file, documents, size, key)
-    except FileNotFoundError as error:
-        raise UserError(
-            f"The plan of packing {path} cannot be written: {error.strerror}. Its shards were deleted: repeat the command."
-        ) from error
     except OSError as error:
-        if not is_disk_error(error):
+        mend = "Make its folder writable once, or set --data.packing concatenate."
+        if isinstance(error, FileNotFoundError):
+            mend = "Its shards were deleted: repeat the command."
+        elif not is_disk_error(error):
             raise
-        raise UserError(
-            f"The plan of packing {path} cannot be written: {error.strerror}. Make its folder writable once, or set "
-            "--data.packing concatenate."
-        ) from error
+        raise UserError(f"The plan of packing {path} cannot be written: {error.strerror}. {mend}") from error
 
 
 def _pools(documents: Documents, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:

@@ -71,18 +71,16 @@ def pack(starts: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray
     pieces["length"] = np.concatenate((np.full(len(document), size), rest[short][order]))
     per_block = np.concatenate((np.ones(len(document), dtype=np.int64), np.bincount(blocks)))
     cut = lengths > size
-    return (
-        pieces,
-        per_block,
-        Counts(
-            blocks=len(per_block),
-            documents=len(lengths),
-            targets=int(lengths.sum()),
-            cut=int(cut.sum()),
-            separated=int((lengths[cut] - size).sum()),
-            padding=len(per_block) * size - int(lengths.sum()),
-        ),
+    targets = int(lengths.sum())
+    counts = Counts(
+        blocks=len(per_block),
+        documents=len(lengths),
+        targets=targets,
+        cut=int(cut.sum()),
+        separated=int((lengths[cut] - size).sum()),
+        padding=len(per_block) * size - targets,
     )
+    return pieces, per_block, counts
 
 
 def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 from lit_llm.core._lightning import set_max_steps
+from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.errors import UserError, report
 from lit_llm.data.batches import ENDLESS
 
@@ -20,7 +21,7 @@ def set_accumulation(trainer: Trainer, data: Any) -> None:
     """
     if data.ramp is not None:
         return
-    accumulate = data.micro_batches(0)
+    accumulate = data.samples.micro_batches(0)
     if trainer.accumulate_grad_batches not in (1, accumulate):
         raise UserError(
             f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which give "
@@ -32,6 +33,9 @@ def set_accumulation(trainer: Trainer, data: Any) -> None:
 def set_end(trainer: Trainer, data: Any) -> None:
     """Set the end of training: after `max_steps` optimizer steps, or earlier, after `max_epochs` passes over the data.
 
+    Lightning's epochs, and validation within them, end with an optimizer step: micro-batches are rounded up to steps. The run
+    ends earlier, too, if `max_epochs` such epochs have fewer steps.
+
     Raises:
         UserError: the Trainer was given `overfit_batches`.
     """
@@ -41,22 +45,14 @@ def set_end(trainer: Trainer, data: Any) -> None:
             "To overfit on purpose, train on a small file."
         )
     set_max_steps(trainer, steps_of_run(data, trainer.max_steps, trainer.max_epochs))
-    _set_epochs(trainer, data)
-
-
-def _set_epochs(trainer: Trainer, data: Any) -> None:
-    """Let Lightning's epochs, and validation within them, end with an optimizer step: micro-batches are rounded up to steps.
-
-    The run ends earlier, too, if `max_epochs` such epochs have fewer steps.
-    """
-    run = ENDLESS if trainer.max_steps == -1 else data.micro_batches_before(trainer.max_steps)
+    run = ENDLESS if trainer.max_steps == -1 else data.samples.micro_batches_before(trainer.max_steps)
     if trainer.fast_dev_run:  # type: ignore[attr-defined]  # its max_steps is the number of batches
         trainer.limit_train_batches = 1.0
     epoch = min(run, _whole_steps(trainer, data, "limit_train_batches", run))
     if epoch < run:
         trainer.limit_train_batches = epoch
         if trainer.max_epochs not in (None, -1):
-            set_max_steps(trainer, min(trainer.max_steps, epoch // data.micro_batches(0) * trainer.max_epochs))
+            set_max_steps(trainer, min(trainer.max_steps, epoch // data.samples.micro_batches(0) * trainer.max_epochs))
     interval = _whole_steps(trainer, data, "val_check_interval", epoch)
     if interval != epoch:
         trainer.val_check_interval = interval if trainer.check_val_every_n_epoch is None else min(interval, epoch)
@@ -68,7 +64,7 @@ def _whole_steps(trainer: Trainer, data: Any, key: str, epoch: int) -> int:
     Raises:
         UserError: a batch ramp changes the micro-batches of a step.
     """
-    given, accumulate = getattr(trainer, key, 1.0), data.micro_batches(0)  # Lightning does not set a time interval
+    given, accumulate = getattr(trainer, key, 1.0), data.samples.micro_batches(0)  # Lightning does not set a time interval
     if isinstance(given, float) and given == 1:
         return epoch
     if data.ramp is not None:
@@ -92,26 +88,20 @@ def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataL
 
 def steps_of_run(data: Any, max_steps: int, max_epochs: int | None) -> int:
     """The number of optimizer steps: `max_steps` (-1: no end) or those of `max_epochs` passes over open data, if fewer."""
-    if max_epochs in (None, -1):
+    if max_epochs is None or max_epochs == -1:
         return max_steps
-    assert max_epochs is not None
     steps = steps_of_passes(data, max_epochs)
     return steps if max_steps == -1 else min(steps, max_steps)
 
 
 def steps_of_passes(data: Any, passes: int) -> int:
     """The fewest optimizer steps that read the training data ``passes`` times. The data must be open."""
-    samples = passes * data.epoch_samples
-    if data.ramp is None:
-        return -(-samples // data.global_batch_size)
-    assert data.block_size is not None
-    return data.ramp.steps_for(samples * data.block_size)
+    return steps_for(data.samples.stages, passes * len(data.blocks("train")))
 
 
 def run_length(data: Any, max_steps: int) -> str:
     """The length of a run in words: "60 steps = 9,600 tokens = 1.20 epochs". The data must be open."""
-    assert data.block_size is not None
-    tokens = data.samples_at(max_steps) * data.block_size
+    tokens = data.samples.before(max_steps) * data.block_size
     read = data.epochs_by_source(max_steps)
     epochs = ", ".join(f"{_epochs(number)} epochs{f' of {name}' if name else ''}" for name, number in read.items())
     return f"{max_steps:,} steps = {tokens:,} tokens = {epochs}"

@@ -55,7 +55,7 @@ class GivenFiles(TextDataModule):
         self.paths, self.train, self.val, self.test = paths, train, val, test
         self.val_fraction = val_fraction
         self._plain: dict[Source, bool] = {}
-        self._listed: dict[str, list[Source]] = {}  # flag → its files, listed once
+        self._listed: dict[str, tuple[list[Source], list[str]]] = {}  # flag → its files, listed once without problems
 
     @property
     def held_out(self) -> str:  # type: ignore[override]
@@ -126,11 +126,9 @@ class GivenFiles(TextDataModule):
         problems: list[str] = []
         for flag in ("paths", "train", "val", "test"):
             if (patterns := getattr(self, flag)) is not None:
-                listed, path_problems = (
-                    (self._listed[flag], []) if flag in self._listed else list_sources(patterns, flag=f"--data.{flag}")
-                )
+                listed, path_problems = self._listed.get(flag) or list_sources(patterns, flag=f"--data.{flag}")
                 if not path_problems:
-                    self._listed[flag] = listed
+                    self._listed[flag] = listed, []
                 sources["train" if flag == "paths" else flag] = listed
                 problems += path_problems
         return sources, problems

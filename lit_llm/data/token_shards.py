@@ -10,8 +10,8 @@ from typing import Any
 
 from lit_llm.core.errors import UserError, noting
 from lit_llm.core.ranks import is_rank_zero
-from lit_llm.data.corpus import Corpus, OpenedCorpus
-from lit_llm.data.datamodule import TokenDataModule, split_of
+from lit_llm.data.corpus import Corpus, OpenedCorpus, split_of
+from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.shard_splits import ShardSource, ShardSplits, no_split_text, path_problems, splits_of, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
@@ -49,6 +49,13 @@ class ShardDataModule(TokenDataModule):
         self._vocabulary = ShardVocabulary(vocab_size, tokenizer, bos_id, eos_id)
         self._checked_splits: dict[str, ShardSplits] | None = None  # set if there was no problem
         self._received = False  # whether all ranks have what rank 0 has opened
+
+    def source_problems(self) -> list[str]:
+        return self.shard_problems(self._splits()) if is_rank_zero() else []  # `setup` gets the shards from rank 0
+
+    def shard_problems(self, splits: Mapping[str, ShardSplits]) -> list[str]:
+        """One sentence for each problem of the sources and their shards."""
+        return [problem for each in splits.values() for problem in each.problems] + self._vocabulary_problems(splits)
 
     @abstractmethod
     def _find_splits(self) -> dict[str, ShardSplits]:
@@ -114,7 +121,7 @@ class ShardDataModule(TokenDataModule):
             with noting(problems):
                 opened = super().read_corpus()
         own = opened
-        sent = None if opened is None else replace(opened, corpus=replace(opened.corpus, tokenizer=None))
+        sent = None if opened is None else replace(opened, corpus=replace(opened.corpus, tokenizer=None), plans={}, teachers={})
         opened, problems = strategy.broadcast((sent, problems))
         if opened is None:
             raise UserError("\n".join(problems))
@@ -165,12 +172,7 @@ class TokenShards(ShardDataModule):
         self.source = ShardSource(path, train, val, test, headerless)
 
     def source_problems(self) -> list[str]:
-        if problems := path_problems(self.source, "--data"):
-            return problems
-        if not is_rank_zero():  # `setup` gets the shards and their problems from rank 0
-            return []
-        splits = self._splits()
-        return splits[""].problems + self._vocabulary_problems(splits)
+        return path_problems(self.source, "--data") or super().source_problems()
 
     def _find_splits(self) -> dict[str, ShardSplits]:
         return {"": splits_of(self.source)}

@@ -167,7 +167,7 @@ def data_files(data: Any) -> list[Line]:
     """Check that the token files are those of meta.json: each file is hashed as a whole."""
     if not isinstance(data, TokenDataModule):
         return []
-    problems, files = list(data.files.problems()), data.files
+    problems, files = list(data.opened.files.problems()), data.opened.files
     unlisted = f", but no meta.json lists {files.unlisted:,} of them" if files.unlisted else ""
     return [Line("data files", not problems, "; ".join(problems[:3]) or f"{files.bytes:,} bytes hashed{unlisted}")]
 
@@ -177,7 +177,7 @@ def data_files(data: Any) -> list[Line]:
 
 def no_target(data: Any) -> Line:
     """The line in place of those that need a target, if no step has any."""
-    why = data.cut_conversations() if isinstance(data, TokenDataModule) else ""
+    why = data.opened.cut_conversations() if isinstance(data, TokenDataModule) else ""
     masks = "the masks of the data leave every token out (look at it: --show 2)"
     found = f"no target in these {STEPS} steps: {f'{why}, or ' if why else ''}{masks}"
     return Line("labels and gradients", False, found)

@@ -112,7 +112,7 @@ def _check_data(
         raise UserError(problem)
     refuse(start.data_changes(data, model.config.vocab_size, accepted=accept_changes))
     if data.seen_sources() is None and (saved := start.saved_data(data)) is not None:  # else the texts are compared
-        refuse(data.files.changes(saved.get("files", {}), accepted=accept_changes))
+        refuse(data.opened.files.changes(saved.get("files", {}), accepted=accept_changes))
 
 
 def _train(

@@ -59,7 +59,7 @@ class Reference:
                 key = self._key(module)
                 path = Path(module.data.corpus.streams["train"].folder_of_manifest) / f"reference-{key[:16]}.bin"
                 records = _read(path)
-                refuse(module.data.files.problems() if records is None else [])
+                refuse(module.data.opened.files.problems() if records is None else [])
                 if records is None and not starts:
                     raise UserError(
                         f"{path} is gone, the log-probabilities of the weights that the run started from: restore it, or start "
@@ -93,7 +93,7 @@ class Reference:
         data, form = module.data, module.data.chat_form
         tokenizer = data.tokenizer and data.tokenizer.identity()
         precision = str(module.trainer.precision_plugin.precision)
-        content = [self.weights, data.fingerprint, tokenizer, form and form.template, precision]
+        content = [self.weights, data.opened.fingerprint(), tokenizer, form and form.template, precision]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def _compute(self, module: Any) -> np.ndarray:

@@ -103,11 +103,10 @@ class SaveRunFolder(Callback):
             if pl_module.init_from is not None and pl_module.lora is None:
                 print(f"start: the weights of {pl_module.init_from}")
             print(f"data: {data.train_tokens:,} training tokens, {data.val_tokens:,} validation tokens")
-            report(data.cut_conversations(), "note")
-            for first in data.first_steps:
-                sequences = data.batch_samples(first)
-                parts = _count(data.micro_batches(first), "micro-batch")
-                size, most = data.micro_batch_samples(first), data.micro_batch_size
+            report(data.opened.cut_conversations(), "note")
+            for first, sequences in data.samples.stages:
+                parts = _count(data.samples.micro_batches(first), "micro-batch")
+                size, most = data.samples.micro_batch(first), data.micro_batch_size
                 smaller = "" if most in (None, size) else f", of {size} (data.micro_batch_size {most})"
                 processes = _count(trainer.world_size, "process")
                 print(

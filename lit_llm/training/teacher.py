@@ -66,11 +66,11 @@ def write_teacher(
         if dataclasses.replace(old, files={}) == info:
             return f"teacher: {path} is there already"
         raise UserError(f"{path} is of another teacher, or of other settings: replace it with --replace true")
-    refuse(data.files.problems())
+    refuse(data.opened.files.problems())
     model = load_model(teacher.checkpoint, device)
     assert isinstance(model, GPT)
     data.gives_documents = config.mask_documents
-    blocks = data.train_blocks()
+    blocks = data.blocks("train")
     assert isinstance(blocks, StreamBlocks)
     batch, narrow = data.micro_batch_size or 8, str(teacher.saved.settings.get("trainer.precision")).startswith("bf16")
     loss: Any = partial(_top, ids=data.vocab_size, top_k=top_k, temperature=temperature)

@@ -120,7 +120,7 @@ def test_the_length_of_the_run_is_that_of_the_recipes_batch(folder):
     checked.cut_batch()
     data.trainer = built.trainer
     data.setup("fit")
-    steps = -(-len(data.train_blocks()) // 16)
+    steps = -(-len(data.blocks("train")) // 16)
     assert data.global_batch_size == 4 and built.trainer.max_steps == steps < 900  # the schedule ends there
     assert checked.run_lines()[0].startswith(f"run: {steps} steps = {steps * 16 * 32:,} tokens")
 

@@ -47,7 +47,7 @@ def test_a_sweep_changes_one_rate_and_ends_when_told(folder):
 
 def test_the_run_ends_where_its_epochs_end_and_a_short_run_does_not(folder):
     runs = ShortRuns([*TINY, "--trainer.max_steps", "10000", "--trainer.max_epochs", "2"])
-    blocks = len(runs.data.train_blocks())
+    blocks = len(runs.data.blocks("train"))
     assert runs.steps == -(-2 * blocks // runs.data.global_batch_size)
     runs.data_options = {"micro_batch_size": blocks, "global_batch_size": 2 * blocks}  # one step is both epochs
     assert len(runs.observe(2, [], seed=0)) == 2

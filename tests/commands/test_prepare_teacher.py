@@ -78,7 +78,7 @@ def test_packed_blocks_of_existing_shards_give_it_to_training_and_not_to_validat
         data.setup("fit")
         info = data.find_teachers()
         assert (info.top_k, info.temperature, info.packing) == (K, TEMPERATURE, "best_fit")
-        batch = data.train_blocks()[np.arange(len(data.train_blocks()))]
+        batch = data.blocks("train")[np.arange(len(data.blocks("train")))]
         logp, ids = said_by(model, batch["input_ids"])
         learned = batch["targets"] != -100
         given = batch["teacher_logp"].view(torch.float16)
@@ -98,7 +98,7 @@ def test_rows_of_a_mixture_have_what_the_teacher_says_of_their_source(project):
     data.find_run(max_steps=2, max_epochs=None, saved=None)
     data.setup()
     data.find_teachers()
-    batch = data.train_blocks()[np.array([(0, 0), (1, 3), (0, 2)])]
+    batch = data.blocks("train")[np.array([(0, 0), (1, 3), (0, 2)])]
     logp, _ = said_by(project[1], batch["input_ids"])
     torch.testing.assert_close(batch["teacher_logp"].view(torch.float16).double(), logp, rtol=2e-3, atol=0)
     info = Path("others/train_teacher.json")
@@ -182,7 +182,7 @@ def test_another_teacher_than_that_of_the_data_is_refused():
     data.setup("fit")
     data.find_teachers()
     with pytest.raises(UserError, match=r"000001.teacher is damaged"):
-        data.train_blocks()[np.arange(len(data.train_blocks()))]
+        data.blocks("train")[np.arange(len(data.blocks("train")))]
     file.write_bytes(whole)
 
 

@@ -91,7 +91,7 @@ if __name__ == "__main__":
     result = {"train": module.train_rows, "val": module.val_rows, "accumulate": trainer.accumulate_grad_batches}
     result |= {
         "seen_at_start": module.seen_at_start,
-        "fingerprint": data.fingerprint,
+        "fingerprint": data.opened.fingerprint(),
         "files": data.state_dict()["files"],
         "eos_id": data.eos_id,
         "text": data.tokenizer and data.tokenizer.decode([72, 105]),

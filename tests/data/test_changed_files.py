@@ -77,7 +77,7 @@ def test_each_damage_of_listed_shards_is_named(folder, damage, files):
         Mixture(sources={"a": MixtureSource(path=str(folder))}, phases=[MixturePhase(weights={"a": 1})], **SIZES),
     ):
         data.setup()
-        assert named(data.files.problems()) == files
+        assert named(data.opened.files.problems()) == files
 
 
 def test_a_mask_is_compared_with_its_hash(tmp_path):
@@ -95,7 +95,7 @@ def test_a_mask_is_compared_with_its_hash(tmp_path):
     flip(tmp_path / "train_000001.mask", 7)
     data = TokenShards(train=str(tmp_path / "train_*.bin"), val=str(tmp_path / "other/val_*.bin"), **SIZES)
     data.setup()
-    assert named(data.files.problems()) == ["train_000001.mask"]
+    assert named(data.opened.files.problems()) == ["train_000001.mask"]
 
 
 def test_a_run_ends_at_a_changed_shard_and_a_resume_does_not_begin_with_one(folder, capsys):

@@ -176,7 +176,7 @@ def test_the_state_is_plain_and_says_where_the_run_is(tmp_path, shards):
     assert state == {
         "consumed_samples": 18,
         "global_step": 3,
-        "fingerprint": data.fingerprint,
+        "fingerprint": data.opened.fingerprint(),
         "global_batch_size": 6,
         "batch_ramp": "none",
         "block_size": T,

@@ -57,7 +57,7 @@ def test_conversations_that_are_longer_than_a_block_are_counted(tmp_path, size, 
     data = TokenShards(**files, vocab_size=257, block_size=size, global_batch_size=2, packing="best_fit")
     data.setup("fit")
     said = f"{cut} of 5 training conversations are longer than data.block_size {size} and are cut"
-    assert data.cut_conversations().startswith(said) if cut else data.cut_conversations() == ""
+    assert data.opened.cut_conversations().startswith(said) if cut else data.opened.cut_conversations() == ""
 
 
 def test_a_run_knows_that_targets_are_ignored_and_notices_another_mask(tmp_path):
@@ -66,11 +66,11 @@ def test_a_run_knows_that_targets_are_ignored_and_notices_another_mask(tmp_path)
         data = TokenShards(path=str(folder_with_masks(tmp_path / str(number), mask=mask)), block_size=4, global_batch_size=2)
         data.setup("fit")
         assert not data.every_target_counts
-        fingerprints.append(data.fingerprint)
+        fingerprints.append(data.opened.fingerprint())
     assert fingerprints[0] != fingerprints[1]
     same = TokenShards(path=str(folder_with_masks(tmp_path / "2", shard_tokens=30)), block_size=4, global_batch_size=2)
     same.setup("fit")
-    assert same.fingerprint == fingerprints[0]  # whatever the size of shards
+    assert same.opened.fingerprint() == fingerprints[0]  # whatever the size of shards
     manifest = Manifest.read(tmp_path / "0")
     assert (manifest.splits["train"].targets, manifest.splits["train"].tokens) == (15, 30)
     docs = tmp_path / "2" / "val_000000.docs"

@@ -86,7 +86,7 @@ def test_an_epoch_predicts_every_token_but_the_first_once_in_its_document(tmp_pa
     module = data(tmp_path)
     module.gives_documents = True
     module.setup("fit")
-    blocks = module.train_blocks()
+    blocks = module.blocks("train")
     rows = blocks.rows(np.arange(len(blocks)))
     tokens = [token for document in documents for token in document]
     assert Counter(rows.targets[rows.targets >= 0].tolist()) == Counter(tokens[1:])
@@ -111,7 +111,7 @@ def test_documents_that_begin_with_an_id_are_read_from_it(tmp_path):
     module = data(tmp_path, bos_id=1, eos_id=None)
     module.gives_documents = True
     module.setup("fit")
-    [ids], [targets], [numbers] = module.train_blocks().rows(np.array([0]))[:3]
+    [ids], [targets], [numbers] = module.blocks("train").rows(np.array([0]))[:3]
     assert ids.tolist() == [1, 4, 5, 1, 2, 1, 7, 0] and targets.tolist() == [4, 5, 6, 2, 3, 7, 8, -100]
     assert numbers.tolist() == [0, 0, 0, 1, 1, 2, 2, T]
 
@@ -134,7 +134,7 @@ def test_validation_reads_consecutive_tokens_with_their_documents(tmp_path, docu
     module.gives_documents = True
     module.setup("fit")
     tokens = np.array([token for document in documents[:5] for token in document])
-    blocks = module._held_out_blocks("val")
+    blocks = module.blocks("val")
     rows = blocks.rows(np.arange(len(blocks) + 1))  # one more than there is, as ranks may read
     kept = rows.targets.ravel() >= 0
     assert rows.targets.ravel()[kept].tolist() == tokens[1:].tolist()
@@ -173,7 +173,7 @@ def test_a_plan_for_other_data_or_blocks_and_missing_documents_are_refused(tmp_p
         with pytest.raises(UserError, match=message):
             module = data(tmp_path)
             module.setup("fit")
-            module.train_blocks().rows(np.arange(len(module.train_blocks())))
+            module.blocks("train").rows(np.arange(len(module.blocks("train"))))
     path.write_bytes(made)
     with pytest.raises(UserError, match="is the plan of other shards, of another tokenizer's"):
         data(tmp_path, eos_id=None).setup("fit")  # documents would be read from elsewhere

@@ -65,7 +65,7 @@ def test_rows_of_all_forms_become_pairs_of_which_the_answers_are_learned(shards,
     manifest = Manifest.read(shards)
     assert manifest.pairs and manifest.splits["train"].documents == 40
     data = opened(shards)
-    blocks, seen = data.train_blocks(), []
+    blocks, seen = data.blocks("train"), []
     batch = blocks[np.arange(len(blocks))]
     for row in range(len(blocks)):
         documents, targets = batch["documents"][row], batch["targets"][row]
@@ -88,7 +88,7 @@ def test_rows_of_all_forms_become_pairs_of_which_the_answers_are_learned(shards,
 
 def test_ranks_share_whole_pairs_and_what_no_row_takes_is_left_out(shards, caplog):
     whole, data = opened(shards), opened(shards, block_size=80)  # of the longer forms, no pair fits
-    blocks = data.train_blocks()
+    blocks = data.blocks("train")
     found = blocks[np.arange(len(blocks))]["pairs"]
     assert 0 < (found >= 0).sum() < 20
     assert set(found[found >= 0].tolist()) < set(whole.corpus.pair_positions().tolist())

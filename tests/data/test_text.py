@@ -182,7 +182,7 @@ def test_the_cache_is_used_again_until_text_tokenizer_or_split_changes(tmp_path)
     again = opened(text_files(tmp_path, **arguments, block_size=7, global_batch_size=3, seed=5))
     assert cached(tmp_path) == {key}
     assert {f: f.stat().st_mtime_ns for f in written} == written
-    assert again.fingerprint == first.fingerprint
+    assert again.opened.fingerprint() == first.opened.fingerprint()
 
     opened(text_files(tmp_path, **arguments, tokenizer=BPE(300)))
     opened(text_files(tmp_path, **arguments, tokenizer=BPE(280)))
@@ -192,7 +192,7 @@ def test_the_cache_is_used_again_until_text_tokenizer_or_split_changes(tmp_path)
     os.utime(path, ns=(1, 1))
     changed = opened(text_files(tmp_path, **arguments))
     assert len(cached(tmp_path)) == 5
-    assert changed.fingerprint != first.fingerprint
+    assert changed.opened.fingerprint() != first.opened.fingerprint()
 
 
 def test_a_file_of_equal_size_and_time_is_hashed_once_where_its_ctime_or_inode_differs(tmp_path, monkeypatch):
@@ -213,13 +213,13 @@ def test_a_file_of_equal_size_and_time_is_hashed_once_where_its_ctime_or_inode_d
             hashed.clear()
             found.append(opened(text_files(tmp_path, paths=str(path))))
             found.append([name for name in hashed if name == "t.txt"])
-        assert found[0].fingerprint == found[2].fingerprint
-        return [found[0].fingerprint, found[1], found[3]]
+        assert found[0].opened.fingerprint() == found[2].opened.fingerprint()
+        return [found[0].opened.fingerprint(), found[1], found[3]]
 
-    assert put("first line\n" * 60) == [first.fingerprint, ["t.txt"], []]
+    assert put("first line\n" * 60) == [first.opened.fingerprint(), ["t.txt"], []]
     with pytest.warns(UserWarning, match=r"its text has changed.*t\.txt has changed.*: the cache has its former text\.$"):
         fingerprint, *_, last = put("other line\n" * 60)
-    assert fingerprint != first.fingerprint and last == []
+    assert fingerprint != first.opened.fingerprint() and last == []
     assert len(cached(tmp_path)) == 1
 
 
@@ -235,7 +235,7 @@ def test_a_process_that_comes_second_uses_what_the_first_wrote(tmp_path, monkeyp
     monkeypatch.setattr("lit_llm.data.text.ingest", slow_ingest)
     opened(data)
     assert len(cached(tmp_path)) == 1  # and no temporary folder
-    assert data.fingerprint == opened(rival).fingerprint
+    assert data.opened.fingerprint() == opened(rival).opened.fingerprint()
 
 
 def test_a_failed_build_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
@@ -269,7 +269,7 @@ def test_a_damaged_cache_is_made_again_with_a_note(tmp_path, damage):
     with pytest.warns(UserWarning, match=f"The token cache {cache} is damaged"):
         again.prepare_data()
     again.setup()
-    assert again.fingerprint == first.fingerprint
+    assert again.opened.fingerprint() == first.opened.fingerprint()
     assert cached(tmp_path) == {cache.name}
 
 
@@ -354,7 +354,7 @@ def test_prepared_shards_train_like_the_text_they_came_from(tmp_path):
         block_size=4,
     )
     shards.setup("fit")
-    assert shards.fingerprint == text.fingerprint
+    assert shards.opened.fingerprint() == text.opened.fingerprint()
     assert shards.vocab_size == text.vocab_size == manifest.vocab_size
     counts = {name: (split.documents, split.bytes, split.tokens) for name, split in manifest.splits.items()}
     assert counts == {"train": (1, 1350, text.train_tokens), "val": (1, 150, text.val_tokens)}

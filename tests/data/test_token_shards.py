@@ -75,7 +75,10 @@ def test_the_fingerprint_is_that_of_the_tokens_with_and_without_a_manifest(tmp_p
         digest = hashlib.blake2b(np.asarray(tokens).astype("<u4").tobytes(), digest_size=16).hexdigest()
         parts.append(f"{name}={len(tokens)}:{digest}")
     expected = hashlib.sha256(" ".join(parts).encode())
-    fingerprints = {opened(path=str(first)).fingerprint, opened(vocab_size=257, **patterns(other)).fingerprint}
+    fingerprints = {
+        opened(path=str(first)).opened.fingerprint(),
+        opened(vocab_size=257, **patterns(other)).opened.fingerprint(),
+    }
     assert fingerprints == {expected.hexdigest()[:32]}
 
 

@@ -142,9 +142,9 @@ def test_a_step_gets_as_many_micro_batches_as_the_stages_or_is_refused_before_th
     data = TextFiles(paths=[], micro_batch_size=2, global_batch_size=8, block_size=8)
     missing = data.problems(1)
     data.find_pipeline(MeshStrategy(pipeline=4, shard=2))
-    assert (data.problems(1), data.micro_batch_samples(0)) == (missing, 2)
+    assert (data.problems(1), data.samples.micro_batch(0)) == (missing, 2)
     data.global_batch_size = 4
-    assert (data.problems(1), data.micro_batch_samples(0), data.micro_batches(0)) == (missing, 1, 4)
+    assert (data.problems(1), data.samples.micro_batch(0), data.samples.micro_batches(0)) == (missing, 1, 4)
     (problem,) = set(data.problems(2)) - set(missing)
     assert "needs at least 4 micro-batches in a step, but it has 2" in problem
     assert problem.endswith("use 8 (--data.global_batch_size).")

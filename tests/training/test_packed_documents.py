@@ -23,7 +23,7 @@ def fit(folder, **settings):
         **{"vocab_size": V, "block_size": T, "packing": "best_fit", **settings},
     )
     data.setup("fit")
-    data.global_batch_size = len(data.train_blocks())
+    data.global_batch_size = len(data.blocks("train"))
     data.micro_batch_size = 1  # rows have unequal numbers of targets
     model = GPTConfig(2, 2, n_embd=16, block_size=T, zero_init_projections=False, mask_documents=True, position="learned")
     module = LanguageModel(model, partial(torch.optim.SGD, lr=0.0))
@@ -80,7 +80,7 @@ def test_a_prompt_is_computed_as_that_document_was_in_training(tmp_path, known):
             file.unlink()
     module, _ = fit(tmp_path, eos_id=0, packing="best_fit" if known == "best_fit" else "concatenate")
     model = module.model.eval()
-    blocks, found = module.trainer.datamodule.train_blocks(), 0
+    blocks, found = module.trainer.datamodule.blocks("train"), 0
     batch = blocks[np.arange(len(blocks))]
     assert ("documents" in batch) == (known != "by their ids")
     rows = model(batch["input_ids"], **({"documents": batch["documents"]} if "documents" in batch else {}))

@@ -1,0 +1,116 @@
+"""What a data module must say of its text, and what models, objectives and callbacks ask it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from lit_llm.data.corpus import Corpus, OpenedCorpus, chat_forms
+from lit_llm.data.stored_files import Seen
+from lit_llm.ingest.chat import ChatForm
+from lit_llm.tokenizers import Tokenizer
+
+
+class HoldsCorpus(ABC):
+    """A corpus that a subclass opens, and its facts under the names that any LightningDataModule may give them."""
+
+    _opened: OpenedCorpus | None = None
+    # Whether rank 0 opens the data for all ranks. The data must have the same paths on all ranks.
+    opens_on_rank_zero = False
+    # The end of the line about the validation split that `validate` prints: of which data the split is a part.
+    held_out = ""
+    source_names: Sequence[str] = ()  # the sources of a mixture, in the order of a batch's ``sources``
+
+    @abstractmethod
+    def source_problems(self) -> list[str]:
+        """Cheap checks of the subclass's arguments: one sentence per problem."""
+
+    @abstractmethod
+    def open_corpus(self) -> Corpus:
+        """Open the tokens, which exist at this point. Called once on every rank, or on rank 0: ``opens_on_rank_zero``."""
+
+    def source_files(self) -> list[Path]:
+        """The files that hold the data, so that a changed one can be named; none if they are unknown."""
+        return []
+
+    def seen_sources(self) -> Seen | None:
+        """The texts that the tokens were made from; None if the files of the tokens are the data."""
+        return None
+
+    def missing_text(self, split: str) -> str:
+        """Why a split cannot be read."""
+        return f"No {split} text: give --data.{split}."
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the data are open. Before, only `is_open`, `knows_documents`, `held_out` and `source_names` are known."""
+        return self._opened is not None
+
+    @property
+    def opened(self) -> OpenedCorpus:
+        assert self._opened is not None, "setup() opens the data"
+        return self._opened
+
+    @property
+    def corpus(self) -> Corpus:
+        return self.opened.corpus
+
+    @property
+    def train_tokens(self) -> int:
+        return self.corpus.tokens_of("train")
+
+    @property
+    def val_tokens(self) -> int:
+        return self.corpus.tokens_of("val")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.corpus.vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.corpus.tokenizer
+
+    @property
+    def token_bytes(self) -> Tensor | None:
+        """(vocab_size,) int64: the UTF-8 bytes of each id; None without a tokenizer."""
+        return self.corpus.token_bytes()
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that ends every document; None: no id does."""
+        return self.corpus.eos_id
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that opens every document; None: no id does."""
+        return self.corpus.bos_id
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of characters that the tokenizer does not have."""
+        return None if self.tokenizer is None else self.tokenizer.unknown_id
+
+    @property
+    def chat_form(self) -> ChatForm | None:
+        """The form of the training conversations; None if the documents are none."""
+        training = (self.corpus.streams[name] for name in self.corpus.train_streams)
+        return next(iter(chat_forms(training)), None)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether documents are pairs of a chosen and a rejected answer. If so, batches have "pairs" (``PairBlocks``)."""
+        return self.corpus.pairs
+
+    @property
+    def knows_documents(self) -> bool:
+        """Whether all shards say where documents end, without a search for an id."""
+        return self._opened is not None and self._opened.with_documents.issuperset(self.corpus.streams)
+
+    @property
+    def ends_open(self) -> bool:
+        """Whether the id that ends a training document opens the next: all documents end with an id, and begin with none."""
+        return all(map(self.corpus.ends_open, self.corpus.of_split("train")))
