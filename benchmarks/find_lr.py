@@ -91,7 +91,7 @@ class FinalLoss(Callback):
             for i, batch in enumerate(trainer.datamodule.val_dataloader()):
                 if i == BATCHES:
                     break
-                sums = module.sums(batch)
+                sums = module.sums_of(batch)
                 nll, count = nll + float(sums.nll), count + float(sums.count)
         self.loss = nll / count
 

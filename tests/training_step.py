@@ -17,7 +17,7 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
+from lit_llm.models.lora import LoRAConfig, apply_lora
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 from lit_llm.models.own_flops import FLOPS
 from lit_llm.optim import optimizer_of
@@ -63,7 +63,6 @@ class TrainingStep:
             parallelize(self.model, compute or ComputeConfig(), self.device)
             self.model.to_empty(device=self.device)
             self.model.init_weights()
-            reset_adapters(self.model)
         if precision.endswith("-true") and precision != "32-true":
             self.model.to(torch.bfloat16 if precision == "bf16-true" else torch.float16)
         self.autocast: Callable[[], AbstractContextManager] = nullcontext

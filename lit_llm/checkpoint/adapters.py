@@ -30,8 +30,14 @@ def saved_lora(content: dict[str, Any]) -> LoRAConfig | None:
     return LoRAConfig(**content[LORA]) if LORA in content else None
 
 
-def base_record(checkpoint: Path) -> dict[str, str]:
-    """The entry `base` in the checkpoints of a LoRA run: path and `base_sha256` of its base weights."""
+def base_record(checkpoint: Path | None) -> dict[str, str]:
+    """The entry `base` in the checkpoints of a LoRA run: path and `base_sha256` of its base weights.
+
+    Raises:
+        UserError: there is no base.
+    """
+    if checkpoint is None:
+        raise UserError("lora trains adapters beside frozen weights: name the run that has them (--init_from)")
     return {"path": str(real_path(checkpoint)), "sha256": base_sha256(checkpoint)}
 
 

@@ -29,7 +29,6 @@ from lit_llm.distributed.pipeline_schedule import Objective, ScheduleRunner
 from lit_llm.distributed.pipeline_transfer import Transfer
 from lit_llm.models.dropout import new_seed
 from lit_llm.models.gpt import GPT, LossFunction, View
-from lit_llm.models.lora import reset_adapters
 from lit_llm.models.loss import LossSums, cross_entropy, with_routers
 from lit_llm.models.router import RouterSums
 
@@ -181,7 +180,6 @@ class PipelinedGPT(nn.Module):
         device = next(self.parameters()).device
         with torch.device(device):  # modules of other ranks are drawn there too, to keep the random stream
             self.whole.init_weights()
-            reset_adapters(self.whole)
 
     def reshard(self) -> None:
         """Free the whole weights that FSDP2 keeps after `forward`. It wraps stages, which are no submodules of this module."""
@@ -206,26 +204,24 @@ class PipelinedGPT(nn.Module):
         *,
         loss: Callable[[dict[str, Tensor]], LossFunction],
         objective: Objective,
+        record: Callable[[dict[str, Tensor], LossSums], object],
         forward_context: Callable[[], AbstractContextManager[Any]],
-    ) -> list[tuple[dict[str, Tensor], LossSums]]:
+    ) -> None:
         """Forward and backward of all micro-batches of an optimizer step, by the schedule. Gradients are added up.
 
         Args:
             loss: the loss function of a micro-batch.
             objective: the scalar to differentiate, from the sums of a micro-batch.
+            record: takes each micro-batch with its sums, on the rank with the last stage. If the model has experts, also on
+                other ranks, with zeros and the sums of the stage's routers.
             forward_context: entered around each forward pass, for autocast.
-
-        Returns:
-            On the rank with the last stage, each micro-batch with its detached sums. On other ranks an empty list; if the model
-            has experts, each micro-batch with zeros and the sums of the stage's routers.
         """
         window, self.window = self.window, []
         self.whole.training = self.training  # not a submodule
-        results: list[tuple[dict[str, Tensor], LossSums]] = []
 
         def collect(batch: dict[str, Tensor], sums: LossSums, *, last: bool) -> Tensor:
             kept = sums if last else _no_sums(batch["targets"])._replace(router=sums.router)  # targets are counted once
-            results.append((batch, kept._replace(loss=sums.loss.detach())))
+            record(batch, kept)
             return objective(sums)
 
         arguments = [
@@ -234,7 +230,6 @@ class PipelinedGPT(nn.Module):
         ]
         self._runner.run(arguments, self._shape(window[0]["input_ids"], split=True), self._dtype, forward_context)
         self._sum_tied_gradients()
-        return results
 
     def _sum_tied_gradients(self) -> None:
         """Add the embedding's gradients of the first and of the last stage. Both ranks get the sum."""

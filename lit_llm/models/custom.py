@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import as_flag
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
+from lit_llm.models.router import Router
 
 SETTINGS = ("block_size", "vocab_size", "eos_id")
 """Settings of `GPTConfig` that apply to every architecture."""
@@ -191,6 +192,7 @@ class CustomModel(nn.Module):
     """
 
     vocabulary_shards = None  # no tensor parallelism
+    routers: ClassVar[list[Router]] = []  # no experts
 
     def __init__(self, config: GPTConfig, architecture: Architecture, device: str = "cpu") -> None:
         super().__init__()

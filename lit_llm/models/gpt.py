@@ -168,6 +168,10 @@ class GPT(nn.Module):
                 module.fill()
         output = self.embedding if self.head is None else self.head
         draw_(output.weight, partial(nn.init.normal_, std=config.head_std))
+        for module in self.modules():  # last, so that adapters change no other weight
+            reset: Any = getattr(module, "reset_adapter", None)  # `lora.Adapted` has it, and imports this file
+            if reset is not None:
+                reset()
 
     @property
     def size_ratios(self) -> tuple[float, float] | None:

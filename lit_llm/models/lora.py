@@ -133,7 +133,7 @@ class LoRAStackedLinear(Adapted, StackedLinear):
 def apply_lora(model: GPT, config: LoRAConfig) -> None:
     """Freeze a GPT and give the targeted linear layers of its blocks an adapter, in place, also on the meta device.
 
-    The names of all parameters stay. Call it before `parallelize`, and `reset_adapters` after `init_weights`.
+    The names of all parameters stay. Call it before `parallelize`. `GPT.init_weights` also draws the adapters.
 
     Raises:
         UserError: a target names no layer; the message has the nearest name.

@@ -29,6 +29,10 @@ class RouterSums(NamedTuple):
     z: Tensor
     """0-d, detached: logsumexp(logits)²."""
 
+    def packed(self) -> Tensor:
+        """Of stacked sums, what `end_step` needs: (L, E + 2) float64, the counts, and then entropy and z of each block."""
+        return torch.cat((self.counts, torch.stack((self.entropy, self.z), dim=1).double()), dim=1)
+
 
 class Routing(NamedTuple):
     """The router's result for N tokens."""
@@ -140,6 +144,27 @@ class Router(KeepsPrecision):
             entropy = torch.special.entr(p.detach()).sum(dim=-1).where(where, 0).sum()
             z = z.detach().where(where, 0).sum()
         return RouterSums(loss, by_sequence.sum(dim=0), entropy, z)
+
+
+def end_step(routers: list[Router], sums: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Set the shares that the balancing loss of the next optimizer step uses.
+
+    Args:
+        routers: of the L blocks with experts. Those of other stages of a pipeline are on the meta device, and stay as they are.
+        sums: (L, E + 2), the sum of `RouterSums.packed` over all micro-batches and ranks of a step.
+
+    Returns:
+        (L, E): the tokens that each expert computed. By name, (L,) each: means over the tokens of entropy and z.
+    """
+    counts, of_tokens = sums[:, :-2], sums[:, -2:]
+    # Not the step's count: an objective may count pairs, and ranks of tensor parallelism route a part of the positions.
+    tokens = counts.sum(dim=1, keepdim=True) / routers[0].config.top_k
+    means = of_tokens / tokens.clamp(min=1)
+    for router, own in zip(routers, counts, strict=True):  # own: (E,)
+        if not router.shares.is_meta:
+            shares = own / own.sum().clamp(min=1)
+            router.shares.copy_(torch.where(own.sum() > 0, shares, router.shares))
+    return counts, {"entropy": means[:, 0], "z": means[:, 1]}
 
 
 def initial_buffers(experts: int) -> dict[str, Tensor]:

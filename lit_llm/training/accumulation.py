@@ -39,24 +39,22 @@ class Accumulation:
         loss_ranks: the number of ranks whose loss sums are added.
     """
 
-    def __init__(self, losses: LossMeans, *, block_size: int = 1, equal: bool = True, loss_ranks: int = 1) -> None:
+    def __init__(self, losses: LossMeans, *, block_size: int, equal: bool, loss_ranks: int) -> None:
         self.losses = losses
         self._sums: Tensor | None = None  # of the step so far, see `LossMeans.of`
         self.block_size, self.equal, self.loss_ranks = block_size, equal, loss_ranks
-        self.is_last = False  # whether the backward pass of the step's last micro-batch runs
         self.latest_count: Tensor | int = 0
         self.routers: Tensor | None = None
-        """(L, E + 2) float64 sums of the latest step over all ranks: tokens of each expert, then entropy and z of the layer."""
-        self._routers: Tensor | None = None  # (L, E + 2): this rank's sums of the step so far
+        """Sums of the routers in the latest step over all ranks, as `RouterSums.packed`. None: no block has experts."""
+        self._routers: Tensor | None = None  # those of this rank in the step so far
 
     def add(self, batch: dict[str, Tensor], sums: LossSums) -> None:
         added = self.losses.of(batch, sums)
         self._sums = added if self._sums is None else self._sums + added
         self.latest_count = sums.count
         if sums.router is not None:
-            router = sums.router
-            of_routers = torch.cat((router.counts, torch.stack((router.entropy, router.z), dim=1).double()), dim=1)
-            self._routers = of_routers if self._routers is None else self._routers + of_routers
+            packed = sums.router.packed()
+            self._routers = packed if self._routers is None else self._routers + packed
 
     def weight(self, count: Tensor | int) -> Tensor | float:
         """The factor for the mean of a micro-batch with this number of counted targets, before its backward pass.
@@ -118,16 +116,16 @@ class LossMeans:
 
     def of(self, batch: Mapping[str, Tensor], sums: LossSums) -> Tensor:
         """The sums of a batch, (k, 2). If the batch has "sources", (B,) int64, `sums` must have `row_nll` and `row_count`."""
-        found = self.zeros(sums.nll.device)
-        found[0, 0], found[0, 1] = sums.nll.detach(), sums.count
+        added = self.zeros(sums.nll.device)
+        added[0, 0], added[0, 1] = sums.nll.detach(), sums.count
         if "sources" in batch:
             assert sums.row_nll is not None and sums.row_count is not None, "call the loss with by_row=True"
-            rows = torch.stack((sums.row_nll.to(found.dtype), sums.row_count.to(found.dtype)), dim=1)  # (B, 2)
-            is_of = batch["sources"] == torch.arange(self._further_from - 1, device=found.device)[:, None]  # (S, B)
-            found[1 : self._further_from] = torch.where(is_of[..., None], rows, 0).sum(dim=1)
+            rows = torch.stack((sums.row_nll.to(added.dtype), sums.row_count.to(added.dtype)), dim=1)  # (B, 2)
+            is_of = batch["sources"] == torch.arange(self._further_from - 1, device=added.device)[:, None]  # (S, B)
+            added[1 : self._further_from] = torch.where(is_of[..., None], rows, 0).sum(dim=1)
         if sums.means is not None:
-            found[self._further_from :] = sums.means
-        return found
+            added[self._further_from :] = sums.means
+        return added
 
     def row(self, prefix: str, sums: Tensor) -> dict[str, float]:
         """Values to log, such as "train/web/loss", from sums over batches and ranks. A mean with divisor 0 is left out."""

@@ -15,6 +15,23 @@ SAMPLE_TOKENS, SAMPLE_PARTS = 2**18, 16
 """At most `SAMPLE_TOKENS` are compressed, in seconds: the beginnings of `SAMPLE_PARTS` equal parts if the text is longer."""
 
 
+class Compressors:
+    """Bits per byte of gzip and xz on the evaluated texts. Rank 0 measures a split in its first evaluation."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, float]] = {}  # split → values by name
+
+    def row(self, trainer: Trainer, data: Any, split: str) -> dict[str, float]:
+        """The values to log for "val" or "test", by name. A collective."""
+        if split not in self._rows:
+            row: dict[str, float] = {}
+            if trainer.is_global_zero:
+                row, sentence = compressors(trainer, data, split)
+                print(sentence)
+            self._rows[split] = trainer.strategy.broadcast(row)
+        return self._rows[split]
+
+
 def compressors(trainer: Trainer, data: Any, split: str) -> tuple[dict[str, float], str]:
     """Compress the text that the evaluation of "val" or "test" reads on all ranks: what its counted targets decode to.
 
@@ -47,5 +64,5 @@ def compressors(trainer: Trainer, data: Any, split: str) -> tuple[dict[str, floa
         return {}, f"{none} the tokenizer gives {len(text):,} bytes back of {size:,.0f}"
     packed = {"gzip": gzip.compress(text, 9), "xz": lzma.compress(text)}
     part = "" if len(blocks) == read else f", a sample in {SAMPLE_PARTS} parts"
-    row = {f"{split}/{name}_bits_per_byte": 8 * len(each) / len(text) for name, each in packed.items()}
+    row = {f"{split}/{name}_bits_per_byte": 8 * len(content) / len(text) for name, content in packed.items()}
     return row, f"{split}: gzip and xz compressed {len(text):,} bytes of the same text{part}"

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 from torchmetrics import Metric
@@ -70,11 +72,16 @@ def safe_exp(loss: float) -> float:
     return math.inf if loss >= 700 else math.exp(loss)
 
 
-def without_repeats(batch: dict[str, Tensor], batch_idx: int, loader: Any) -> dict[str, Tensor]:
+def without_repeats(batch: dict[str, Tensor], batch_idx: int, trainer: Trainer, dataloader_idx: int) -> dict[str, Tensor]:
     """The batch with ignored targets in the rows that a `DistributedSampler` repeats to give all ranks equally many.
 
     Rank r of R takes samples r, r + R, …; after the last sample, the sampler starts again with the first.
+
+    Args:
+        batch_idx, dataloader_idx: number of the batch in its loader, and of the loader in the validation or test.
     """
+    loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+    loader: Any = CombinedLoader(loaders).flattened[dataloader_idx]
     batches = getattr(loader, "batch_sampler", None)
     sampler = getattr(loader if batches is None else batches, "sampler", None)
     if not isinstance(sampler, DistributedSampler):

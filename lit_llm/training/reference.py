@@ -36,19 +36,24 @@ class Reference:
 
     Args:
         weights: a text that identifies the weights. None: `prepare` makes it when training starts.
+        used: whether the objective compares with a reference. If not, batches stay as they are.
     """
 
-    def __init__(self, weights: str | None = None) -> None:
-        self.weights = weights
+    def __init__(self, weights: str | None = None, *, used: bool = True) -> None:
+        self.weights, self.used = weights, used
         self._positions = self._values = torch.empty(0)  # (n,) int64, (n, 2)
 
+    def is_stored(self, module: Any) -> bool:
+        """Whether log-probabilities are stored beside the shards: not with LoRA, where the base computes them."""
+        return self.used and module.lora is None
+
     def prepare(self, module: Any) -> None:
-        """Read the stored log-probabilities, or compute them if training starts here. A collective. With LoRA, do nothing.
+        """Read the log-probabilities if they are stored, or compute them if training starts here. A collective.
 
         Raises:
             UserError: the file is damaged, gone, or cannot be written.
         """
-        if module.lora is not None or len(self._positions):
+        if not self.is_stored(module) or len(self._positions):
             return
         strategy, problems = module.trainer.strategy, list[str]()
         records, path, starts = None, Path(), self.weights is None
@@ -78,11 +83,13 @@ class Reference:
         self._values = torch.from_numpy(records["logp"].copy()).to(device, wide(device))
 
     def added_to(self, batch: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
-        """The batch with its reference. A pair that is not stored has NaN."""
+        """The batch with its reference, if the objective uses one. A pair that is not stored has NaN."""
+        if not self.used:
+            return batch
         if module.lora is not None:
             with _as_at_start(module):
-                found = module.sums_of(batch).documents
-            return batch if found is None else {**batch, "reference": found}  # None: another stage has the loss
+                logp = module.sums_of(batch).documents  # (B, D)
+            return batch if logp is None else {**batch, "reference": logp}  # None: another stage has the loss
         pairs = batch["pairs"]  # (B, P)
         at = torch.searchsorted(self._positions, pairs).clamp(max=len(self._positions) - 1)
         is_stored = self._positions[at] == pairs
@@ -108,10 +115,10 @@ class Reference:
             for loader in map(module.data.held_out_loader, module.data.corpus.streams):
                 for batch in loader:
                     batch = strategy.batch_to_device(batch)
-                    if (found := module.sums_of(batch).documents) is None:  # in a pipeline, one stage has the loss
+                    if (logp := module.sums_of(batch).documents) is None:  # in a pipeline, one stage has the loss
                         continue
                     there = batch["pairs"] >= 0  # (B, P)
-                    values = found.unflatten(1, (-1, 2))[there]  # (pairs of the batch, 2)
+                    values = logp.unflatten(1, (-1, 2))[there]  # (pairs of the batch, 2)
                     at = torch.searchsorted(places, batch["pairs"][there])
                     sums[at] = torch.cat((values, torch.ones_like(values[:, :1])), dim=1)
         reduced = strategy.reduce(sums, reduce_op="sum")  # several ranks may have the same pair
@@ -139,18 +146,18 @@ def _as_at_start(module: Any) -> Iterator[None]:
     """Run the model without adapters, dropout and gradients."""
     assert module.model is not None
     model: nn.Module = module.model
-    adapted = [each for each in model.modules() if isinstance(each, Adapted)]
-    scales, training = [each.scale for each in adapted], model.training
+    layers = [layer for layer in model.modules() if isinstance(layer, Adapted)]
+    scales, training = [layer.scale for layer in layers], model.training
     try:
-        for each in adapted:
-            each.scale = 0.0
+        for layer in layers:
+            layer.scale = 0.0
         model.eval()
         with torch.no_grad():
             yield
     finally:
         model.train(training)
-        for each, scale in zip(adapted, scales, strict=True):
-            each.scale = scale
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scale = scale
 
 
 def _read(path: Path) -> Any:

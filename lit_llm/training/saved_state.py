@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from lit_llm.checkpoint.adapters import BASE, LORA, averaged
 from lit_llm.checkpoint.compatibility import model_settings
 from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.core.errors import UserError
-from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.models.lora import is_adapter
 from lit_llm.runs.saved_run import PROMPT_START, TOKENIZER_SHA256
 
@@ -31,10 +29,8 @@ def add_entries(module: Any, checkpoint: dict[str, Any]) -> None:
     checkpoint[PROMPT_START] = module.prompt_start
     checkpoint["optimizer_class"] = class_name(module.trainer.optimizers[0])
     if module.tokenizer is not None:
-        if module.tokenizer_sha256 is None:  # takes time for a large vocabulary
-            module.tokenizer_sha256 = hashlib.sha256("".join(module.tokenizer.files().values()).encode()).hexdigest()
         checkpoint[TOKENIZER_SHA256] = module.tokenizer_sha256
-    if module.reference is not None and module.lora is None:
+    if module.reference.is_stored(module):
         checkpoint[REFERENCE] = module.reference.weights
     data: Any = getattr(module.trainer, "datamodule", None)
     if hasattr(data, "consumed_samples"):
@@ -51,15 +47,15 @@ def check_entries(module: Any, checkpoint: dict[str, Any]) -> None:
     """
     if module.use_ema and module.trainer.state.fn != "fit":
         checkpoint["state_dict"] = averaged(checkpoint, Path(str(module.trainer.ckpt_path)), "--use_ema")
-    model, what = module.model, "the checkpoint"
-    own = model.whole_state_dict("model.") if isinstance(model, PipelinedGPT) else module.state_dict()
+    state = module.state_dict() | module.whole_model.state_dict(prefix="model.")  # in a pipeline, also layers of other ranks
+    own, what = saved_weights(module, state), "the checkpoint"
     if module.lora is not None:
-        own, what = saved_weights(module, own), "the checkpoint of adapters (--lora)"
+        what = "the checkpoint of adapters (--lora)"
     elif module.architecture is not None:
         what = f"the checkpoint of {module.architecture.class_path}"
     if problem := mismatch(own, checkpoint["state_dict"], what):
         raise UserError(problem)
-    if module.reference is not None and module.lora is None:
+    if module.reference.is_stored(module):
         if not isinstance(weights := checkpoint.get(REFERENCE), str):
             raise UserError("the checkpoint was trained without a reference: start from its weights instead (--init_from)")
         module.reference.weights = weights
@@ -75,16 +71,23 @@ def class_name(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any], *, rates: bool = False) -> dict[str, Any]:
     """A hook for loading an optimizer's state: the configured options apply, not those of the checkpoint.
 
-    The learning rate is the exception: the schedule sets it. `RunStart.setting_changes` says which options differ.
+    `RunStart.setting_changes` says which options differ.
+
+    Args:
+        rates: whether this is also true of learning rates. A schedule reads those of the checkpoint, and then sets its own.
+
+    Raises:
+        UserError: the state does not fit the optimizer's parameters.
     """
+    of_checkpoint = ("params",) if rates else ("params", "lr")
     groups: list[dict[str, Any]] = []
     if problem := _state_problem(optimizer, saved):
         raise UserError(f"the optimizer's state in the checkpoint {problem} (--resume)")
     for own, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # torch refuses another number
-        options = {name: value for name, value in own.items() if name not in ("params", "lr")}
+        options = {name: value for name, value in own.items() if name not in of_checkpoint}
         groups.append({**theirs, **options})
     return {**saved, "param_groups": groups + saved["param_groups"][len(groups) :]}
 

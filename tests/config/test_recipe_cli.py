@@ -25,7 +25,7 @@ def test_fit_then_validate_then_generate(folder, capsys, monkeypatch):
         prompts.extend(prompts_of_batch)
         return generate_all(texts, prompts_of_batch, **options)
 
-    monkeypatch.setattr("lit_llm.training.text_generation.generate", observed)
+    monkeypatch.setattr("lit_llm.training.answers.generate", observed)
     monkeypatch.setattr("lit_llm.commands.text_model.generate_all", observed_all)
     samples = ["--samples", "TextSamples", "--samples.prompts", "[line]", "--samples.every_n_steps", "8"]
     code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--model.mask_documents", "true", *samples)

@@ -18,7 +18,6 @@ from lit_llm.models.lora import (
     flops_saved,
     merged_weights,
     rank_problem,
-    reset_adapters,
     target_problems,
     trainable,
 )
@@ -42,7 +41,6 @@ def build(lora: LoRAConfig, **settings) -> GPT:
         apply_lora(model, lora)
     model.to_empty(device="cpu")
     model.init_weights()
-    reset_adapters(model)
     return model
 
 
