@@ -20,7 +20,7 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
-from lit_llm.plan import Optimizer, RunSettings
+from lit_llm.plan import Optimizer, PlannedRun
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from training_step import TrainingStep, predict
@@ -61,17 +61,17 @@ class Case:
         )
 
     @property
-    def settings(self) -> RunSettings:
+    def settings(self) -> PlannedRun:
         factory = getattr(self.optimizer, "func", self.optimizer)
         options = getattr(self.optimizer, "keywords", {})
-        return RunSettings(
+        return PlannedRun(
             self.config,
             Optimizer(factory.__name__, more_states="momentum" in options, fused="fused" in options),
-            steps=1,
-            global_batch=self.sequences * self.accumulation,
-            micro_batch=self.sequences,
+            max_steps=1,
+            global_batch_size=self.sequences * self.accumulation,
+            micro_batch_size=self.sequences,
             precision=self.precision,
-            chunk_size=self.chunk_size,
+            loss=LossConfig(self.chunk_size),
             compute=ComputeConfig(self.checkpointing),
             lora=self.lora,
         )

@@ -21,7 +21,7 @@ import numpy as np
 from lit_llm.distributed.pipeline_order import bubble
 from lit_llm.plan.collectives import Exchange, exchange_of
 from lit_llm.plan.memory import resolved
-from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.speed import FITTED, Constants, Options, Work, band, gpu_seconds, step_times, work_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
@@ -37,7 +37,7 @@ class Known:
     """What does not depend on the constants."""
 
     run: Run
-    settings: RunSettings
+    settings: PlannedRun
     work: Work
     exchange: Exchange
 

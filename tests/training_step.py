@@ -24,7 +24,7 @@ from lit_llm.optim import optimizer_of
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.optimizer import MuonWork
-from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.weights import OwnModel, PlannedModel, total_parameters, weights_of
 
 
@@ -146,7 +146,7 @@ def highest(log: profile) -> int:
     return highest
 
 
-def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
+def predict(settings: PlannedRun, *, cuda: bool) -> tuple[int, int, float]:
     """Parameters, peak bytes and executed FLOPs of a step on one device."""
     memory = peak_memory(settings, cuda=cuda)
     flops = float(one_micro_batch(settings, cuda=cuda).flops * settings.accumulation)

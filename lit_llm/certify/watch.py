@@ -227,7 +227,7 @@ class SpeedWatch(Watch):
         settings, hardware = self._settings, this_machine(measure=False, device=pl_module.device)
         peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
         peak = peak or matmul_tflops(pl_module.device, torch.float32)  # nobody publishes a CPU's peak
-        flops = flops_per_token(settings.model, settings.lora, settings.length).total
+        flops = flops_per_token(settings.model, settings.lora, settings.block_size).total
         tokens = settings.tokens_per_step / seconds
         measured = {"step_seconds": seconds, "rows": len(times)}
         speed = {"settings": settings_values(settings), "hardware": vars(hardware), "measured": measured}

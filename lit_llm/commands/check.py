@@ -37,13 +37,13 @@ def _run(arguments: Arguments, *, full_batch: bool, show: int | None) -> int:
     from lit_llm.data import TokenDataModule
     from lit_llm.data.first_batch import batch_as_text, first_batch
     from lit_llm.plan.host_memory import memory_problem
-    from lit_llm.plan.planned_recipe import PlannedRecipe
+    from lit_llm.plan.planned_recipe import build_to_plan
     from lit_llm.training.checklist import CheckedRun, checklist
 
     spec = read_spec("fit", arguments)
     strategy = spec.config.trainer.strategy
     if str(getattr(strategy, "class_path", "")).endswith(".MeshStrategy"):
-        PlannedRecipe(arguments)  # the recipe's layout and batch, before both are cut
+        build_to_plan(arguments)  # the recipe's layout and batch, before both are cut
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
         spec = spec.with_settings({"histograms": None})  # without a logger, it would warn
         built = build(spec, run_dir=Path(folder), trainer={**ONE_DEVICE, "limit_val_batches": 1}, memory=memory_problem)

@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lit_llm.core.hardware import Hardware, table, this_machine
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.number_domain import STEPS, Domain, above, at_least, whole
 from lit_llm.core.number_text import counted
-from lit_llm.plan import Options, Plan, RunSettings, as_dict, find, make_plan, sweep
+from lit_llm.plan import Options, Plan, PlannedRun, as_dict, find, make_plan, sweep
 from lit_llm.plan.budget import budget
 from lit_llm.plan.measured_run import MeasuredRun, certified_run, differences, measured_run
 from lit_llm.plan.speed import SAVE_GBPS, with_slowness
@@ -173,7 +174,8 @@ def _show(shown: Plan | dict[str, Any], own: argparse.Namespace) -> None:
 
 
 def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | None) -> int:
-    from lit_llm.plan.planned_recipe import PlannedRecipe
+    from lit_llm.distributed.layout import layout_of
+    from lit_llm.plan.planned_recipe import build_to_plan, planned_run
     from lit_llm.training.auto_precision import choose_for
 
     problems: list[str] = []
@@ -196,16 +198,15 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     with noting(problems):
         nodes = 1 if hardware is None else hardware.devices_per_node
         elsewhere = None if hardware is None or own.hardware in (None, "auto") else choose_for(hardware)
-        planned = PlannedRecipe(arguments, devices=devices, devices_per_node=nodes, precision=elsewhere)
+        built = build_to_plan(arguments, devices=devices, devices_per_node=nodes, precision=elsewhere)
     refuse(problems)
     assert hardware is not None
-    settings = planned.settings()
-    options = _options(own, speed)
-    compared, notes = axes or (sweep.DEFAULT if limits else {}), [*planned.notes]
+    settings, notes = planned_run(built)
+    options, compared = _options(own, speed), axes or (sweep.DEFAULT if limits else {})
     if own.devices is not None and "devices" in compared:
         by = "--sweep" if axes else " and ".join(limits)
         notes.append(f"--devices {own.devices} is overridden by {by}: comparing {', '.join(compared['devices'])} devices")
-    elif own.devices is not None and (nodes := planned.config.trainer.num_nodes or 1) > 1:
+    elif own.devices is not None and (nodes := built.config.trainer.num_nodes or 1) > 1:
         in_each = hardware.devices_per_node
         where = f"{counted(math.ceil(own.devices / in_each), 'machine')}: {hardware.name} has {in_each} in each"
         why = f"--devices counts all, --trainer.num_nodes {nodes} is not read"
@@ -216,7 +217,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         notes.append(f"trainer.strategy {name} is overridden by {by}: comparing {instead} (--sweep strategy=…)")
     if speed is not None and (changed := differences(speed.settings, settings)):
         notes.append(f"the speed of {speed.run} was measured with other settings: {', '.join(changed)}")
-    if "float8" in axes.get("precision", []) or planned.config.compute.float8:
+    if "float8" in axes.get("precision", []) or built.config.compute.float8:
         saves = "only the time of products" if hardware.peak_tflops["fp8"] else f"nothing: {hardware.name} has no peak for it"
         notes.append(f"float8 is planned without saving memory or communication. It saves {saves}.")
     swept = [table()[name] for name in axes.get("hardware", []) if name in table()]
@@ -224,7 +225,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if compared:
-        return _compare(compared, settings, planned.layout, hardware, options, own)
+        return _compare(compared, settings, partial(layout_of, built.strategy or "auto"), hardware, options, own)
     plan = make_plan(settings, hardware, options)
     if own.days is not None and plan.budget is None:
         raise UserError(NO_SPEED)
@@ -243,7 +244,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
 
 def _compare(
     axes: dict[str, list[str]],
-    settings: RunSettings,
+    settings: PlannedRun,
     layout: sweep.LayoutOf,
     hardware: Hardware,
     options: Options,

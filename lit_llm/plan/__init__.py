@@ -13,7 +13,7 @@ from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.plan import Plan, as_dict, make_plan
-from lit_llm.plan.run_settings import DataFacts, RunSettings
+from lit_llm.plan.planned_run import DataFacts, PlannedRun
 from lit_llm.plan.speed import Options
 from lit_llm.plan.weights import parameters, total_parameters
 
@@ -25,7 +25,7 @@ __all__ = [
     "Optimizer",
     "Options",
     "Plan",
-    "RunSettings",
+    "PlannedRun",
     "as_dict",
     "find",
     "make_plan",

@@ -12,7 +12,7 @@ from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.micro_batch import stages_work
 from lit_llm.plan.optimizer import MuonWork
-from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.segments import TRAFFIC
 from lit_llm.plan.weights import Weights, average_bytes, gathered_bytes, reduced_bytes, stored_bytes
 
@@ -74,13 +74,13 @@ class Collective(NamedTuple):
 # -- collectives of a rank --------------------------------------------------------------------------------------------
 
 
-def fullest_stage(settings: RunSettings) -> Weights:
+def fullest_stage(settings: PlannedRun) -> Weights:
     """The weights of the pipeline rank that stores most elements, as one of its tensor-parallel ranks has them."""
     held = (settings.weights_of_rank(rank) for rank in range(settings.layout.pipeline.ranks))
     return max(held, key=lambda each: sum(weight.split for weight in each))
 
 
-def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collective]:
+def collectives_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
     """The collectives of a pipeline rank in a step.
 
     Small ones are left out: sums of the loss and of gradient norms, gradients of norm layers between tensor-parallel ranks.
@@ -151,7 +151,7 @@ def fsdp_collectives(
     return [Collective(purpose, "all_gather", size, ranks, stride, each, overlap=1.0) for size, each in sizes]
 
 
-def _host_copies(settings: RunSettings, weights: Weights) -> list[Collective]:
+def _host_copies(settings: PlannedRun, weights: Weights) -> list[Collective]:
     """The copies of a rank's weights from host memory before each gather, and of its gradients to it after each reduction.
 
     Both have the dtype of the stored weights. When gradients are accumulated, the CPU waits for their copy (torch 2.13's
@@ -189,7 +189,7 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
     return found
 
 
-def _of_blocks(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collective]:
+def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
     """The collectives between ranks that share matrices, positions or experts, in each micro-batch, as the trace counts them.
 
     The traced tensors have no values, so all experts get equally many rows. The loss of a split vocabulary is added: it gathers
@@ -210,7 +210,7 @@ def _of_blocks(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collecti
     return [*found, *[Collective("tensor parallel", "all_gather", 12 * tokens * tp, tp, each=True)] * losses]
 
 
-def _of_stages(settings: RunSettings, rank: int, local: Weights) -> list[Collective]:
+def _of_stages(settings: PlannedRun, rank: int, local: Weights) -> list[Collective]:
     """The messages of a pipeline rank: activations, gradients of activations, and the gradient of a shared embedding."""
     layout, model, weight_bytes = settings.layout.pipeline, settings.gpt, settings.weight_bytes
     tokens = settings.sequences * settings.local_length / settings.layout.tensor_parallel
@@ -227,7 +227,7 @@ def _of_stages(settings: RunSettings, rank: int, local: Weights) -> list[Collect
 # -- a step -----------------------------------------------------------------------------------------------------------
 
 
-def bytes_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> dict[str, float]:
+def bytes_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> dict[str, float]:
     """Bytes that a rank of the pipeline sends per optimizer step, by purpose."""
     found: dict[str, float] = defaultdict(float)
     for each in collectives_of_rank(settings, rank, cuda=cuda):
@@ -235,13 +235,13 @@ def bytes_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> dict[str, 
     return {purpose: sent for purpose, sent in found.items() if sent}
 
 
-def busiest_rank(settings: RunSettings, *, cuda: bool) -> int:
+def busiest_rank(settings: PlannedRun, *, cuda: bool) -> int:
     """The rank of the pipeline that sends most."""
     ranks = range(settings.layout.pipeline.ranks)
     return max(ranks, key=lambda rank: sum(bytes_of_rank(settings, rank, cuda=cuda).values()))
 
 
-def communicated_bytes(settings: RunSettings, *, cuda: bool) -> dict[str, float]:
+def communicated_bytes(settings: PlannedRun, *, cuda: bool) -> dict[str, float]:
     """Bytes that a rank sends per optimizer step, by purpose; with a pipeline, the rank that sends most."""
     return bytes_of_rank(settings, busiest_rank(settings, cuda=cuda), cuda=cuda)
 
@@ -272,7 +272,7 @@ class Exchange(NamedTuple):
         return self.waiting * waiting + sum(late)
 
 
-def exchange_of(settings: RunSettings, hardware: Hardware) -> Exchange | None:
+def exchange_of(settings: PlannedRun, hardware: Hardware) -> Exchange | None:
     """The communication of a step; with a pipeline, that of the rank that sends most. None: a bandwidth is unknown."""
     offloads = settings.offloads(cuda=hardware.is_gpu)
     needed = (hardware.node_gbps, hardware.network_gbps) if settings.layout.devices > 1 else ()

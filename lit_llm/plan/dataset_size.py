@@ -13,7 +13,7 @@ from lit_llm.data.text import TextDataModule
 from lit_llm.data.text_files import GivenFiles
 from lit_llm.data.token_shards import TokenShards
 from lit_llm.ingest.inputs import Input
-from lit_llm.plan.run_settings import DataFacts
+from lit_llm.plan.planned_run import DataFacts
 from lit_llm.tokenizers import Bytes, Characters, Learned
 
 BYTES_PER_TOKEN = 3.5

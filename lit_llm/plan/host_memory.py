@@ -18,8 +18,7 @@ from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.memory import Memory, peaks_of_ranks, resolved
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.planned_settings import run_settings
-from lit_llm.plan.run_settings import DataFacts, RunSettings
+from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.weights import OwnModel, planned_model
 from lit_llm.tokenizers import Learned
 
@@ -57,24 +56,24 @@ def memory_problem(objects: RunObjects) -> str | None:
     return _problem(ranks, trainer, settings)
 
 
-def _settings(objects: RunObjects, precision: str, *, cut: bool) -> RunSettings:
+def _settings(objects: RunObjects, precision: str, *, cut: bool) -> PlannedRun:
     model, data, optimizer, trainer = objects.spec.model, objects.datamodule, objects.optimizer, objects.trainer
     assert model is not None and optimizer is not None
     planned = planned_model(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), objects.architecture)
     layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
     steps = max(1, trainer.max_steps)  # memory does not depend on it
-    settings = run_settings(objects.parts, planned, optimizer, layout, precision, steps=steps, data=DataFacts())
+    settings = PlannedRun.of(objects.parts, planned, optimizer, layout, precision, steps)
     if not settings.optimizer.is_known:
         settings = replace(settings, optimizer=Optimizer("SGD"))  # no state, so that no optimizer is overestimated
     if cut:
-        settings = replace(settings, micro_batch=1, ramp=())
+        settings = replace(settings, micro_batch_size=1, ramp=())
     if cut or getattr(data, "global_batch_size", None) is None:
-        least = (settings.micro_batch or 1) * layout.data_parallel * layout.pipeline.stages
-        settings = replace(settings, global_batch=least)
+        least = (settings.micro_batch_size or 1) * layout.data_parallel * layout.pipeline.stages
+        settings = replace(settings, global_batch_size=least)
     return settings
 
 
-def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> str | None:
+def _problem(ranks: list[Memory], trainer: Trainer, settings: PlannedRun) -> str | None:
     """Why the run does not fit, given the peak memory of each pipeline rank; None if it fits."""
     device = trainer.strategy.root_device
     on_cpu, capacity = device.type == "cpu", float(memory_bytes(device))

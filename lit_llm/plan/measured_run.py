@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.run_settings import DataFacts, RunSettings, Schedule
+from lit_llm.plan.planned_run import DataFacts, PlannedRun, Schedule
 from lit_llm.plan.weights import OwnModel
 from lit_llm.runs.plan_record import PLAN, measured_launches
 from lit_llm.runs.run_folder import CONFIG
@@ -34,7 +35,7 @@ class MeasuredRun:
     """
 
     run: Path
-    settings: RunSettings
+    settings: PlannedRun
     hardware: Hardware
     step_seconds: float
     rows: int
@@ -123,20 +124,36 @@ def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredR
         raise UserError(problem) from None
 
 
-def settings_values(settings: RunSettings) -> dict[str, Any]:
+_FIELDS = {  # key of a setting in files and in `plan --json` → field of PlannedRun
+    "model": "model", "optimizer": "optimizer", "steps": "max_steps", "global_batch": "global_batch_size",
+    "micro_batch": "micro_batch_size", "precision": "precision", "compute": "compute", "layout": "layout",
+    "chunk_size": "loss.chunk_size", "z_loss": "loss.z_loss", "loss_head": "loss_head", "reference_pass": "reference_pass",
+    "schedule": "schedule", "validate_every": "validation_every_n_steps", "save_every": "checkpoint_every_n_steps",
+    "keep_last": "checkpoint_keep_last", "background_saves": "async_checkpoints", "sharded_saves": "sharded_checkpoints",
+    "data": "data", "ramp": "ramp", "lora": "lora", "length": "block_size", "ema": "ema",
+}  # fmt: skip
+
+
+def settings_values(settings: PlannedRun) -> dict[str, Any]:
     """The settings as values for JSON, without the size of the data and the rates."""
-    return asdict(replace(settings, data=DataFacts(), schedule=Schedule(settings.schedule.kind)))
+    run = replace(settings, data=DataFacts(), schedule=Schedule(settings.schedule.kind))
+    values = {key: attrgetter(name)(run) for key, name in _FIELDS.items()} | {"z_loss": bool(run.loss.z_loss)}
+    return {key: asdict(value) if hasattr(value, "__dataclass_fields__") else value for key, value in values.items()}
 
 
-def _settings(values: dict[str, Any]) -> RunSettings:
+def _settings(values: dict[str, Any]) -> PlannedRun:
     """The settings from the values that `settings_values` returned."""
     from lit_llm.models.custom import Architecture  # these import torch
     from lit_llm.models.lora import LoRAConfig
+    from lit_llm.models.loss import LossConfig
 
+    given = {_FIELDS[key]: value for key, value in values.items()}
     layout, lora, model = values["layout"], values["lora"], values["model"]
     kept, pipeline = KeptWhole(*layout["kept"]), PipelineLayout(*layout["pipeline"])
     own = "architecture" in model and Architecture(**model["architecture"])
     parts = {
+        "loss": LossConfig(given.pop("loss.chunk_size"), float(given.pop("loss.z_loss"))),
+        "uses_reference": given.pop("reference_pass", False),
         "model": OwnModel(**{**model, "architecture": own}) if own else GPTConfig(**model),
         "optimizer": Optimizer(**values["optimizer"]),
         "compute": ComputeConfig(**values["compute"]),
@@ -146,16 +163,16 @@ def _settings(values: dict[str, Any]) -> RunSettings:
         "ramp": tuple((first, size) for first, size in values["ramp"]),
         "lora": None if lora is None else LoRAConfig(**lora),
     }
-    return RunSettings(**{**values, **parts})
+    return PlannedRun(**{**given, **parts})
 
 
-def differences(measured: RunSettings, planned: RunSettings) -> list[str]:
+def differences(measured: PlannedRun, planned: PlannedRun) -> list[str]:
     """Settings that affect the speed and differ between two runs: `name before → now`."""
     without_effect = ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
     names = [field.name for field in fields(measured.model) if field.name not in without_effect]
     pairs = [(f"model.{name}", getattr(measured.model, name), getattr(planned.model, name, None)) for name in names]
-    for name in ("sequence_length", "sequences", "precision", "chunk_size"):
-        pairs.append((name, getattr(measured, name), getattr(planned, name)))
+    pairs += [(name, getattr(measured, name), getattr(planned, name)) for name in ("sequence_length", "sequences", "precision")]
+    pairs.append(("chunk_size", measured.loss.chunk_size, planned.loss.chunk_size))
     for name in ("activation_checkpointing", "float8", "compile"):
         pairs.append((name, getattr(measured.compute, name), getattr(planned.compute, name)))
     pairs.append(("optimizer", measured.optimizer.name, planned.optimizer.name))

@@ -14,7 +14,7 @@ from lit_llm.distributed.keep_rule import KeptWhole, keep
 from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import MuonWork, row_state_bytes, state_bytes, work_bytes
-from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.segments import Step
 from lit_llm.plan.weights import (
     OwnModel,
@@ -75,7 +75,7 @@ def usable_bytes(hardware: Hardware) -> float:
     return (hardware.memory_gb - (CONTEXT_GB if hardware.is_gpu else 0)) * 1e9
 
 
-def most_memory(settings: RunSettings, memory: Memory) -> int | None:
+def most_memory(settings: PlannedRun, memory: Memory) -> int | None:
     """The most bytes that a GPU may need: more slack, NCCL's buffers, float8 copies of weights, twice the rows of experts.
 
     None on a CPU, and if activations are not counted.
@@ -91,12 +91,12 @@ def most_memory(settings: RunSettings, memory: Memory) -> int | None:
     return round(found + parts.get("activations", 0) * (layout.expert > 1))
 
 
-def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
+def peak_memory(settings: PlannedRun, *, cuda: bool) -> Memory:
     """Peak memory of the rank that needs most."""
     return max(peaks_of_ranks(settings, cuda=cuda), key=lambda memory: memory.needed)
 
 
-def host_bytes(settings: RunSettings, hardware: Hardware) -> int:
+def host_bytes(settings: PlannedRun, hardware: Hardware) -> int:
     """Bytes of a machine's memory for what `cpu_offload` keeps there: weights, gradients, state, and work of the update."""
     layout, most = settings.layout, 0
     for rank in range(layout.pipeline.ranks if settings.offloads(cuda=hardware.is_gpu) else 0):
@@ -108,13 +108,13 @@ def host_bytes(settings: RunSettings, hardware: Hardware) -> int:
     return most * min(layout.devices, hardware.devices_per_node)
 
 
-def fits_host(settings: RunSettings, hardware: Hardware) -> bool:
+def fits_host(settings: PlannedRun, hardware: Hardware) -> bool:
     """Whether a machine's memory, if it is known, has room for what `cpu_offload` keeps there."""
     has = hardware.host["memory_gb"]
     return has is None or host_bytes(settings, hardware) <= has * 1e9
 
 
-def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
+def peaks_of_ranks(settings: PlannedRun, *, cuda: bool) -> list[Memory]:
     """Peak memory of each pipeline rank (without a pipeline, of one rank), in the stage of a batch ramp that needs most."""
     ranks, sizes = range(settings.layout.pipeline.ranks), settings.micro_batches.items()
     found = ([_memory_of_rank(Step(settings, *size, rank, cuda=cuda)) for rank in ranks] for size in sizes)
@@ -204,7 +204,7 @@ def reserved_bytes(
     return round(SLACK * (resident + computing + gathers + gradients + reductions))
 
 
-def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
+def resolved(settings: PlannedRun, hardware: Hardware) -> PlannedRun:
     """The settings with auto replaced by what FSDP2 keeps whole: the choice of `keep`, or on a GPU the fastest that fits.
 
     If no choice fits, FSDP2 keeps whole only what the settings demand.

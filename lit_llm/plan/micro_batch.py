@@ -26,7 +26,7 @@ from lit_llm.distributed.parallel_layout import NO_PIPELINE
 from lit_llm.distributed.pipeline_layers import KINDS as SCHEDULES
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.pipeline_order import StageShare, Task, micro_batches_to_play, orders
-from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.segments import (
     ACTIVATIONS,
     BUFFERS,
@@ -67,7 +67,7 @@ def micro_batch(step: Step) -> MicroBatch:
     return _of_stages(step) if step.pipeline is None else _of_pipeline(step, step.pipeline)
 
 
-def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
+def one_micro_batch(settings: PlannedRun, *, cuda: bool) -> MicroBatch:
     """The work of a single micro-batch with eager blocks that are not sharded: its FLOPs and the bytes that it writes."""
     layout = replace(settings.layout, strategy="single", shards="nothing", pipeline=NO_PIPELINE)
     alone = replace(settings, layout=layout, compute=replace(settings.compute, compile=False))
@@ -75,7 +75,7 @@ def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
 
 
 @cached_by_text
-def stages_work(settings: RunSettings, rank: int, *, cuda: bool) -> MicroBatch:
+def stages_work(settings: PlannedRun, rank: int, *, cuda: bool) -> MicroBatch:
     """One micro-batch through the stages of a pipeline rank. With a pipeline, its memory is not the memory of a step."""
     return _of_stages(Step(settings, settings.sequences, rank=rank, cuda=cuda))
 
@@ -292,7 +292,7 @@ def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
     rows = step.sequences * (settings.sequence_length if settings.layout.context == 1 else settings.local_length)
     alone = replace(step.traced(0).settings, compute=ComputeConfig(), lora=None)  # shared by all modes of recomputation
     # Every loss but cross-entropy of an unsplit vocabulary is computed in chunks; in one if no size is set.
-    chunk = settings.chunk_size or (None if tp == 1 and settings.loss_head == "cross-entropy" else rows)
+    chunk = settings.loss.chunk_size or (None if tp == 1 and settings.loss_head == "cross-entropy" else rows)
     block = max(1, SOFTMAX_NUMEL // (settings.gpt.padded_vocab_size // tp))  # rows that the softmax takes at once
 
     def at(rows: int, chunk: int | None) -> list[Change]:

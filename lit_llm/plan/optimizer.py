@@ -11,11 +11,15 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.distributed.keep_rule import sharded_dimension
 from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.plan.weights import Weight, Weights
+
+if TYPE_CHECKING:
+    import torch
 
 _ONE = ("Lion", "Muon", "RMSprop", "Adagrad", "Adafactor", "ASGD")
 _TWO = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop")
@@ -42,6 +46,22 @@ class Optimizer:
     fused: bool = False
     ns_dtype: str = "auto"
     normuon: bool = False
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> Optimizer:
+        """The properties of an optimizer that affect memory."""
+        from lit_llm.optim.torch_muon import TorchMuon  # imports torch
+
+        groups, name = optimizer.param_groups, type(optimizer).__name__
+        if isinstance(optimizer, TorchMuon):
+            return cls(TORCH_MUON, ns_dtype="bfloat16")
+        return cls(
+            name,
+            more_states=max(sum(bool(group.get(option)) for option in STATE_OPTIONS) for group in groups),
+            fused=all(group.get("fused") for group in groups) or name == "AdamW8bit",
+            ns_dtype=next((group["ns_dtype"] for group in groups if "ns_dtype" in group), "auto"),
+            normuon=any(group.get("normuon_beta2") is not None for group in groups),
+        )
 
     @property
     def is_known(self) -> bool:

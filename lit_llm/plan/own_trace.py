@@ -126,7 +126,7 @@ def cached_trace(step: Step) -> Trace | Exception:
             raise Undetermined("its logits depend on no parameter that is trained")
         recorder.begin(LOSS_HEAD)
         z.register_hook(lambda gradient: recorder.begin(ACTIVATIONS))
-        return cross_entropy_of_logits(z, targets, z_loss=1.0 if step.settings.z_loss else 0.0)
+        return cross_entropy_of_logits(z, targets, z_loss=step.settings.loss.z_loss)
 
     default = torch.get_default_dtype()
     try:

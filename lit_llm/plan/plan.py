@@ -21,7 +21,7 @@ from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.measured_run import settings_values
 from lit_llm.plan.memory import Memory, fits_host, host_bytes, most_memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
-from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings
+from lit_llm.plan.planned_run import CHECKPOINTING, PlannedRun
 from lit_llm.plan.speed import Options, Times, band, fitted_seconds, step_times
 from lit_llm.plan.weights import OwnModel, Weights, average_bytes, parameters, stored_bytes, weights_of
 
@@ -42,7 +42,7 @@ class NextStep(NamedTuple):
 class Plan:
     """All figures of a plan. Units are bytes and seconds unless the name says otherwise."""
 
-    settings: RunSettings
+    settings: PlannedRun
     hardware: Hardware
     options: Options
     memory: Memory
@@ -199,7 +199,7 @@ class Plan:
     @property
     def writers(self) -> tuple[int, int, int]:
         """(ranks that write a checkpoint, the most of them on a machine, machines). The first replica or rank 0 writes."""
-        layout, sharded = self.settings.layout, self.settings.sharded_saves
+        layout, sharded = self.settings.layout, self.settings.sharded_checkpoints
         if not (layout.splits_model if sharded == "auto" else sharded and layout.is_mesh):
             return 1, 1, 1
         stage = layout.devices // layout.pipeline.ranks
@@ -211,15 +211,15 @@ class Plan:
     def faster_micro_batch(self) -> tuple[int, float] | None:
         """(largest micro-batch that fits, seconds of its step), if that saves a hundredth or more of the step."""
         largest, step = self.largest_micro_batch, self.times.step
-        if not largest or step is None or largest <= (self.settings.micro_batch or 0):
+        if not largest or step is None or largest <= (self.settings.micro_batch_size or 0):
             return None
-        seconds = step_times(replace(self.settings, micro_batch=largest), self.hardware, self.options).step
+        seconds = step_times(replace(self.settings, micro_batch_size=largest), self.hardware, self.options).step
         return None if seconds is None or seconds > 0.99 * step else (largest, seconds)
 
     @property
     def copy_bytes(self) -> int:
         """Bytes of one machine's memory for copies of a checkpoint that is saved in the background; 0 for other saves."""
-        (ranks, on_machine, _), saves, has = self.writers, self.settings.background_saves, self.hardware.host["memory_gb"]
+        (ranks, on_machine, _), saves, has = self.writers, self.settings.async_checkpoints, self.hardware.host["memory_gb"]
         needed = self.checkpoint_bytes * on_machine // ranks
         if saves == "auto":  # as `AsyncFolderCheckpointIO` decides
             fits = has is None or needed <= COPY_FRACTION * (has * 1e9 - self.host_bytes)
@@ -284,11 +284,11 @@ class Plan:
 
     @property
     def validations(self) -> int:
-        every = self.settings.validate_every
-        return -(-self.settings.steps // every) if every else 0
+        every = self.settings.validation_every_n_steps
+        return -(-self.settings.max_steps // every) if every else 0
 
 
-def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None = None) -> Plan:
+def make_plan(settings: PlannedRun, hardware: Hardware, options: Options | None = None) -> Plan:
     """Plan a run. The first plan of a model traces it, which takes tenths of a second for each setting of its step.
 
     Raises:
@@ -299,8 +299,8 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     if not isinstance(settings.model, OwnModel):  # rules that do not depend on packages there
         kernel, device, of = settings.compute.attention, "cuda" if hardware.is_gpu else "cpu", hardware.compute_capability
         problems += filter(None, [unsupported_attention(settings.model, kernel, device, capability=of, name=hardware.name)])
-    if options.at is not None and options.at > settings.steps:
-        problems.append(f"step {options.at:,} is after the run's last step {settings.steps:,} (--at)")
+    if options.at is not None and options.at > settings.max_steps:
+        problems.append(f"step {options.at:,} is after the run's last step {settings.max_steps:,} (--at)")
     refuse(problems)
     asked, settings = settings, resolved(settings, hardware)
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
@@ -318,41 +318,41 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         largest_micro_batch(settings, hardware, capacity) if capacity is not None and memory.is_known else None,
         next_steps(asked, hardware, memory, capacity, options) if memory.is_known else [],
         step_times(settings, hardware, options),
-        compute.flops_per_token(settings.model, settings.lora, settings.length),
+        compute.flops_per_token(settings.model, settings.lora, settings.block_size),
         settings.dense_peak(hardware),
         parameters(settings.model, settings.lora),
-        [] if schedule.rate is None else phases(schedule.rate, settings.steps, settings.tokens_before),
+        [] if schedule.rate is None else phases(schedule.rate, settings.max_steps, settings.tokens_before),
     )
 
 
-def largest_micro_batch(settings: RunSettings, hardware: Hardware, capacity_bytes: float) -> int:
+def largest_micro_batch(settings: PlannedRun, hardware: Hardware, capacity_bytes: float) -> int:
     """The largest micro-batch, in sequences, that fits and divides each rank's share of every batch; 0 if none fits."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
     divisors = (size for size in range(1, share + 1) if share % size == 0)
-    sizes = [n for n in divisors if replace(settings, micro_batch=n).micro_batches.keys() == {n}]  # also in a pipeline
+    sizes = [n for n in divisors if replace(settings, micro_batch_size=n).micro_batches.keys() == {n}]  # also in a pipeline
 
     def is_too_large(size: int) -> bool:
-        return peak_memory(replace(settings, micro_batch=size), cuda=hardware.is_gpu).needed > capacity_bytes
+        return peak_memory(replace(settings, micro_batch_size=size), cuda=hardware.is_gpu).needed > capacity_bytes
 
     fitting = bisect_left(sizes, True, key=is_too_large)  # memory grows with the micro-batch
     return sizes[fitting - 1] if fitting else 0
 
 
 def next_steps(
-    settings: RunSettings, hardware: Hardware, memory: Memory, capacity_bytes: float | None, options: Options
+    settings: PlannedRun, hardware: Hardware, memory: Memory, capacity_bytes: float | None, options: Options
 ) -> list[NextStep]:
     """Flags that save memory, cheapest in time first.
 
     If the run does not fit, the list ends with the first flag that makes it fit. Other meshes are listed only if they do so.
     """
-    layout, tried = settings.layout, dict[str, RunSettings]()
+    layout, tried = settings.layout, dict[str, PlannedRun]()
 
-    def with_layout(**changes: Any) -> RunSettings:
+    def with_layout(**changes: Any) -> PlannedRun:
         return replace(settings, layout=replace(layout, **changes))
 
     chunk = 8192 if settings.sequences * settings.sequence_length > 8192 else 1024
-    if settings.chunk_size is None and settings.model.padded_vocab_size >= 8192:
-        tried[f"--loss.chunk_size {chunk}"] = replace(settings, chunk_size=chunk)
+    if settings.loss.chunk_size is None and settings.model.padded_vocab_size >= 8192:
+        tried[f"--loss.chunk_size {chunk}"] = settings.with_chunk_size(chunk)
     if settings.precision == "32-true":
         narrow = "16-mixed" if hardware.is_before_ampere else "bf16-mixed"
         tried[f"--trainer.precision {narrow}"] = replace(settings, precision=narrow)
@@ -367,7 +367,7 @@ def next_steps(
             tried[flag.format("reshard_after_forward")] = with_layout(kept=kept._replace(weights=False), auto=())
         if kept.gradients and layout.pipeline.ranks == 1:
             tried[flag.format("reduce_each_micro_batch")] = with_layout(kept=kept._replace(gradients=False), auto=())
-    half = replace(settings, micro_batch=max(1, settings.sequences // 2))
+    half = replace(settings, micro_batch_size=max(1, settings.sequences // 2))
     if 0 not in half.micro_batches:
         tried[f"--data.micro_batch_size {half.sequences}"] = half
     order: tuple[str | int, ...] = CHECKPOINTING
@@ -399,6 +399,7 @@ def next_steps(
 def as_dict(plan: Plan) -> dict[str, Any]:
     """All figures of a plan under the names that they have in `Plan` and its parts, as numbers, strings and None."""
     settings, layout, memory = plan.settings, plan.settings.layout, plan.memory
+    values = settings_values(settings)
     counted = ("sequences", "accumulation", "sequence_length", "tokens_per_step", "tokens", "sizes")
     figures = [name for name, value in vars(Plan).items() if isinstance(value, property) and not name.startswith("_")]
     return {
@@ -406,10 +407,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "next_steps": [step._asdict() for step in plan.next_steps],
         "phases": [asdict(phase) for phase in plan.phases],
         "settings": {
-            **settings_values(settings),
+            **values,
             **{name: getattr(settings, name) for name in counted},
             "data": asdict(settings.data),
-            "layout": asdict(layout) | {"devices": layout.devices, "pipeline": layout.pipeline._asdict()},
+            "layout": values["layout"] | {"devices": layout.devices, "pipeline": layout.pipeline._asdict()},
         },
         "hardware": plan.hardware.name,
         "memory": {

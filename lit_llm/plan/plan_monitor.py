@@ -32,8 +32,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.compute import cost_usd, flops_per_token
 from lit_llm.plan.measured_run import settings_values
 from lit_llm.plan.memory import peak_memory
-from lit_llm.plan.planned_settings import run_settings
-from lit_llm.plan.run_settings import DataFacts, RunSettings
+from lit_llm.plan.planned_run import DataFacts, PlannedRun
 from lit_llm.plan.speed import Options, step_times
 from lit_llm.plan.weights import planned_model, total_parameters
 from lit_llm.runs.plan_record import PLAN, as_text, measured_launches
@@ -124,7 +123,7 @@ class PlanMonitor(Callback):
             rank_zero_warn(f"{nothing}: planning failed, {type(error).__name__}: {error}")
         self._write(trainer)
 
-    def _predict(self, trainer: Trainer, settings: RunSettings) -> None:
+    def _predict(self, trainer: Trainer, settings: PlannedRun) -> None:
         hardware = _hardware(trainer)
         options = Options(mfu=self.mfu)
         self._final_batch_from = settings.stages[-1][0]
@@ -136,7 +135,7 @@ class PlanMonitor(Callback):
             rank_zero_info(f"plan: peak memory is not predicted for this run ({'; '.join(memory.notes)}).")
         peak = settings.dense_peak(hardware)
         step = step_times(settings, hardware, options).step
-        flops = flops_per_token(settings.model, settings.lora, settings.length).total
+        flops = flops_per_token(settings.model, settings.lora, settings.block_size).total
         if peak and step:
             self._planned_mfu = flops * settings.tokens_per_step / (step * settings.layout.devices * peak * 1e12)
         if not trainer.is_global_zero:
@@ -261,8 +260,8 @@ def _hardware(trainer: Trainer) -> Hardware:
     return found if given is None else replace(found, peak_tflops=dict.fromkeys(found.peak_tflops, given))
 
 
-def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSettings:
-    """The run that is about to start, in the planner's numbers.
+def settings_of_trainer(trainer: Trainer, module: LightningModule) -> PlannedRun:
+    """The run that is about to start.
 
     Raises:
         UserError: if the planner does not support the module, the data or the strategy.
@@ -277,12 +276,12 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
     layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
     if isinstance(trainer.strategy, MeshStrategy):
         layout = replace(layout, kept=trainer.strategy.kept, auto=())
-    return run_settings(
+    return PlannedRun.of(
         parts,
         planned_model(module.config, module.architecture),
         trainer.optimizers[0],
         layout,
         trainer.precision,
-        steps=trainer.max_steps,
+        trainer.max_steps,
         data=DataFacts(data.train_tokens, data.val_tokens, "counted"),
     )

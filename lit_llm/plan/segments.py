@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.weights import Weights, gathered_bytes, gathered_groups, is_tied, reduced_bytes, stored_bytes
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
@@ -163,7 +163,7 @@ class Step:
         gradients_exist: whether an earlier micro-batch left gradients, into which this one is accumulated.
     """
 
-    settings: RunSettings
+    settings: PlannedRun
     sequences: int
     micro_batches: int = 1
     rank: int = 0
@@ -179,8 +179,9 @@ class Step:
             context=layout.context,
             context_attention=layout.context_attention,
         )
-        kept = {name: getattr(run, name) for name in ("precision", "compute", "z_loss", "loss_head", "lora", "length")}
-        return Step(RunSettings(run.model, Optimizer("SGD"), 1, 1, layout=local, **kept), sequences, cuda=self.cuda)
+        loss = replace(run.loss, chunk_size=None)  # the loss is traced apart
+        kept = {name: getattr(run, name) for name in ("precision", "compute", "loss_head", "lora", "block_size")}
+        return Step(PlannedRun(run.model, Optimizer("SGD"), 1, 1, layout=local, loss=loss, **kept), sequences, cuda=self.cuda)
 
     @property
     def pipeline(self) -> PipelineLayout | None:

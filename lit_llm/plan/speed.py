@@ -23,7 +23,7 @@ from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.measured_run import MeasuredRun
 from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.optimizer import MuonWork, state_bytes
-from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.weights import OwnModel, Weights, is_tied, stored_bytes, weights_of
 
 UNFITTED_MFU = 0.4
@@ -59,13 +59,13 @@ class Work:
     kernels: float
 
 
-def work_of(settings: RunSettings, *, cuda: bool) -> Work:
+def work_of(settings: PlannedRun, *, cuda: bool) -> Work:
     """The work of a rank, from the trace of a micro-batch and the sizes of its weights."""
     layout, model = settings.layout, settings.model
     made = one_micro_batch(settings, cuda=cuda)
     micro_batches = settings.accumulation / layout.pipeline.ranks
     tokens = settings.sequences * settings.sequence_length / layout.context
-    flops = flops_per_token(model, settings.lora, settings.length)
+    flops = flops_per_token(model, settings.lora, settings.block_size)
     weights = settings.weights
     (in_head, head_narrowness), (_, narrowness) = (_matrices(weights, head=head) for head in (True, False))
     heads = 1 if isinstance(model, OwnModel) else 1 + model.predict_ahead  # logits of a token
@@ -90,7 +90,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     )
 
 
-def update_bytes(settings: RunSettings) -> float:
+def update_bytes(settings: PlannedRun) -> float:
     """Bytes that clipping and the update move on a rank.
 
     Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
@@ -100,7 +100,7 @@ def update_bytes(settings: RunSettings) -> float:
     return moved / settings.layout.divisor("optimizer")
 
 
-def host_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
+def host_seconds(settings: PlannedRun, hardware: Hardware) -> float | None:
     """Seconds of a step in which CPUs accumulate and clip gradients and update weights that `cpu_offload` keeps in host memory.
 
     The ranks of a machine share its bandwidth. Muon's products are not counted. 0.0 without offload. None: the speed of the
@@ -117,7 +117,7 @@ def host_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
     return moved * min(layout.devices, hardware.devices_per_node) / (gbps * 1e9)
 
 
-def _is_compiled(settings: RunSettings) -> bool:
+def _is_compiled(settings: PlannedRun) -> bool:
     return settings.compute.compile and not isinstance(settings.model, OwnModel)
 
 
@@ -174,7 +174,7 @@ published runs (docs/evidence/plan-speed.md): kernels of another program or vers
 rows, and how few rows each has; devices that no run of the fit covers."""
 
 
-def gpu_seconds(work: Work, settings: RunSettings, hardware: Hardware, constants: Constants = FITTED) -> float | None:
+def gpu_seconds(work: Work, settings: PlannedRun, hardware: Hardware, constants: Constants = FITTED) -> float | None:
     """Seconds that a GPU takes for the work. None: the peak or the memory bandwidth is unknown, or the hardware is no GPU."""
     tflops, compute = settings.dense_peak(hardware), settings.compute
     if tflops is None or hardware.memory_gbps is None or not hardware.is_gpu:
@@ -260,7 +260,7 @@ class Times:
         return max(causes, key=causes.__getitem__)
 
 
-def computing_seconds(settings: RunSettings, hardware: Hardware, options: Options) -> float | None:
+def computing_seconds(settings: PlannedRun, hardware: Hardware, options: Options) -> float | None:
     """Seconds of computation in a step, with recomputation and the optimizer. None: unknown.
 
     They follow from the given MFU, from the speeds fitted to published runs on GPUs, or from UNFITTED_MFU. A measured run
@@ -276,20 +276,20 @@ def computing_seconds(settings: RunSettings, hardware: Hardware, options: Option
         if peak is None:
             return None
         layout, tokens = settings.layout, settings.sequences * settings.sequence_length * settings.accumulation
-        flops = flops_per_token(settings.model, settings.lora, settings.length).total * tokens
+        flops = flops_per_token(settings.model, settings.lora, settings.block_size).total * tokens
         flops /= layout.tensor_parallel * layout.context * layout.pipeline.ranks  # ranks that share samples
         seconds = flops * _recomputation(settings, hardware) / (peak * 1e12 * (options.mfu or UNFITTED_MFU))
     return seconds if measured is None or seconds is None else seconds * measured.slowness
 
 
-def fitted_seconds(settings: RunSettings, hardware: Hardware) -> float | None:
+def fitted_seconds(settings: PlannedRun, hardware: Hardware) -> float | None:
     """Seconds of computation in a step by the speeds fitted to published runs. None: these do not cover the run."""
     if not hardware.is_gpu or not (work := work_of(settings, cuda=True)).body:
         return None
     return gpu_seconds(work, settings, hardware)
 
 
-def band(settings: RunSettings, hardware: Hardware, times: Times, options: Options) -> tuple[float, float] | None:
+def band(settings: PlannedRun, hardware: Hardware, times: Times, options: Options) -> tuple[float, float] | None:
     """(least, most) time of a step over the planned time, by the factors of UNKNOWN, with all or no communication hidden.
 
     None: the speed is given, measured, or not fitted.
@@ -311,7 +311,7 @@ def band(settings: RunSettings, hardware: Hardware, times: Times, options: Optio
     return least / planned, most / planned
 
 
-def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
+def _recomputation(settings: PlannedRun, hardware: Hardware) -> float:
     """Executed FLOPs over those without activation checkpointing."""
     executed, plain = (
         one_micro_batch(run, cuda=hardware.is_gpu).flops for run in (settings, settings.with_checkpointing("none"))
@@ -319,7 +319,7 @@ def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
     return executed / plain if plain else 1.0  # 0: a user's module that cannot be traced
 
 
-def step_times(settings: RunSettings, hardware: Hardware, options: Options) -> Times:
+def step_times(settings: PlannedRun, hardware: Hardware, options: Options) -> Times:
     """Seconds per step by cause.
 
     DDP's communication overlaps with the last backward pass, FSDP's with all computation. Computation still waits for a share

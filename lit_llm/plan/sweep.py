@@ -15,7 +15,7 @@ from lit_llm.core.hardware import Hardware
 from lit_llm.core.yaml_reading import read_yaml_file
 from lit_llm.distributed.parallel_layout import STRATEGIES, Layout, layout_of_name
 from lit_llm.plan.plan import Options, Plan, make_plan
-from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings, canonical_precision
+from lit_llm.plan.planned_run import CHECKPOINTING, PlannedRun, canonical_precision
 
 LayoutOf = Callable[[int, int], Layout]
 """A function of (devices, devices per node) that returns their layout."""
@@ -103,7 +103,7 @@ def parse(words: list[str]) -> dict[str, list[str]]:
 
 
 def variants(
-    axes: dict[str, list[str]], base: RunSettings, layout: LayoutOf, hardware: Hardware, options: Options
+    axes: dict[str, list[str]], base: PlannedRun, layout: LayoutOf, hardware: Hardware, options: Options
 ) -> Iterator[Variant]:
     """Plan every combination. A combination that is impossible or equals another one has a problem instead of a plan.
 
@@ -158,7 +158,7 @@ def nearest(found: list[Variant], max_memory_gb: float | None) -> Variant | None
     return min(planned, key=lambda each: ((each[0].run_seconds or math.inf) if fits else 0.0, each[0].memory.needed))[1]
 
 
-def _changed(base: RunSettings, values: dict[str, Any], layout: LayoutOf, hardware: Hardware) -> RunSettings:
+def _changed(base: PlannedRun, values: dict[str, Any], layout: LayoutOf, hardware: Hardware) -> PlannedRun:
     devices, name, before = values.get("devices", base.layout.devices), values.get("strategy"), base.layout
     if name is None:
         changed = replace(base, layout=layout(devices, hardware.devices_per_node))
@@ -169,8 +169,10 @@ def _changed(base: RunSettings, values: dict[str, Any], layout: LayoutOf, hardwa
             if before.pipeline.ranks == after.pipeline.ranks == 1:
                 after = replace(after, kept=before.kept, auto=before.auto)
         changed = replace(base, layout=after)
-    fields = {"micro_batch_size": "micro_batch", "chunk_size": "chunk_size"}
-    changed = replace(changed, **{field: values[key] for key, field in fields.items() if key in values})
+    if size := values.get("micro_batch_size"):
+        changed = replace(changed, micro_batch_size=size)
+    if size := values.get("chunk_size"):
+        changed = changed.with_chunk_size(size)
     if precision := values.get("precision"):
         compute = replace(changed.compute, **precision.get("compute", {}))
         changed = replace(changed, precision=precision["trainer"]["precision"], compute=compute)

@@ -174,7 +174,7 @@ def trace_head(
         recorder.exclude((ids, logp))
         options["teacher"] = TeacherLogits(ids, logp, 1.0, 0.5)
     else:
-        options["z_loss"] = 1.0 if step.settings.z_loss else 0.0
+        options["z_loss"] = step.settings.loss.z_loss
     with recorded(step, recorder):
         if split:
             hidden, weight = recorder.receive((rows, d), hidden_dtype, ACTIVATIONS).requires_grad_(), weight_leaf

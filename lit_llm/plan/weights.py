@@ -82,7 +82,7 @@ class Weight:
         block: the number of the block that has it; blocks that predict ahead follow the layers. None: outside of the blocks.
         own_bytes: bytes of an element in fp32 precision, where the model itself chooses the dtype.
         experts: for a stack of experts' matrices, the number of experts of the layer on all ranks. 0: another weight.
-        held: if a rank has 1 / n of the elements of other weights, it has held / n of this one's (`RunSettings.weights`).
+        held: if a rank has 1 / n of the elements of other weights, it has held / n of this one's (`PlannedRun.weights`).
     """
 
     name: str

@@ -39,7 +39,7 @@ def plan_page(plan: Plan, command: str) -> str:
 def rate_figure(plan: Plan, rates: Callable[[int], dict[str, float]]) -> str:
     """The learning rates over the run: exact at the ends of phases and at 400 even steps, with straight lines between."""
     ends = {1, *itertools.accumulate(phase.steps for phase in plan.phases)}
-    drawn = {step: rates(step) for step in sorted(ends | {1 + i * plan.settings.steps // 400 for i in range(400)})}
+    drawn = {step: rates(step) for step in sorted(ends | {1 + i * plan.settings.max_steps // 400 for i in range(400)})}
     lines = [
         Line(name, color, [(step, by_name[name]) for step, by_name in drawn.items()])
         for name, color in zip(drawn[1], itertools.cycle(LINE_COLORS), strict=False)

@@ -194,13 +194,13 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     rows = [
         (
             "batch",
-            f"{settings.global_batch:,} sequences{of_length} = {settings.tokens_per_step:,} tokens: "
+            f"{settings.global_batch_size:,} sequences{of_length} = {settings.tokens_per_step:,} tokens: "
             f"{settings.sequences} per micro-batch{accumulated} x {layout.data_parallel} data-parallel",
         ),
         *([("batch ramp", f"{stages}. Per-step figures describe the final batch")] if stages else []),
-        ("tokens", f"{settings.steps:,} steps = {count(settings.tokens)} ({settings.tokens:,})"),
+        ("tokens", f"{settings.max_steps:,} steps = {count(settings.tokens)} ({settings.tokens:,})"),
         ("data", _data(plan)),
-        *([("mixture", uneven)] if (uneven := _uneven(settings.data.phases, settings.global_batch)) else []),
+        *([("mixture", uneven)] if (uneven := _uneven(settings.data.phases, settings.global_batch_size)) else []),
         *([("packing", settings.data.packing)] if settings.data.packing else []),
         ("precision", f"{settings.precision}: weights, gradients, state {weight} bytes, matrix products {operand} bytes"),
         ("parallelism", f"{layout.strategy}, {devices(plan)}" + (f": {', '.join(mesh)}" if mesh else "")),
@@ -213,7 +213,7 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     ]
     parts = "; ".join(f"{p.name} {counted(p.steps, 'step')}, {count(p.tokens)} tokens" for p in plan.phases)
     rate = settings.schedule.rate
-    drawn = f": {parts}  {sparkline(rate, settings.steps)}" if rate else ""
+    drawn = f": {parts}  {sparkline(rate, settings.max_steps)}" if rate else ""
     rows.append(("schedule", f"{settings.schedule.kind}{drawn}"))
     if plan.rates_at and (at := plan.options.at):
         rates = ", ".join(f"{name} {rate!r}" for name, rate in plan.rates_at.items())
@@ -406,16 +406,16 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
             f"{duration(interval)}{steps} by {rule}, {between} h between failures{given}: {_lost(plan.lost_fraction)}",
         ),
     ]
-    if settings.save_every:
-        every = f"every {counted(settings.save_every, 'step')}"
+    if settings.checkpoint_every_n_steps:
+        every = f"every {counted(settings.checkpoint_every_n_steps, 'step')}"
         if plan.times.step:
-            seconds = settings.save_every * plan.times.step
+            seconds = settings.checkpoint_every_n_steps * plan.times.step
             every += f" = {duration(seconds)}: {_lost(plan.lost(seconds))}"
-        kept = min(settings.keep_last + 1, -(-settings.steps // settings.save_every))
+        kept = min(settings.checkpoint_keep_last + 1, -(-settings.max_steps // settings.checkpoint_every_n_steps))
         rows.append(("configured", f"{every}; keeps up to {kept} = {size(kept * plan.checkpoint_bytes)}"))
-    if settings.validate_every:
+    if settings.validation_every_n_steps:
         passes = f"{plan.validations:,} pass{'es' * (plan.validations != 1)}"
-        text = f"every {counted(settings.validate_every, 'step')}, {passes}"
+        text = f"every {counted(settings.validation_every_n_steps, 'step')}, {passes}"
         tokens = settings.data.val_tokens
         if tokens:
             text += f" over {count(tokens)} tokens"

@@ -14,7 +14,7 @@ from lit_llm.core.number_text import duration, percent
 from lit_llm.distributed.parallel_layout import layout_of_name
 from lit_llm.plan.memory import peak_memory, resolved, usable_bytes
 from lit_llm.plan.plan import Plan
-from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.planned_run import PlannedRun
 
 CPU_GB = 2.0
 """Memory that any computer has free. An unchanged recipe whose tensors need no more runs on a CPU."""
@@ -36,12 +36,12 @@ def header(plan: Plan, command: str) -> str:
         f"{duration(plan.run_seconds)}  (by that plan{mfu})" if plan.run_seconds else "unknown  (certify measures the speed)"
     )
     memory = f"{plan.memory.needed / 1e9:.{1 if is_gpu else 2}f} GB"
-    batch = f"{settings.global_batch:,} sequences of {settings.sequence_length:,} = {settings.tokens_per_step:,} tokens a step"
+    sequences = f"{settings.global_batch_size:,} sequences of {settings.sequence_length:,}"
     facts = {
         "parameters": f"{plan.parameters:,}",
-        "tokens": f"{tokens / unit:.1f}{letter}  ({settings.steps:,} steps)",
+        "tokens": f"{tokens / unit:.1f}{letter}  ({settings.max_steps:,} steps)",
         "fits on": "no hardware of the table" if devices is None else f"{devices}  ({devices.how})",
-        "batch": batch,
+        "batch": f"{sequences} = {settings.tokens_per_step:,} tokens a step",
         "plan": " \\\n#                ".join(textwrap.wrap(command, 110, break_long_words=False, break_on_hyphens=False)),
         "memory": f"{memory}  ({where}by that plan; micro-batches of {settings.sequences})",
         "time": speed,
@@ -75,7 +75,7 @@ class Smallest:
         return f"{' '.join(self.flags) or 'as it is'}: {self.bytes_per_device / 1e9:.1f} GB each"
 
 
-def smallest(settings: RunSettings) -> Smallest | None:
+def smallest(settings: PlannedRun) -> Smallest | None:
     """The devices with the least total memory, then the lowest price, on which the run fits.
 
     It is a CPU if the run needs at most CPU_GB, else 1, 2, 4, … devices of one kind with FSDP2. The recipe is tried
@@ -105,7 +105,7 @@ def _cost(candidate: Smallest) -> tuple[float, float, float, str]:
     return n * hardware.memory_gb, n * low, n * high, hardware.name
 
 
-def _fewest(alone: RunSettings, hardware: Hardware) -> Smallest | None:
+def _fewest(alone: PlannedRun, hardware: Hardware) -> Smallest | None:
     for n in (2**i for i in range(MOST_DEVICES.bit_length())):
         layout = layout_of_name("fsdp2", n, hardware.devices_per_node)
         for flags, tried in _variants(replace(alone, layout=layout)):
@@ -118,10 +118,10 @@ def _fewest(alone: RunSettings, hardware: Hardware) -> Smallest | None:
     return None
 
 
-def _variants(settings: RunSettings) -> Iterator[tuple[tuple[str, ...], RunSettings]]:
+def _variants(settings: PlannedRun) -> Iterator[tuple[tuple[str, ...], PlannedRun]]:
     """(flags, settings): unchanged, then with each flag that changes something, then with both."""
     ones = ((), ("--data.micro_batch_size 1",))[: 1 + (settings.sequences > 1)]
     fulls = ((), ("--compute.activation_checkpointing full",))[: 1 + (settings.compute.activation_checkpointing != "full")]
     for full, one in product(fulls, ones):
-        tried = replace(settings, micro_batch=1) if one else settings
+        tried = replace(settings, micro_batch_size=1) if one else settings
         yield one + full, tried.with_checkpointing("full") if full else tried

@@ -13,9 +13,9 @@ from lit_llm.__main__ import main
 from lit_llm.config.recipe_files import SHIPPED, Header
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.plan import Optimizer, RunSettings, table
+from lit_llm.plan import Optimizer, PlannedRun, table
 from lit_llm.plan.measured_run import certified_run, settings_values
-from lit_llm.plan.planned_recipe import PlannedRecipe
+from lit_llm.plan.planned_recipe import build_to_plan, planned_run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = """
@@ -100,12 +100,12 @@ def test_a_plan_ends_after_steps_or_epochs_whichever_comes_first(folder):
     flags = ["--config", "tiny.yaml", "--data", "TextFiles", "--data.train", "text.txt", "--data.val", "held.txt"]
     flags += ["--data.paths", "null", "--data.tokenizer", "Bytes", "--data.global_batch_size", "4"]
     for steps, end in (("50", 10), ("7", 7), ("-1", 10)):  # 2 epochs: 38 samples
-        planned = PlannedRecipe([*flags, "--trainer.max_steps", steps, "--trainer.max_epochs", "2"])
-        assert planned.settings().steps == end
-        assert planned.built.parts["schedule"].rate(end, 1.0) == pytest.approx(0.0, abs=0.2)  # it ends with the run
+        built = build_to_plan([*flags, "--trainer.max_steps", steps, "--trainer.max_epochs", "2"])
+        assert planned_run(built)[0].max_steps == end
+        assert built.parts["schedule"].rate(end, 1.0) == pytest.approx(0.0, abs=0.2)  # it ends with the run
     gone = ["--config", "tiny.yaml", "--data", "TokenShards", "--data.path", "gone"]
-    shards = PlannedRecipe([*gone, "--trainer.max_steps", "8", "--trainer.max_epochs", "2"])
-    assert shards.settings().steps == 8 and any("--trainer.max_epochs" in note for note in shards.notes)
+    shards, notes = planned_run(build_to_plan([*gone, "--trainer.max_steps", "8", "--trainer.max_epochs", "2"]))
+    assert shards.max_steps == 8 and any("--trainer.max_epochs" in note for note in notes)
 
 
 QUICK = ("strategy/fsdp2-ep.yaml", "strategy/3d.yaml", "precision/bf16-mixed.yaml")
@@ -497,7 +497,7 @@ def certificate(folder, settings, **changed):
 
 def test_a_certificate_gives_the_speeds_of_its_machine(folder, capsys):
     model = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=256)
-    settings = RunSettings(model, Optimizer("AdamW", fused=True), 1, 8, 8)
+    settings = PlannedRun(model, Optimizer("AdamW", fused=True), 1, 8, 8)
     path = certificate(folder, settings)
     run_, gbps = certified_run(path)
     assert (run_.step_seconds, run_.hardware.node_gbps, gbps) == (3.0, 2.5, 0.25)

@@ -9,7 +9,7 @@ from lit_llm.__main__ import main
 from lit_llm.config.arguments import read
 from lit_llm.config.resolve import resolved
 from lit_llm.core.errors import UserError
-from lit_llm.plan.planned_recipe import PlannedRecipe
+from lit_llm.plan.planned_recipe import build_to_plan, planned_run
 
 
 def values(*words: str) -> dict[str, object]:
@@ -54,8 +54,7 @@ def test_files_and_flags_override_and_every_value_is_shown(tmp_path, monkeypatch
 
 def test_every_depth_can_be_planned():
     for depth in (2, 64):
-        planned = PlannedRecipe(["--config", "dial", "--depth", str(depth)], devices=8)
-        settings = planned.settings()
+        settings, _ = planned_run(build_to_plan(["--config", "dial", "--depth", str(depth)], devices=8))
         assert settings.model.n_layer == depth and settings.tokens == pytest.approx(
             20 * 12 * depth * (64 * depth) ** 2, rel=5e-3
         )

@@ -13,7 +13,7 @@ from lit_llm.config.arguments import read
 from lit_llm.config.groups import WARMUPS
 from lit_llm.config.recipe_files import SHIPPED, with_base
 from lit_llm.config.resolve import resolved
-from lit_llm.plan.planned_recipe import PlannedRecipe
+from lit_llm.plan.planned_recipe import build_to_plan, planned_run
 
 WITH_WARMUP = ["Cosine", "Linear", "WSD", "Constant", "InverseSquareRoot"]
 RAMP = "[[0, 128], [500, 256], [2000, 512]]"
@@ -131,7 +131,7 @@ def test_plan_and_find_lr_see_the_number_also_where_they_drop_the_ramp():
     words = ["--config", "tiny.yaml", "--schedule.warmup_tokens", "1000", "--batch_ramp", "BatchRamp", "--optimizer", "AdamW"]
     words += ["--optimizer.lr", "0.1", "--batch_ramp.tokens_per_batch=[[0, 32], [320, 64]]", "--trainer.max_steps", "40"]
     number = steps_by_hand([[0, 32], [320, 64]], 1000)  # 10 + 11; without the ramp 16
-    rate = PlannedRecipe(words).settings().schedule.rate
+    rate = planned_run(build_to_plan(words))[0].schedule.rate
     assert number == 21 and [rate(t) for t in (1, 10, 21)] == pytest.approx([1 / 21, 10 / 21, 1.0]) and rate(22) < 1
     rates = Rates()
     ShortRuns(read(words)).observe(3, [rates], seed=0)

@@ -25,7 +25,7 @@ from lit_llm.commands.recipes import FACTS, table
 from lit_llm.config.groups import CALLBACKS, ClassGroup
 from lit_llm.config.recipe_files import shipped
 from lit_llm.core.errors import UserError
-from lit_llm.plan.planned_recipe import PlannedRecipe
+from lit_llm.plan.planned_recipe import build_to_plan
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 WRITTEN_BY = "<!-- written by tests/docs/generated_pages.py -->"
@@ -190,7 +190,7 @@ def refusals(*features: Feature) -> list[str]:
     words = [*base.split(), *itertools.chain.from_iterable(feature.words() for feature in features)]
     with contextlib.redirect_stderr(io.StringIO()):
         try:
-            PlannedRecipe(words, devices=2)
+            build_to_plan(words, devices=2)
         except UserError as error:
             return str(error).splitlines()
     return []

@@ -39,7 +39,7 @@ from lit_llm.__main__ import main
 from lit_llm.certify.training import SIZES
 from lit_llm.config.arguments import leaves
 from lit_llm.config.resolve import resolved
-from lit_llm.plan.planned_recipe import PlannedRecipe
+from lit_llm.plan.planned_recipe import build_to_plan, planned_run
 
 TEXT = "".join(f"def line_{i}(text): return 'repeats itself, {i * i} and {i % 7}'\n" for i in range(300))
 STAND_INS = {"NAME": "quickstart", "HOST": "127.0.0.1", "THEIR-MODEL": "their-model"}
@@ -99,8 +99,8 @@ def run(arguments: list[str]) -> None:
 
 def parse(arguments: list[str], *, devices: int) -> None:
     """Check every key, class and combination as `fit` does, for a number of devices that are not here, without training."""
-    planned = PlannedRecipe(arguments)
-    assert planned.devices == devices and not planned.settings().problems(), arguments
+    run, _ = planned_run(build_to_plan(arguments))
+    assert run.layout.devices == devices and not run.problems(), arguments
 
 
 def is_run(words: list[str]) -> bool:

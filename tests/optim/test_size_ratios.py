@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW
 from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import Lion, MuonAdamW, optimizer_of, parameter_groups
-from lit_llm.plan.planned_recipe import PlannedRecipe
+from lit_llm.plan.planned_recipe import build_to_plan
 
 SIZE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 37}
 BASE = {"base_width": 8, "base_depth": 1}  # ratios 4 and 2
@@ -141,7 +141,7 @@ def test_an_optimizer_without_a_rule_is_refused_before_a_run():
         options(partial(SGD, lr=0.1))
     recipe = ["--config", "quickstart", "--optimizer", "SGD", "--optimizer.lr", "0.1"]
     with pytest.raises(UserError, match=r"--model\.base_width null") as error:
-        PlannedRecipe([*recipe, "--model.base_width", "128"])
+        build_to_plan([*recipe, "--model.base_width", "128"])
     assert len(str(error.value).splitlines()) == 1
 
 

@@ -18,7 +18,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan import Optimizer, RunSettings, find
+from lit_llm.plan import Optimizer, PlannedRun, find
 from lit_llm.plan.collectives import bytes_of_rank
 from lit_llm.plan.memory import resolved
 from lit_llm.training.language_model import LanguageModel
@@ -83,7 +83,7 @@ CASES = {
 def planned(case: Case) -> list[float]:
     """Bytes that each of the case's ranks sends in a step, by the plan."""
     layout = layout_of(MeshStrategy(**case.strategy), case.world, 8)
-    settings = RunSettings(
+    settings = PlannedRun(
         GPTConfig(**{**MODEL, **case.model}),
         Optimizer("MuonAdamW") if case.muon else Optimizer("AdamW", fused=True),
         1,

@@ -8,7 +8,7 @@ from training_step import TrainingStep
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.custom import Architecture
-from lit_llm.plan import Optimizer, RunSettings
+from lit_llm.plan import Optimizer, PlannedRun
 from lit_llm.plan.weights import OwnModel
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name: class, settings of the run
@@ -26,23 +26,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name: class, settings of the
 }
 
 
-def settings(name: str, *, sequences: int, length: int, **arguments: Any) -> RunSettings:
+def settings(name: str, *, sequences: int, length: int, **arguments: Any) -> PlannedRun:
     """A run of one step on one device, with a vocabulary of 1,000."""
     kind, options = CASES.get(name, (name, {}))
     accumulation = options.get("accumulation", 1)
     architecture = Architecture(f"own_architectures.{kind}", arguments)
-    return RunSettings(
+    return PlannedRun(
         OwnModel(vocab_size=1000, block_size=length, architecture=architecture),
         Optimizer("AdamW", fused=True),
-        steps=1,
-        global_batch=sequences * accumulation,
-        micro_batch=sequences,
+        max_steps=1,
+        global_batch_size=sequences * accumulation,
+        micro_batch_size=sequences,
         precision=options.get("precision", "32-true"),
         compute=ComputeConfig(options.get("checkpointing", "none")),
     )
 
 
-def step_of(run: RunSettings) -> TrainingStep:
+def step_of(run: PlannedRun) -> TrainingStep:
     """The same step, to be run."""
     return TrainingStep(
         run.model,

@@ -15,7 +15,8 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.lora import LoRAConfig
-from lit_llm.plan import Hardware, Layout, Optimizer, RunSettings, find
+from lit_llm.models.loss import LossConfig
+from lit_llm.plan import Hardware, Layout, Optimizer, PlannedRun, find
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "published.yaml"
 _BLOCKS: dict[str, dict[str, Any]] = {
@@ -38,7 +39,7 @@ class Run:
     name: str
     source: str
     hardware: Hardware
-    settings: RunSettings
+    settings: PlannedRun
     tokens_per_second: float
     memory_gib: float | None
     memory_kind: str | None
@@ -69,12 +70,12 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
     micro_batch, accumulation = row["sequences"], row.get("accumulation", 1)
     if "moe" in shape:
         shape["moe"] = MoEConfig(**shape["moe"])
-    settings = RunSettings(
+    settings = PlannedRun(
         GPTConfig(**{**_BLOCKS[shape.pop("base")], **shape, "block_size": row["length"]}),
         Optimizer(row["optimizer"], fused=True),
-        steps=100,
-        global_batch=micro_batch * accumulation * layout.data_parallel,
-        micro_batch=micro_batch,
+        max_steps=100,
+        global_batch_size=micro_batch * accumulation * layout.data_parallel,
+        micro_batch_size=micro_batch,
         precision=row["precision"],
         compute=ComputeConfig(
             row.get("checkpointing", "none"),
@@ -83,7 +84,7 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
             float8=row.get("float8", False),
         ),
         layout=layout,
-        chunk_size=8192 if row.get("loss") == "chunked" else None,
+        loss=LossConfig(chunk_size=8192 if row.get("loss") == "chunked" else None),
         lora=LoRAConfig(row["lora"], targets=row.get("lora_targets")) if "lora" in row else None,
     )
     return Run(

@@ -10,14 +10,14 @@ from lit_llm.core.errors import UserError
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.lora import LoRAConfig
-from lit_llm.plan import Layout, Optimizer, Options, RunSettings, find, make_plan
+from lit_llm.plan import Layout, Optimizer, Options, PlannedRun, find, make_plan
 from lit_llm.plan.measured_run import differences, measured_run, settings_values
 from lit_llm.plan.speed import step_times, with_slowness
 from lit_llm.reporting.plan_text import markdown
 from lit_llm.runs.plan_record import PLAN, as_text, measured_launches
 
 MODEL = GPTConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
-RUN = RunSettings(MODEL, Optimizer("AdamW"), steps=100, global_batch=64, micro_batch=4, precision="bf16-mixed")
+RUN = PlannedRun(MODEL, Optimizer("AdamW"), max_steps=100, global_batch_size=64, micro_batch_size=4, precision="bf16-mixed")
 FLOPS = 6 * (2 * 12 * 64**2 + 64 * 512) + 12 * 2 * 64 * 64
 """Per token: four square attention matrices and an MLP of 4 x 64 in each layer, a head of 512 ids, and attention."""
 H100, A100, CPU = find("h100-sxm"), find("a100-80gb"), find("cpu")
@@ -52,7 +52,7 @@ def test_settings_are_the_same_after_a_file(run):
         layout=Layout("mesh", 2, 4, auto=("weights",), shards="parameters", pipeline=PipelineLayout(2, "zbv")),
         lora=LoRAConfig(rank=4),
         ramp=((0, 8), (10, 64)),
-        length=32,
+        block_size=32,
     )
     found = run(launch(settings, A100))
     assert found.settings == settings and found.hardware == A100
@@ -93,7 +93,7 @@ def test_a_run_on_a_cpu_says_something_about_that_cpu_and_nothing_else(run):
     settings = replace(RUN, precision="32-true")
     speed = with_slowness(run(launch(settings, CPU)))
     assert seconds(settings, CPU, speed) == pytest.approx(0.2)
-    assert seconds(replace(settings, global_batch=128), CPU, speed) == pytest.approx(0.4)
+    assert seconds(replace(settings, global_batch_size=128), CPU, speed) == pytest.approx(0.4)
     assert seconds(settings, H100, speed) == seconds(settings, H100)
     assert "Not carried" not in speed.sentence(CPU)
     assert speed.sentence(H100).endswith("Not carried to h100-sxm: the dense peak of cpu is unknown")
@@ -106,7 +106,7 @@ def test_a_step_shorter_than_its_planned_communication_is_refused(run):
 
 
 def test_settings_that_affect_the_speed_and_differ_are_named():
-    other = replace(RUN, model=replace(MODEL, n_layer=4, init_std=0.1), precision="32-true", steps=7)
+    other = replace(RUN, model=replace(MODEL, n_layer=4, init_std=0.1), precision="32-true", max_steps=7)
     assert differences(RUN, other) == ["model.n_layer 2 → 4", "precision bf16-mixed → 32-true"]
     assert differences(RUN, RUN) == []
 

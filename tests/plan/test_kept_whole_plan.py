@@ -8,7 +8,7 @@ from lit_llm.distributed.keep_rule import KEPT_WHOLE_SHARE
 from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan import Optimizer, RunSettings, find, make_plan
+from lit_llm.plan import Optimizer, PlannedRun, find, make_plan
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.memory import peak_memory, resolved
 from lit_llm.plan.weights import weights_of
@@ -25,7 +25,7 @@ WEIGHTS = LINEAR + ROWS * D + VECTORS
 
 def run(devices=4, precision="bf16-mixed", **strategy):
     layout = layout_of(MeshStrategy(**strategy), devices, 8)
-    return RunSettings(MODEL, Optimizer("AdamW", fused=True), 1, 32, 2, precision, layout=layout)
+    return PlannedRun(MODEL, Optimizer("AdamW", fused=True), 1, 32, 2, precision, layout=layout)
 
 
 def hardware(device_bytes):
@@ -56,7 +56,7 @@ def test_auto_keeps_what_takes_at_most_an_eighth_of_the_memory():
 def test_on_a_gpu_auto_keeps_what_fits(strategy):
     """Of each memory of the device, the choice is the first that fits of those that a user could ask for by name."""
     model = replace(MODEL, n_layer=8, n_embd=1024, n_head=8, block_size=1024, mlp_width=4096)
-    settings = replace(run(8, **strategy), model=model, global_batch=128, micro_batch=4)
+    settings = replace(run(8, **strategy), model=model, global_batch_size=128, micro_batch_size=4)
     asked = {"reshard_after_forward": "auto", "reduce_each_micro_batch": "auto", **strategy}
     folds = strategy.get("schedule") == "zbv"  # such a schedule needs the whole weights
 

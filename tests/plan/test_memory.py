@@ -15,11 +15,10 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
-from lit_llm.plan import DataFacts, Layout, Optimizer, RunSettings
+from lit_llm.plan import Layout, Optimizer, PlannedRun
 from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import work_bytes
-from lit_llm.plan.planned_settings import run_settings
 from lit_llm.plan.weights import weights_of
 from lit_llm.training.distillation import Distillation
 from lit_llm.training.objective import CrossEntropy
@@ -149,18 +148,17 @@ def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name, no_
     step = TrainingStep(config, optimizer, sequences=4, **options)
     loss, compute = options.get("loss", LossConfig()), options.get("compute", ComputeConfig())
     ns_dtype = getattr(optimizer, "keywords", {}).get("ns_dtype", "auto")
-    settings = RunSettings(
+    settings = PlannedRun(
         config,
         Optimizer(getattr(optimizer, "func", optimizer).__name__, fused=optimizer is ADAMW, ns_dtype=ns_dtype),
-        steps=1,
-        global_batch=4 * options.get("accumulation", 1),
-        micro_batch=4,
+        max_steps=1,
+        global_batch_size=4 * options.get("accumulation", 1),
+        micro_batch_size=4,
         precision=options.get("precision", "32-true"),
-        chunk_size=loss.chunk_size,
-        z_loss=bool(loss.z_loss),
+        loss=loss,
         compute=compute,
         lora=options.get("lora"),
-        length=options.get("length"),
+        block_size=options.get("length"),
     )
     parameters, peak, flops = predict(settings, cuda=False)
     assert parameters == step.parameters()
@@ -219,7 +217,7 @@ def test_an_objective_takes_the_memory_and_makes_the_flops_that_were_planned(obj
         **{"loss": step.loss_config, "compute": ComputeConfig(), "objective": objective, "lora": options.get("lora")},
     }
     precision = options.get("precision", "32-true")
-    settings = run_settings(parts, SHARED_ROWS, step.optimizer, Layout(), precision, steps=1, data=DataFacts())
+    settings = PlannedRun.of(parts, SHARED_ROWS, step.optimizer, Layout(), precision, 1)
     _, peak, flops = predict(settings, cuda=False)
     assert peak / step.peak_bytes() == pytest.approx(1, abs=0.02)
     assert flops / step.flops() == pytest.approx(1, abs=0.01)

@@ -13,8 +13,9 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallel_layout import layout_of_name
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan import Layout, Optimizer, Options, RunSettings, find, make_plan, sweep
-from lit_llm.plan.run_settings import Schedule
+from lit_llm.models.loss import LossConfig
+from lit_llm.plan import Layout, Optimizer, Options, PlannedRun, find, make_plan, sweep
+from lit_llm.plan.planned_run import Schedule
 from lit_llm.reporting.pipeline_timetable import DURATION, timetable
 from lit_llm.reporting.plan_page import parts_of_step, plan_page, timeline
 from lit_llm.reporting.plan_sweep_page import Point, pareto_front, points_of, sweep_page
@@ -26,8 +27,8 @@ VOID = {"meta"}
 COMMAND = "python -m lit_llm plan --config 'a<script>&.yaml' --devices 4"
 
 
-def run(**changes) -> RunSettings:
-    return RunSettings(MODEL, ADAMW, **{"steps": 100, "global_batch": 16, "micro_batch": 2, **changes})
+def run(**changes) -> PlannedRun:
+    return PlannedRun(MODEL, ADAMW, **{"max_steps": 100, "global_batch_size": 16, "micro_batch_size": 2, **changes})
 
 
 class Page(HTMLParser):
@@ -59,7 +60,7 @@ class Page(HTMLParser):
 
 def pages():
     rising = Schedule("Own", lambda step: step / 100)
-    pipeline = run(layout=Layout("mesh", pipeline=PipelineLayout(4, "zbv")), micro_batch=1, schedule=rising)
+    pipeline = run(layout=Layout("mesh", pipeline=PipelineLayout(4, "zbv")), micro_batch_size=1, schedule=rising)
     yield plan_page(make_plan(pipeline, find("h100-sxm"), Options(slowest_rank=1.1)), COMMAND)
     yield plan_page(make_plan(run(precision="32-true"), find("cpu")), COMMAND)  # without times
     ddp, axes = partial(layout_of_name, "ddp"), sweep.parse(["devices=1,2,3,8"])
@@ -86,11 +87,16 @@ def test_a_page_is_one_file_that_needs_no_other_and_holds_text_as_text():
 
 LAYOUTS = {
     "one": run(),
-    "one micro-batch": run(micro_batch=16),
+    "one micro-batch": run(micro_batch_size=16),
     "ddp": run(layout=layout_of_name("ddp", 4, 8)),
-    "fsdp2": run(layout=layout_of_name("fsdp2", 4, 8), precision="bf16-mixed", compute=ComputeConfig("full"), chunk_size=64),
+    "fsdp2": run(
+        layout=layout_of_name("fsdp2", 4, 8),
+        precision="bf16-mixed",
+        compute=ComputeConfig("full"),
+        loss=LossConfig(chunk_size=64),
+    ),
     "offload": run(layout=Layout("mesh", shard=4, shards="parameters", cpu_offload=True)),
-    "1f1b": run(layout=Layout("mesh", pipeline=PipelineLayout(4)), micro_batch=1),
+    "1f1b": run(layout=Layout("mesh", pipeline=PipelineLayout(4)), micro_batch_size=1),
     "interleaved": run(layout=Layout("mesh", pipeline=PipelineLayout(2, "interleaved1f1b"))),
 }
 
@@ -149,7 +155,9 @@ def test_the_curve_of_the_rate_has_a_line_for_each_peak_and_the_ends_of_phases()
     def rate(step: int) -> float:  # 30 of 100,000 steps of warmup: between two of 400 even steps
         return min(step / 30, 1 - step / 200_000)
 
-    settings = run(steps=100_000, schedule=Schedule("Own", rate, lambda step: {"lr": 3 * rate(step), "lr/vector": rate(step)}))
+    settings = run(
+        max_steps=100_000, schedule=Schedule("Own", rate, lambda step: {"lr": 3 * rate(step), "lr/vector": rate(step)})
+    )
     page = Page(plan_page(make_plan(settings, find("h100-sxm")), COMMAND))
     paths = [tag["d"] for name, tag in page.tags if name == "path" and "curve" in tag.get("class", "")]
     places = [[tuple(map(float, place.split())) for place in path[1:].split("L")] for path in paths]
@@ -189,8 +197,8 @@ def test_the_picture_of_a_sweep_has_each_variant_with_its_settings():
 
 def test_the_plan_names_the_micro_batch_that_makes_a_step_shorter():
     hardware = find("h100-sxm")
-    small = make_plan(run(micro_batch=1), hardware)
-    fast = make_plan(run(micro_batch=small.largest_micro_batch), hardware)
+    small = make_plan(run(micro_batch_size=1), hardware)
+    fast = make_plan(run(micro_batch_size=small.largest_micro_batch), hardware)
     assert (
         small.faster_micro_batch == (small.largest_micro_batch, fast.times.step) and fast.times.step < 0.99 * small.times.step
     )

@@ -16,7 +16,7 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.pipeline_order import orders, shares
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.gpt import GPT
-from lit_llm.plan import Layout, Optimizer, RunSettings, find, make_plan, total_parameters
+from lit_llm.plan import Layout, Optimizer, PlannedRun, find, make_plan, total_parameters
 from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.micro_batch import micro_batch as micro_batch_cache
 from lit_llm.plan.weights import weights_of, weights_of_stages
@@ -126,8 +126,8 @@ def test_a_step_of_many_micro_batches_takes_what_one_of_fewer_does(schedule, ran
 
 
 def settings(layout, **changes):
-    values = {"steps": 1, "global_batch": 16, "micro_batch": 1, "layout": layout, **changes}
-    return RunSettings(MODEL, ADAMW, **values)
+    values = {"max_steps": 1, "global_batch_size": 16, "micro_batch_size": 1, "layout": layout, **changes}
+    return PlannedRun(MODEL, ADAMW, **values)
 
 
 def test_bytes_between_stages_and_between_ranks_of_a_sequence():

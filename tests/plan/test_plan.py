@@ -21,20 +21,19 @@ from lit_llm.distributed.parallel_layout import layout_of_name
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossConfig
-from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_dict, find, make_plan, sweep
+from lit_llm.plan import DataFacts, Layout, Optimizer, Options, PlannedRun, as_dict, find, make_plan, sweep
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.memory import CONTEXT_GB, peak_memory
 from lit_llm.plan.planned_recipe import steps_of_epochs
-from lit_llm.plan.planned_settings import run_settings
-from lit_llm.plan.run_settings import Schedule
+from lit_llm.plan.planned_run import Schedule
 from lit_llm.reporting.plan_text import SWEEP, markdown, render, sections, sweep_row
 
 MODEL = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, mlp="gelu", tie_embeddings=True)
 
 
-def run(**changes) -> RunSettings:
-    values = {"steps": 1000, "global_batch": 64, "micro_batch": 8, "precision": "bf16-mixed", "chunk_size": 8192, **changes}
-    return RunSettings(MODEL, Optimizer("AdamW", fused=True), **values)
+def run(**changes) -> PlannedRun:
+    values = {"max_steps": 1000, "global_batch_size": 64, "micro_batch_size": 8, "precision": "bf16-mixed", **changes}
+    return PlannedRun(MODEL, Optimizer("AdamW", fused=True), **{"loss": LossConfig(chunk_size=8192), **values})
 
 
 # -- layouts ----------------------------------------------------------------------------------------------------------
@@ -81,15 +80,15 @@ def test_built_objects_become_settings():
     }
     optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], fused=True)
     facts, ddp = DataFacts(1_000_000, 1000, "counted"), Layout("ddp", replicate=2)
-    found = run_settings(parts, MODEL, optimizer, ddp, "bf16-mixed", steps=100, data=facts)
-    assert (found.steps, found.accumulation, found.layout.replicate) == (100, 2, 2)
+    found = PlannedRun.of(parts, MODEL, optimizer, ddp, "bf16-mixed", 100, data=facts)
+    assert (found.max_steps, found.accumulation, found.layout.replicate) == (100, 2, 2)
     assert found.schedule.kind == "WSD" and found.precision == "bf16-mixed"
-    assert (found.chunk_size, found.compute) == (100, ComputeConfig(2, matmul_precision="high"))
-    assert (found.validate_every, found.save_every, found.keep_last) == (None, 50, 3)
+    assert (found.loss.chunk_size, found.compute) == (100, ComputeConfig(2, matmul_precision="high"))
+    assert (found.validation_every_n_steps, found.checkpoint_every_n_steps, found.checkpoint_keep_last) == (None, 50, 3)
     assert found.optimizer == Optimizer("AdamW", fused=True)
     # epochs as `fit` counts them: whole blocks, and the last step is a full one
     assert steps_of_epochs(found, 2) == -(-2 * (999_999 // 1024) // 8)
-    assert steps_of_epochs(replace(found, length=512), 2) == -(-2 * (999_999 // 512) // 8)
+    assert steps_of_epochs(replace(found, block_size=512), 2) == -(-2 * (999_999 // 512) // 8)
     # with a ramp: 10 steps of 4 are 40 samples, the others are of 8
     assert steps_of_epochs(replace(found, ramp=((0, 4), (10, 8))), 2) == 10 + -(-(2 * (999_999 // 1024) - 40) // 8)
     with pytest.raises(ValueError, match=r"--trainer\.max_steps"):
@@ -116,8 +115,8 @@ def test_time_is_flops_over_peak_and_mfu_and_money_is_time():
 def test_a_ramp_is_counted_by_its_tokens():
     # 400 steps of 16, 400 of 32 and 200 of 64 sequences: half of 1000 steps of 64 sequences, 64,000, which are 32,000
     data = DataFacts(32_000 * 1024, 1000, "counted")
-    half = make_plan(run(ramp=((0, 16), (400, 32), (800, 64)), data=data, validate_every=100), find("h100-sxm"))
-    whole = make_plan(run(data=data, validate_every=100), find("h100-sxm"))
+    half = make_plan(run(ramp=((0, 16), (400, 32), (800, 64)), data=data, validation_every_n_steps=100), find("h100-sxm"))
+    whole = make_plan(run(data=data, validation_every_n_steps=100), find("h100-sxm"))
     assert half.run_seconds == pytest.approx(whole.run_seconds / 2) and half.usd[0] == pytest.approx(whole.usd[0] / 2)
     assert half.times == whole.times and half.validation_seconds == whole.validation_seconds
     raw, before = as_dict(half), as_dict(whole)
@@ -171,7 +170,7 @@ def test_weights_that_are_exact_only_over_many_steps_are_said():
 
 def test_a_given_scaling_efficiency_replaces_planned_waiting():
     layouts = layout_of_name("fsdp2", 8, 8), Layout("mesh", pipeline=PipelineLayout(4, "1f1b"))
-    for settings in (run(layout=layout, micro_batch=1) for layout in layouts):
+    for settings in (run(layout=layout, micro_batch_size=1) for layout in layouts):
         planned, given = (make_plan(settings, find("h200"), Options(scaling_efficiency=each)) for each in (None, 0.8))
         assert given.times.compute == planned.times.compute and given.efficiency == pytest.approx(0.8)
         assert given.times.step == pytest.approx(planned.times.compute / 0.8)
@@ -218,7 +217,7 @@ def test_recomputation_costs_time_and_not_mfu():
 
 
 def test_a_run_that_does_not_fit_gets_flags_that_save_memory():
-    settings = run(micro_batch=64, chunk_size=None, precision="32-true")
+    settings = run(micro_batch_size=64, loss=LossConfig(), precision="32-true")
     plan = make_plan(settings, find("l4"))
     capacity = (24 - CONTEXT_GB) * 1e9
     assert plan.fits is False and plan.memory.total > capacity
@@ -226,7 +225,7 @@ def test_a_run_that_does_not_fit_gets_flags_that_save_memory():
     largest = plan.largest_micro_batch
     assert 0 < largest < 64 and 64 % largest == 0
     for micro, fits in ((largest, True), (2 * largest, False)):
-        changed = run(micro_batch=micro, chunk_size=None, precision="32-true")
+        changed = run(micro_batch_size=micro, loss=LossConfig(), precision="32-true")
         assert (peak_memory(changed, cuda=True).needed <= capacity) is fits
     for flag, saved, *_ in plan.next_steps:
         assert saved > 0, flag
@@ -243,7 +242,12 @@ def test_unknown_figures_are_none():
 
 
 def test_the_page_and_the_json_hold_the_same_figures():
-    settings = run(validate_every=100, save_every=200, keep_last=2, data=DataFacts(10_000_000, 100_000, "counted"))
+    settings = run(
+        validation_every_n_steps=100,
+        checkpoint_every_n_steps=200,
+        checkpoint_keep_last=2,
+        data=DataFacts(10_000_000, 100_000, "counted"),
+    )
     plan = make_plan(settings, find("a100-80gb"), Options(served_tokens=1e12, mtbf_hours=24))
     raw = json.loads(json.dumps(as_dict(plan)))
     page = markdown(plan)
@@ -263,7 +267,7 @@ def test_the_page_and_the_json_hold_the_same_figures():
     assert f"{per_token:.4g} FLOPs with 1 T tokens served" in page and "24 h between failures" in page
     assert raw["copy_bytes"] == 0 and "background copy" not in page
     layout = Layout("hsdp", replicate=2, shard=32, shards="parameters")  # a machine of 8 devices has 8 of the 32 parts
-    sharded = make_plan(run(layout=layout, micro_batch=1, background_saves=True), find("a100-80gb"))
+    sharded = make_plan(run(layout=layout, micro_batch_size=1, async_checkpoints=True), find("a100-80gb"))
     assert sharded.copy_bytes == pytest.approx(12 * plan.parameters / 4, abs=8)
     assert f"{size(sharded.copy_bytes)} of host memory on each machine" in markdown(sharded)
 
@@ -281,7 +285,7 @@ def test_the_first_three_lines_say_whether_it_fits_how_long_it_takes_and_what_it
         ["time", f"about {duration(seconds)} on 1 x h100-sxm = {two_digits(seconds / 3600)} device-hours"],
         ["cost", f"about {money(seconds / 3600 * 3)} at the given price"],
     ]
-    assert first(run(micro_batch=64, chunk_size=None), "l4")[0][1].startswith("DOES NOT FIT: ")
+    assert first(run(micro_batch_size=64, loss=LossConfig()), "l4")[0][1].startswith("DOES NOT FIT: ")
     unknown = first(run(precision="32-true"), "cpu")
     assert [label for label, _ in unknown] == ["memory", "time", "cost"] and all("unknown" in said for _, said in unknown)
 
@@ -290,7 +294,7 @@ def test_the_advice_names_a_mesh_if_nothing_else_fits():
     """FSDP2 gathers embedding and head whole, 0.5e9 parameters each; tensor parallelism splits them."""
     model = replace(MODEL, vocab_size=2**18, n_embd=2048, n_head=16, n_layer=4, block_size=512)
     layout = layout_of(MeshStrategy(), 4, 8)
-    settings = run(layout=layout, micro_batch=1, compute=ComputeConfig("full"), chunk_size=1024)
+    settings = run(layout=layout, micro_batch_size=1, compute=ComputeConfig("full"), loss=LossConfig(chunk_size=1024))
     settings = replace(settings, model=model)
     card = replace(find("h100-sxm"), memory_gb=12)
     plan = make_plan(settings, card)
@@ -333,7 +337,9 @@ def test_numbers_read_well():
 def test_the_page_keeps_to_the_width(width=60):
     rising = Schedule("Own", lambda step: step / 1000)
     layout = layout_of_name("fsdp2", 64, 8)
-    settings = run(layout=layout, micro_batch=1, validate_every=100, save_every=200, schedule=rising)
+    settings = run(
+        layout=layout, micro_batch_size=1, validation_every_n_steps=100, checkpoint_every_n_steps=200, schedule=rising
+    )
     lines = render(make_plan(settings, find("l4")), width=width).plain.splitlines()
     assert max(map(len, lines)) <= width and all(line == line.rstrip() for line in lines)
 

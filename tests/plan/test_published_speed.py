@@ -9,7 +9,7 @@ from published_runs import Run, runs
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.experts_config import MoEConfig
-from lit_llm.plan import Hardware, Layout, Optimizer, Options, RunSettings, find
+from lit_llm.plan import Hardware, Layout, Optimizer, Options, PlannedRun, find
 from lit_llm.plan.memory import most_memory, peak_memory, resolved
 from lit_llm.plan.speed import Constants, Work, band, fitted_seconds, gpu_seconds, step_times
 
@@ -37,7 +37,7 @@ def test_work_takes_the_time_of_its_parts():
 
     def seconds(device: Hardware = hopper, work: Work = work, **compute) -> float:
         model, optimizer = GPTConfig(vocab_size=100), Optimizer("AdamW")
-        settings = RunSettings(model, optimizer, 1, 1, precision="bf16-mixed", compute=ComputeConfig(**compute))
+        settings = PlannedRun(model, optimizer, 1, 1, precision="bf16-mixed", compute=ComputeConfig(**compute))
         return gpu_seconds(work, settings, device, constants)
 
     eager = 10 * 1.25 / 0.5 + 2 * 2 / 0.5 + 1 / 0.2 + 2 * 3 + 0.5
@@ -92,7 +92,7 @@ def test_a_band_widens_with_what_the_fit_does_not_know():
     found = {}
     for name, each in unknown.items():
         hardware = find("b200") if name == "device" else run.hardware
-        alone = replace(each, layout=Layout(), global_batch=1, micro_batch=1)
+        alone = replace(each, layout=Layout(), global_batch_size=1, micro_batch_size=1)
         found[name] = band(alone, hardware, step_times(alone, hardware, Options()), Options())
     assert found[""] == pytest.approx((1 / 1.3, 1.35))
     assert found["device"] == pytest.approx((1 / 1.3 / 1.15, 1.35 * 1.25))

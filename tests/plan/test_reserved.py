@@ -8,7 +8,7 @@ from planned_steps import peak_of
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.experts_config import MoEConfig
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.plan import Layout, Optimizer, RunSettings
+from lit_llm.plan import Layout, Optimizer, PlannedRun
 from lit_llm.plan.memory import most_memory, peak_memory, reserved_bytes
 from lit_llm.plan.weights import total_parameters
 
@@ -55,14 +55,16 @@ def test_sixteen_times_the_gpus_save_what_torchtitan_published():
 
 
 def test_a_cpu_reserves_nothing():
-    settings = RunSettings(SMALL, Optimizer("AdamW"), steps=1, global_batch=2)
+    settings = PlannedRun(SMALL, Optimizer("AdamW"), max_steps=1, global_batch_size=2)
     memory = peak_memory(settings, cuda=False)
     assert memory.reserved is None and memory.needed == memory.total and most_memory(settings, memory) is None
 
 
 def test_the_most_memory_has_buffers_of_nccl_copies_in_float8_and_twice_the_rows_of_experts():
     def most(**changes) -> tuple[float, dict[str, int]]:
-        settings = RunSettings(**{"model": SMALL, "optimizer": Optimizer("AdamW"), "steps": 1, "global_batch": 16, **changes})
+        settings = PlannedRun(
+            **{"model": SMALL, "optimizer": Optimizer("AdamW"), "max_steps": 1, "global_batch_size": 16, **changes}
+        )
         memory = peak_memory(settings, cuda=True)
         return most_memory(settings, memory) - 1.25 * memory.reserved, memory.parts
 

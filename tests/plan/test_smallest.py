@@ -7,7 +7,8 @@ import pytest
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallel_layout import layout_of_name
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan import Optimizer, RunSettings, make_plan, table, total_parameters
+from lit_llm.models.loss import LossConfig
+from lit_llm.plan import Optimizer, PlannedRun, make_plan, table, total_parameters
 from lit_llm.reporting.recipe_header import smallest
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
@@ -15,14 +16,14 @@ XL = GPTConfig(n_layer=48, n_head=25, n_embd=1600, block_size=1024, vocab_size=5
 LARGE = GPTConfig(n_layer=54, n_head=48, n_embd=6144, block_size=2048, vocab_size=50257, **GPT2)
 
 
-def run(model: GPTConfig, **changes) -> RunSettings:
-    values = {"steps": 10, "global_batch": 512, "micro_batch": 1, "precision": "bf16-mixed", "chunk_size": 1024, **changes}
-    return RunSettings(model, Optimizer("AdamW", fused=True), **values)
+def run(model: GPTConfig, **changes) -> PlannedRun:
+    values = {"max_steps": 10, "global_batch_size": 512, "micro_batch_size": 1, "precision": "bf16-mixed", **changes}
+    return PlannedRun(model, Optimizer("AdamW", fused=True), **{"loss": LossConfig(chunk_size=1024), **values})
 
 
 def test_a_run_of_two_gigabytes_needs_no_accelerator():
     small = GPTConfig(n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=2048)
-    found = smallest(run(small, global_batch=8, micro_batch=8, precision="32-true"))
+    found = smallest(run(small, global_batch_size=8, micro_batch_size=8, precision="32-true"))
     assert (found.hardware.name, found.devices, found.flags) == ("cpu", 1, ())
     states = 16 * total_parameters(small)
     assert states < found.bytes_per_device < 2e9 and str(found) == f"a CPU: {found.bytes_per_device / 1e9 + 0.72:.1f} GB"
@@ -51,12 +52,14 @@ def test_several_devices_share_everything():
 
 def test_a_flag_is_named_only_if_needed():
     card = table()["rtx-4090"]
-    settings = run(GPTConfig(n_layer=24, n_head=16, n_embd=1024, block_size=1024, vocab_size=50257, **GPT2), micro_batch=64)
-    assert make_plan(settings, card).fits is False and make_plan(replace(settings, micro_batch=1), card).fits is True
+    settings = run(
+        GPTConfig(n_layer=24, n_head=16, n_embd=1024, block_size=1024, vocab_size=50257, **GPT2), micro_batch_size=64
+    )
+    assert make_plan(settings, card).fits is False and make_plan(replace(settings, micro_batch_size=1), card).fits is True
     found = smallest(settings)
     assert (str(found), found.flags) == ("1 x rtx-4090", ("--data.micro_batch_size 1",))
-    fits = next(micro for micro in (32, 16, 8, 4, 2, 1) if make_plan(replace(settings, micro_batch=micro), card).fits)
-    assert smallest(replace(settings, micro_batch=fits)).flags == ()
+    fits = next(micro for micro in (32, 16, 8, 4, 2, 1) if make_plan(replace(settings, micro_batch_size=micro), card).fits)
+    assert smallest(replace(settings, micro_batch_size=fits)).flags == ()
 
 
 @pytest.mark.parametrize("model", [XL, pytest.param(LARGE, marks=pytest.mark.slow)], ids=["1.5b", "13b"])

@@ -21,7 +21,7 @@ from lit_llm.plan import (
     Optimizer,
     Options,
     Plan,
-    RunSettings,
+    PlannedRun,
     compute,
     find,
     make_plan,
@@ -37,7 +37,6 @@ from lit_llm.plan.collectives import (
 )
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.planned_settings import planned_optimizer
 from lit_llm.plan.weights import weights_of
 from lit_llm.reporting.plan_text import sparkline
 
@@ -95,14 +94,14 @@ def test_state_is_that_of_a_step_of_torchs_optimizer(kind, options):
     optimizer.step()
     tensors = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     measured = sum(tensor.nbytes for tensor in tensors if tensor.ndim)  # without counts of steps
-    planned = planned_optimizer(optimizer)
+    planned = Optimizer.of(optimizer)
     assert planned.is_known and state_bytes(planned, weights_of(model), 4) == measured
 
 
 @pytest.mark.parametrize("kind", [MuonAdamW, TorchMuon])
 def test_muon_keeps_4_bytes_for_matrices_and_8_for_the_rest(kind):
     matrices = 12 * 48 * 1600**2
-    optimizer = planned_optimizer(kind([{"params": [torch.nn.Parameter(torch.zeros(2, 2))], "name": "matrix"}]))
+    optimizer = Optimizer.of(kind([{"params": [torch.nn.Parameter(torch.zeros(2, 2))], "name": "matrix"}]))
     assert state_bytes(optimizer, weights_of(GPT2_XL), 4) == 4 * matrices + 8 * (1_555_126_400 - matrices)
     assert optimizer.newton_schulz_bytes(cuda=False) == (2 if kind is TorchMuon else 4)
 
@@ -152,7 +151,7 @@ def test_zero_divides_16_bytes_per_parameter_over_8_ranks(shards, weights, gradi
 
 def test_one_a100_needs_108_9_hours_for_gpt2_xl():
     flops = 6 * 1_555_126_400 * 400_000 * 1024
-    run = RunSettings(GPT2_XL, Optimizer("AdamW", fused=True), steps=1, global_batch=400_000, micro_batch=1)
+    run = PlannedRun(GPT2_XL, Optimizer("AdamW", fused=True), max_steps=1, global_batch_size=400_000, micro_batch_size=1)
     plan = make_plan(run, find("a100-80gb"), Options(mfu=0.5))  # its attention adds to the 6 N D of the matrices
     seconds = plan.run_seconds * flops / (plan.flops.total * plan.settings.tokens)
     assert seconds == pytest.approx(391_988, rel=1e-5)
@@ -206,7 +205,7 @@ def test_a_ring_sends_twice_the_tensor_but_for_one_part():
 
 def test_replicas_of_a_sharded_model_add_their_gradients_in_fp32_whatever_the_weights_have():
     layout = Layout("hsdp", replicate=2, shard=2, shards="parameters")
-    settings = RunSettings(GPT2_XL, Optimizer("AdamW"), 1, 4, 1, "bf16-true", layout=layout)
+    settings = PlannedRun(GPT2_XL, Optimizer("AdamW"), 1, 4, 1, "bf16-true", layout=layout)
     (reduced,) = [each for each in collectives_of_rank(settings, 0, cuda=True) if each.kind == "all_reduce"]
     assert (reduced.size, reduced.ranks, reduced.stride) == (4 * 1_555_126_400 / 2, 2, 2)
     seconds = exchange_of(settings, find("a100-80gb")).total  # and FSDP2's: weights twice in each micro-batch, gradients once
@@ -258,7 +257,7 @@ def test_failures_lose_as_much_time_as_a_simulation_of_them(wait, write):
 def test_a_checkpoint_of_70b_is_written_by_64_machines():
     """12 bytes per parameter at 0.65 GB/s each, 50,000 device-hours between failures of 512 devices."""
     layout = Layout("mesh", shard=512, shards="parameters")
-    settings = RunSettings(LLAMA2_70B, Optimizer("AdamW", fused=True), 10, 512, 1, "bf16-mixed", layout=layout)
+    settings = PlannedRun(LLAMA2_70B, Optimizer("AdamW", fused=True), 10, 512, 1, "bf16-mixed", layout=layout)
     size, mtbf = 12 * 68_976_648_192, 50_000 / 512 * 3600
 
     def figures(options: Options | None = None, **saves) -> tuple[float, float, float]:
@@ -267,13 +266,15 @@ def test_a_checkpoint_of_70b_is_written_by_64_machines():
 
     written, together = size / 64 / 0.65e9, size / 0.65e9
     young = (2 * written * mtbf) ** 0.5
-    assert figures(background_saves=False) == pytest.approx((written, young, 2 * written / young))
+    assert figures(async_checkpoints=False) == pytest.approx((written, young, 2 * written / young))
     assert (round(young / 60), round(2 * written / young, 3)) == (62, 0.011)
     copy = size / 512 / 54e9  # over each device's bus
     young = (2 * copy * mtbf) ** 0.5
     assert figures() == pytest.approx((written, young, copy / young + (young / 2 + written) / mtbf))
     rank_0 = (2 * together * mtbf) ** 0.5
-    assert figures(background_saves=False, sharded_saves=False) == pytest.approx((together, rank_0, 2 * together / rank_0))
+    assert figures(async_checkpoints=False, sharded_checkpoints=False) == pytest.approx(
+        (together, rank_0, 2 * together / rank_0)
+    )
     shared = size / 1e9  # the write takes longer than Young's interval for a copy
     assert figures(Options(storage_gbps=1.0)) == pytest.approx((shared, shared, copy / shared + 1.5 * shared / mtbf))
 
@@ -288,7 +289,7 @@ def test_a_checkpoint_of_70b_is_written_by_64_machines():
 )
 def test_the_first_replica_writes_a_checkpoint(mesh, writers):
     layout = Layout("mesh", **mesh, shards="parameters" if "shard" in mesh else "nothing")
-    settings = RunSettings(GPT2_XL, Optimizer("AdamW", fused=True), 10, 192, 1, layout=layout)
+    settings = PlannedRun(GPT2_XL, Optimizer("AdamW", fused=True), 10, 192, 1, layout=layout)
     plan = make_plan(settings, find("a100-80gb"), Options(save_gbps=2.0))
     assert plan.writers == writers
     assert plan.save_seconds == pytest.approx(12 * plan.parameters * writers[1] / writers[0] / 2e9)
@@ -303,7 +304,7 @@ def test_offload_costs_copies_and_an_update_in_host_memory(devices, kept):
     kept_whole, n, blocks = KeptWhole(weights=kept, gradients=kept), total_parameters(GPT2_XL), 48 * 12 * 1600**2
     shards = "parameters" if devices > 1 else "nothing"
     layout = Layout("mesh", shard=devices, shards=shards, cpu_offload=True, kept=kept_whole)
-    settings = RunSettings(GPT2_XL, Optimizer("AdamW", fused=True), 10, 3 * devices, 1, "bf16-mixed", layout=layout)
+    settings = PlannedRun(GPT2_XL, Optimizer("AdamW", fused=True), 10, 3 * devices, 1, "bf16-mixed", layout=layout)
     host = {"copy_gbps": 20.0, "memory_gbps": 100.0, "memory_gb": 30.0}
     plan, unpriced = (make_plan(settings, replace(LINKS, host=h)) for h in (host, dict.fromkeys(host)))
     times = 1 if kept else 3
@@ -323,7 +324,7 @@ def test_offload_costs_copies_and_an_update_in_host_memory(devices, kept):
 
 def test_offload_is_advised_with_its_price_and_not_beyond_host_memory():
     layout = Layout("mesh", shard=8, shards="parameters")
-    settings = RunSettings(GPT2_XL, Optimizer("AdamW", fused=True), 10, 16, 1, "bf16-mixed", layout=layout)
+    settings = PlannedRun(GPT2_XL, Optimizer("AdamW", fused=True), 10, 16, 1, "bf16-mixed", layout=layout)
 
     def plan_of(gb: float, **changes):
         host = {"copy_gbps": 20.0, "memory_gbps": 100.0, "memory_gb": gb}

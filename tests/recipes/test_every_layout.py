@@ -13,7 +13,7 @@ import yaml
 from lit_llm.config.recipe_files import SHIPPED, shipped
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.layout import layout_of
-from lit_llm.plan.planned_recipe import PlannedRecipe
+from lit_llm.plan.planned_recipe import build_to_plan, planned_run
 
 RECIPES = [
     name for name, header in shipped().items() if not header.is_overlay and name not in ("finetune", "cpt", "sft", "dpo")
@@ -40,8 +40,8 @@ def mesh(strategy, ranks):
 @pytest.mark.parametrize("recipe", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RECIPES])
 def test_every_layout_starts_or_says_why_the_model_or_the_batch_does_not_allow_it(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    planned = PlannedRecipe(["--config", recipe], devices=1)
-    alone, data = planned.settings(), planned.datamodule
+    built = build_to_plan(["--config", recipe], devices=1)
+    (alone, _), data = planned_run(built), built.datamodule
     started = 0
     for ranks in range(1, 9):
         for overlay, strategy in OVERLAYS.items():

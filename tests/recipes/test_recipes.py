@@ -11,13 +11,14 @@ import yaml
 
 from lit_llm.__main__ import main
 from lit_llm.commands.plan import own_flags
+from lit_llm.config.objects import RunObjects
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, shipped, with_base
 from lit_llm.config.resolve import resolved
 from lit_llm.core.number_text import duration, percent
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan import Plan, find, make_plan
-from lit_llm.plan.planned_recipe import PlannedRecipe
+from lit_llm.plan.planned_recipe import build_to_plan, planned_run
 from lit_llm.reporting.recipe_header import smallest
 from lit_llm.training.auto_precision import choose_for
 
@@ -98,12 +99,12 @@ def comment(name: str) -> str:
     return re.sub(r" \\? +", "  ", " ".join(line.removeprefix("#") for line in lines))
 
 
-def planned(arguments: list[str]) -> tuple[PlannedRecipe, Plan]:
+def planned(arguments: list[str]) -> tuple[RunObjects, Plan]:
     own, recipe = own_flags().split(arguments)
     hardware = find(own.hardware or "h200")
     precision = choose_for(find("cpu"))  # of quickstart, whose header is about CPUs
-    cli = PlannedRecipe(recipe, devices=own.devices, devices_per_node=hardware.devices_per_node, precision=precision)
-    return cli, make_plan(cli.settings(), hardware)
+    cli = build_to_plan(recipe, devices=own.devices, devices_per_node=hardware.devices_per_node, precision=precision)
+    return cli, make_plan(planned_run(cli)[0], hardware)
 
 
 @pytest.mark.parametrize("name", TIERED)
@@ -119,9 +120,10 @@ def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
     assert facts["parameters"] == f"{built:,}" and plan.parameters == built
     unit = next(unit for unit in (1e12, 1e9, 1e6) if settings.tokens >= 0.5 * unit)
     assert facts["tokens"] == f"{settings.tokens / unit:.1f}{ {1e12: 'T', 1e9: 'B', 1e6: 'M'}[unit] }"
-    assert f"({settings.steps:,} steps" in text
+    assert f"({settings.max_steps:,} steps" in text
     ramp = cli.datamodule.ramp
-    batch = f"{settings.global_batch:,} sequences of {settings.model.block_size:,} = {settings.tokens_per_step:,} tokens a step"
+    sequences = f"{settings.global_batch_size:,} sequences of {settings.model.block_size:,}"
+    batch = f"{sequences} = {settings.tokens_per_step:,} tokens a step"
     sentences = re.sub(" +", " ", text)
     assert batch in sentences or f"= {ramp.stages[0].size:,} tokens a step, twice that from 0.7T tokens on" in sentences
     assert sum(phase.tokens for phase in plan.phases) == settings.tokens

@@ -17,7 +17,7 @@ from lit_llm.config.objects import RunObjects
 from lit_llm.config.parse import parse
 from lit_llm.config.resolve import resolved
 from lit_llm.core.hardware import table
-from lit_llm.plan.planned_recipe import PlannedRecipe
+from lit_llm.plan.planned_recipe import build_to_plan, planned_run
 from lit_llm.training import auto_precision
 from lit_llm.training.auto_precision import choose, choose_for
 
@@ -46,7 +46,7 @@ def test_each_kind_of_processor_gets_its_precision(folder, capsys, processor, no
     assert here.trainer.precision == here.config.trainer.precision == chosen
     assert f"note: trainer.precision auto is {chosen}: the processor has " in capsys.readouterr().err
     assert yaml.safe_load(resolved(list(AUTO)))["trainer"]["precision"] == "auto"  # a recipe, for any machine
-    assert PlannedRecipe(list(AUTO)).settings().precision == chosen
+    assert planned_run(build_to_plan(list(AUTO)))[0].precision == chosen
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_resume_and_an_evaluation_keep_the_precision_of_the_run(folder, capsys
     assert "(a new run would take 32-true)" in said
     assert build(parse("validate", list(AUTO))).trainer.precision == "bf16-mixed"
     assert "trainer.precision" not in capsys.readouterr().err, "only a run that trains says it"
-    assert PlannedRecipe([*AUTO, "--resume", "auto"]).settings().precision == "bf16-mixed"
+    assert planned_run(build_to_plan([*AUTO, "--resume", "auto"]))[0].precision == "bf16-mixed"
     given = built("--resume", "auto", "--trainer.precision", "32-true")
     assert "trainer.precision bf16-mixed → 32-true" in given.spec.start.announced, "a value that is given counts"
 

@@ -1,8 +1,8 @@
-"""The settings of a run as plain numbers. `lit_llm.plan.planned_settings` takes them from the built objects."""
+"""What a plan reads of a run: its own objects and numbers, under the names that they have in the recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,10 +18,13 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.weights import OwnModel, PlannedModel, Weight, Weights, weights_of, weights_of_stages
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch
+    import torch
+
     from lit_llm.data.mixture_order import PhaseDraws
     from lit_llm.models.lora import LoRAConfig
-    from lit_llm.models.loss import LossHead
+    from lit_llm.models.loss import LossConfig, LossHead
+    from lit_llm.training.objective import Objective
 
 BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matrix product
     "32-true": (4, 4),
@@ -61,45 +64,100 @@ class Schedule:
     rates: Callable[[int], dict[str, float]] | None = None
 
 
+def _plain_loss() -> LossConfig:
+    from lit_llm.models.loss import LossConfig  # imports torch
+
+    return LossConfig()
+
+
 @dataclass(frozen=True)
-class RunSettings:
-    """A run. Batch sizes are in sequences, `steps` are optimizer steps.
+class PlannedRun:
+    """A run, as far as memory, time and cost depend on it. Each field has the name and the unit that a recipe has for it.
 
-    `length`: tokens of a sequence (`data.block_size`). None: the model's block size.
-
-    `reference_pass`: whether each micro-batch has one more forward pass, without gradients (`lit_llm.training.reference`).
-
-    `background_saves`, `sharded_saves`: the recipe's `async_checkpoints` and `sharded_checkpoints`. auto: if ranks split it.
-
-    `ema`: whether an average of the weights is kept (`lit_llm.callbacks.EMA`).
-
-    `ramp`: the stages of a BatchRamp, pairs of (first step, sequences per step); the last stage has `global_batch`. Total
-    tokens follow the ramp. `accumulation` and `tokens_per_step` describe the final batch.
+    Attributes:
+        loss_head, uses_reference: the attributes of the objective.
+        validation_every_n_steps: optimizer steps between two validations. None: there are none.
+        checkpoint_every_n_steps: optimizer steps between two checkpoints. None: there are none.
+        ramp: the stages of a BatchRamp; the last stage has `global_batch_size`. Total tokens follow the ramp. `accumulation`
+            and `tokens_per_step` describe the final batch.
+        block_size: tokens of a sequence. None: the model's block size.
+        ema: whether an average of the weights is kept (`lit_llm.callbacks.EMA`).
     """
 
     model: PlannedModel
     optimizer: Optimizer
-    steps: int
-    global_batch: int
-    micro_batch: int | None = None
+    max_steps: int
+    global_batch_size: int
+    micro_batch_size: int | None = None
     precision: str = "32-true"
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     layout: Layout = field(default_factory=Layout)
-    chunk_size: int | None = None
-    z_loss: bool = False
+    loss: LossConfig = field(default_factory=_plain_loss)
     loss_head: LossHead = "cross-entropy"
-    reference_pass: bool = False
+    uses_reference: bool = False
     schedule: Schedule = field(default_factory=Schedule)
-    validate_every: int | None = None
-    save_every: int | None = None
-    keep_last: int = 1
-    background_saves: bool | Literal["auto"] = "auto"
-    sharded_saves: bool | Literal["auto"] = "auto"
+    validation_every_n_steps: int | None = None
+    checkpoint_every_n_steps: int | None = None
+    checkpoint_keep_last: int = 1
+    async_checkpoints: bool | Literal["auto"] = "auto"
+    sharded_checkpoints: bool | Literal["auto"] = "auto"
     data: DataFacts = field(default_factory=DataFacts)
     ramp: Stages = ()
     lora: LoRAConfig | None = None
-    length: int | None = None
+    block_size: int | None = None
     ema: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        parts: Mapping[str, Any],
+        model: PlannedModel,
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        precision: Any,
+        max_steps: int,
+        **others: Any,
+    ) -> PlannedRun:
+        """The view of a run that was built.
+
+        Args:
+            parts: the run's objects by group of the recipe: at least data, loss and compute.
+            optimizer: the optimizer, with any parameters.
+            others: values of further fields.
+
+        Raises:
+            UserError: the planner does not know the precision.
+        """
+        data, schedule, checkpoint = parts["data"], parts.get("schedule"), parts.get("checkpoint")
+        block_size, ramp = getattr(data, "block_size", None) or model.block_size, getattr(data, "ramp", None)
+        objective: Objective | None = parts.get("objective")
+        return cls(
+            model,
+            Optimizer.of(optimizer),
+            max_steps,
+            getattr(data, "global_batch_size", None) or 1,
+            getattr(data, "micro_batch_size", None),
+            canonical_precision(precision),
+            parts["compute"],
+            layout,
+            parts["loss"],
+            loss_head="cross-entropy" if objective is None else objective.loss_head,
+            uses_reference=objective is not None and objective.uses_reference,
+            schedule=Schedule("Constant" if schedule is None else type(schedule).__name__),
+            validation_every_n_steps=getattr(parts.get("validation"), "every_n_steps", None),
+            checkpoint_every_n_steps=getattr(checkpoint, "every_n_steps", None),
+            checkpoint_keep_last=getattr(checkpoint, "keep_last", 1),
+            ramp=() if ramp is None else ramp.sequences(block_size),
+            lora=parts.get("lora"),
+            block_size=block_size,
+            ema=parts.get("ema") is not None,
+            **others,
+        )
+
+    @property
+    def reference_pass(self) -> bool:
+        """Whether each micro-batch has one more forward pass, without gradients (`lit_llm.training.reference`)."""
+        return self.uses_reference and self.lora is not None
 
     @property
     def gpt(self) -> GPTConfig:
@@ -154,7 +212,7 @@ class RunSettings:
     @property
     def sequence_length(self) -> int:
         """Tokens of a sequence."""
-        return self.length or self.model.block_size
+        return self.block_size or self.model.block_size
 
     @property
     def local_length(self) -> int:
@@ -167,15 +225,15 @@ class RunSettings:
     @property
     def sequences(self) -> int:
         """Sequences of a micro-batch on one rank."""
-        return self.sequences_of(self.global_batch)
+        return self.sequences_of(self.global_batch_size)
 
     @property
     def accumulation(self) -> int:
-        return self.global_batch // (self.sequences * self.layout.data_parallel)
+        return self.global_batch_size // (self.sequences * self.layout.data_parallel)
 
     def sequences_of(self, batch: int) -> int:
         """Sequences of a micro-batch on one rank in a step of `batch` sequences; 0 if the ranks cannot share the step."""
-        return micro_batch(batch, self.micro_batch, self.layout.data_parallel, self.layout.pipeline)
+        return micro_batch(batch, self.micro_batch_size, self.layout.data_parallel, self.layout.pipeline)
 
     @property
     def micro_batches(self) -> dict[int, int]:
@@ -188,17 +246,17 @@ class RunSettings:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.global_batch * self.sequence_length
+        return self.global_batch_size * self.sequence_length
 
     @property
     def tokens(self) -> int:
         """Tokens of the whole run."""
-        return self.tokens_before(self.steps)
+        return self.tokens_before(self.max_steps)
 
     @property
     def stages(self) -> Stages:
         """The stages of the ramp; a constant batch has one stage."""
-        return self.ramp or ((0, self.global_batch),)
+        return self.ramp or ((0, self.global_batch_size),)
 
     def dense_peak(self, hardware: Hardware) -> float | None:
         """The dense peak of the run's matrix products in TFLOP/s, or None if it is unknown."""
@@ -208,9 +266,13 @@ class RunSettings:
         """Whether weights, gradients and optimizer state are in host memory, and the device is a GPU with memory of its own."""
         return cuda and self.layout.cpu_offload
 
-    def with_checkpointing(self, mode: Any) -> RunSettings:
+    def with_checkpointing(self, mode: Any) -> PlannedRun:
         """These settings with another `compute.activation_checkpointing`."""
         return replace(self, compute=replace(self.compute, activation_checkpointing=mode))
+
+    def with_chunk_size(self, size: int) -> PlannedRun:
+        """These settings with another `loss.chunk_size`."""
+        return replace(self, loss=replace(self.loss, chunk_size=size))
 
     def tokens_before(self, step: int) -> int:
         """Tokens in the first `step` steps."""
@@ -234,23 +296,22 @@ class RunSettings:
             layout.expert,
             self.compute,
             self.precision,
-            self.chunk_size,
+            self.loss.chunk_size,
             reshards=not layout.kept.weights and layout.sizes.data_parallel * layout.context > 1,
         )
         if own is not None:
             found += _problems_of_own(self, own)
-        batches: dict[int, int | None] = {size * length: length for _, size in self.ramp} or {self.global_batch: None}
-        shared = (
-            batch_problem(size, self.micro_batch, layout.data_parallel, pipeline, length=unit) for size, unit in batches.items()
-        )
+        batches: dict[int, int | None] = {size * length: length for _, size in self.ramp} or {self.global_batch_size: None}
+        most, ranks = self.micro_batch_size, layout.data_parallel
+        shared = (batch_problem(size, most, ranks, pipeline, length=unit) for size, unit in batches.items())
         return [*found, *filter(None, shared)]
 
 
-def _problems_of_own(run: RunSettings, model: OwnModel) -> list[str]:
+def _problems_of_own(run: PlannedRun, model: OwnModel) -> list[str]:
     """Why a run cannot train a user's module."""
     from lit_llm.models import custom  # imports torch
 
-    found = model.architecture.problems(GPTConfig(), run.chunk_size, run.compute)
+    found = model.architecture.problems(GPTConfig(), run.loss.chunk_size, run.compute)
     if run.compute.activation_checkpointing != "none" and all(weight.block is None for weight in weights_of(model)):
         found.append(custom.blocks_problem(model.architecture.class_path, ["compute.activation_checkpointing"]))
     return found
