@@ -51,8 +51,8 @@ class BatchRamp(_PutsBack):
 
     The data module, or else the LightningModule, has `micro_batch_tokens` (`contracts.py`), and the train_dataloader yields
     micro-batches of that size. For an exact resume, it begins each rank after the micro-batches of `trainer.global_step` steps.
-    Those of n steps are `tokens_before(n) // (micro_batch_tokens * ranks)` if all have one size. If an epoch ends within a
-    step, Lightning makes the step with the micro-batches so far.
+    If all have one size, n steps have `tokens_before(n) // (micro_batch_tokens * ranks)` micro-batches on each rank. If an
+    epoch ends within a step, Lightning makes the step with the micro-batches so far.
 
     Logs: nothing.
 

@@ -1,4 +1,4 @@
-"""What callbacks ask of a LightningModule, a data module, a strategy or each other: attributes that they use where they exist.
+"""Attributes of a LightningModule, a data module, a strategy or a callback that callbacks use where they exist.
 
 Each Protocol is optional. `offered` says whether a thing has all of its attributes, and none of them is None.
 """

@@ -1,4 +1,4 @@
-"""The same order of summation in every step of DistributedDataParallel."""
+"""Makes DistributedDataParallel sum gradients in the same order in every step."""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ class ExpertBalance(Callback):
         `experts/load`: tokens of the busiest expert divided by the mean tokens of an expert, in the least balanced layer.
         `experts/dead`: number of experts, in all layers, without a token.
         `experts/bias`: largest distance of an expert's bias from the mean bias of its layer.
-        What the module says as well (`router_means`), mean over layers. `LanguageModel`: `experts/entropy`, of the router's
-        probabilities in nats, and `experts/z`, logsumexp(logits)², which grows with the logits; means over tokens.
+        `experts/NAME`: mean over layers of each value in the module's `router_means`. `LanguageModel` has two, which are means
+            over tokens: `entropy` of the router's probabilities, in nats, and `z`, logsumexp(logits)², which grows with the
+            logits.
 
     Contract:
         Needs a module with `expert_counts` and `expert_biases` (`contracts.py`).

@@ -24,7 +24,7 @@ from .ranges import Domain, check_ranges
 def total_norm(grads: Iterable[Tensor]) -> Tensor:
     """Global L2 norm in fp32 (float64 for float64 gradients): a plain 0-d tensor on the first gradient's device.
 
-    Of a sharded gradient (DTensor), all shards count. Gradients are grouped by mesh and placement first, because norms of
+    All shards of a sharded gradient (DTensor) count. Gradients are grouped by mesh and placement first, because norms of
     differently distributed tensors, or of DTensors and plain ones, cannot be stacked.
     """
     groups: dict[Any, list[Tensor]] = defaultdict(list)
@@ -71,7 +71,7 @@ def optimizer_device(optimizer: torch.optim.Optimizer) -> torch.device:
 
 
 def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply gradients in place by a 0-d tensor. Of a DTensor, multiplies the local shard, without communication."""
+    """Multiply gradients in place by a 0-d tensor. A DTensor's local shard is multiplied, without communication."""
     by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
     for grad in grads:
         local = local_part(grad)

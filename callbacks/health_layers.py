@@ -22,7 +22,7 @@ SAMPLED = 2**14
 def trained_parameters(trainer: Trainer, pl_module: LightningModule) -> tuple[list[tuple[str, Tensor]], int]:
     """(names and parameters that the optimizer has, number of ranks that hold each or parts of it). For one optimizer.
 
-    Of a pipeline, those of this stage, without what counts on another rank.
+    In a pipeline, a rank lists only the parameters of its stage, without those that count on another rank.
     """
     pipeline = offered(trainer.strategy, SplitsLayers)
     ranks, repeated = (1, ()) if pipeline is None else (pipeline.pipeline_mesh.size(), pipeline.repeated_parameters)
@@ -75,7 +75,7 @@ def layers_of(named: Iterable[tuple[str, Tensor]], blocks: str) -> dict[str, lis
 
 
 def share_of_square(tensor: Tensor, ranks: int) -> Tensor:
-    """What this rank adds to the squared norm of a tensor: 0-d. The sum over the ranks is the squared norm.
+    """This rank's part of the squared norm of a tensor, as a 0-d tensor. The sum over the ranks is the squared norm.
 
     Args:
         ranks: number of ranks that hold the tensor or parts of it.

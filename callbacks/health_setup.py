@@ -17,9 +17,10 @@ from .contracts import fact_of_data
 
 
 def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict[str, float]:
-    """The facts by tag, as docs/reference/health.md explains them. What cannot be known is left out.
+    """The facts by tag, as docs/reference/health.md explains them. A fact that cannot be known is left out.
 
-    Of sharded parameters the whole counts, but the gain is that of this rank's shards. Of a pipeline, the stage counts.
+    A sharded parameter counts as a whole, but `setup/initial_gain` is computed from this rank's shards. In a pipeline, the
+    facts are about this rank's stage.
 
     Args:
         rows: of the embedding; 0 if there is none.
@@ -81,7 +82,7 @@ def _alike(linear: nn.Linear) -> bool:
 
 
 def _root_mean_square(linear: nn.Linear) -> float:
-    """Of the weights; 0 of none. One at a time: a norm in fp32 of narrower weights copies them."""
+    """Root mean square of the weights; 0 if this rank has none. The norm of weights narrower than fp32 takes a copy of them."""
     weight = local_part(linear.weight.detach())
     norm = torch.linalg.vector_norm(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
     return norm.item() / max(1, weight.numel()) ** 0.5

@@ -52,7 +52,8 @@ class ValidationOverlap:
     """The share of spans of the validation text that have occurred in training since it was validated first.
 
     At most 4,096 spans are remembered on a rank. Spans that the validation text has several times, such as those of a template,
-    do not count. Of fewer than 40 spans on all ranks, as with `limit_val_batches`, there is no share: it would be chance.
+    do not count. If all ranks together have fewer than 40 spans, as with `limit_val_batches`, there is no share, because it
+    would be chance.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ class _Seen:
 
     Args:
         sampled: one in this many hashes is counted, a power of 2. The choice depends on the tokens alone, so that a copy is
-            found at any position. Of one in 16 spans, the table has those of about the last million tokens.
+            found at any position. If one in 16 spans is counted, the table reaches back about a million tokens.
     """
 
     def __init__(self, name: str, sampled: int) -> None:

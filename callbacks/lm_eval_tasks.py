@@ -61,7 +61,7 @@ class LmEvalTasks:
 
     @property
     def names(self) -> list[str]:
-        """Of all tasks, those of groups included."""
+        """The names of all tasks, also of those in groups."""
         return list(self._loaded["tasks"])
 
     def check(self, scorer: LogLikelihoods) -> list[str]:

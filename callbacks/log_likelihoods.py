@@ -18,7 +18,7 @@ from .errors import UserError
 
 
 class Score(NamedTuple):
-    """What the model thinks of a continuation."""
+    """How likely the model finds a continuation."""
 
     log_likelihood: float
     """Sum over its tokens, in nats."""

@@ -86,7 +86,7 @@ class Domain:
         return None if self.accepts(value) else f"is {shown(value)}, but must be {self.rule(value)}"
 
     def rule(self, value: Any) -> str:
-        """What a value must be, for one that is refused. Names the bound that it violates, and narrow bounds always."""
+        """The rule that a refused value breaks. The rule names the bound that the value violates, and narrow bounds always."""
         number = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
         low = f"{'above' if self.above_low else 'at least'} {_written(self.low)}" if self.low > -LARGEST else ""
         high = f"{'below' if self.below_high else 'at most'} {_written(self.high)}"
