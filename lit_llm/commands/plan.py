@@ -252,19 +252,19 @@ def _compare(
 ) -> int:
     from lit_llm.reporting.plan_text import SWEEP, summary, sweep_row, table_rows
 
-    found, many, said = list[sweep.Variant](), math.prod(map(len, axes.values())), time.monotonic()
+    compared, many, said = list[sweep.Variant](), math.prod(map(len, axes.values())), time.monotonic()
     for variant in sweep.variants(axes, settings, layout, hardware, options):
-        found.append(variant)
+        compared.append(variant)
         if time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
-            print(f"planned {len(found)} of {many} combinations", file=sys.stderr)
+            print(f"planned {len(compared)} of {many} combinations", file=sys.stderr)
     limited = own.max_memory is not None or own.deadline is not None
-    best = sweep.cheapest(found, max_memory_gb=own.max_memory, deadline_hours=own.deadline) if limited else None
+    best = sweep.cheapest(compared, max_memory_gb=own.max_memory, deadline_hours=own.deadline) if limited else None
     if own.html is not None:
         from lit_llm.reporting.plan_sweep_page import sweep_page
 
-        write_new(Path(own.html), sweep_page(found, best, own.command), replace=own.replace, flag="--html")
-    shown = found if own.sweep else [v for v in found if v is best]  # without --sweep, only the chosen one is of interest
+        write_new(Path(own.html), sweep_page(compared, best, own.command), replace=own.replace, flag="--html")
+    shown = compared if own.sweep else [v for v in compared if v is best]  # without --sweep, only the chosen one is of interest
     if own.json:
         raw = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]
         print(json.dumps({"variants": raw, "cheapest": best.values if best else None}, indent=2))
@@ -275,16 +275,16 @@ def _compare(
             print(f"no plan: {problem}")
         if best is not None:
             print(f"cheapest that fits: {_combination(best)}")
-    if best is not None or (not limited and sweep.fitting(found, None)):
+    if best is not None or (not limited and sweep.fitting(compared, None)):
         return 0
     print("no combination fits the devices and the limits (--max_memory, --deadline, --sweep)", file=sys.stderr)
-    nearest = sweep.nearest(found, own.max_memory)
+    nearest = sweep.nearest(compared, own.max_memory)
     if nearest is not None and (plan := nearest.plan) is not None:
         print(f"nearest: {_combination(nearest)}", file=sys.stderr)
         print(*(f" {name:7} {said}" for name, said in summary(plan)[:2]), sep="\n", file=sys.stderr)
-        more = max(v.plan.settings.layout.devices for v in found if v.plan is not None) * 2
+        more = max(v.plan.settings.layout.devices for v in compared if v.plan is not None) * 2
         helps = f"to mend it: more devices (--sweep devices={more}), other hardware"
-        if nearest not in sweep.fitting(found, own.max_memory):
+        if nearest not in sweep.fitting(compared, own.max_memory):
             print(f"{helps} or a higher --max_memory", file=sys.stderr)
         elif plan.run_seconds is not None:
             print(f"{helps}, fewer tokens (--trainer.max_steps) or a later --deadline", file=sys.stderr)

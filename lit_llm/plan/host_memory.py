@@ -32,21 +32,20 @@ PROCESS_BYTES = 200_000_000
 _STORED = ("weights", "weight average", "optimizer state", "gradients")
 
 
-def memory_problem(run: Run, made: Objects) -> str | None:
+def memory_problem(run: Run, objects: Objects) -> str | None:
     """Why a run of `fit` cannot be held in memory, in one sentence; None if it can, or if that is unknown.
 
     On a GPU this also decides what FSDP2 keeps whole, where that is auto. A run that is thrown away is estimated with its
     smallest batch, because `check` reduces the batch.
     """
-    trainer = made.trainer
+    trainer = objects.trainer
     assert trainer is not None
     device = trainer.strategy.root_device
     if device.type not in ("cpu", "cuda"):
         return None
     try:
-        settings = resolved(
-            _settings(made, trainer, run.config.trainer.precision, cut=run.scratch), this_machine(measure=False, device=device)
-        )
+        settings = _settings(objects, trainer, run.config.trainer.precision, cut=run.scratch)
+        settings = resolved(settings, this_machine(measure=False, device=device))
         ranks = peaks_of_ranks(settings, cuda=device.type == "cuda")
     except UserError:
         return None  # a strategy or precision that the planner does not know
@@ -58,13 +57,13 @@ def memory_problem(run: Run, made: Objects) -> str | None:
     return _problem(ranks, trainer, settings)
 
 
-def _settings(made: Objects, trainer: Trainer, precision: str, *, cut: bool) -> PlannedRun:
-    model, data, optimizer = made.parts["model"], made.data, made.optimizer
+def _settings(objects: Objects, trainer: Trainer, precision: str, *, cut: bool) -> PlannedRun:
+    model, data, optimizer = objects.parts["model"], objects.data, objects.optimizer
     assert optimizer is not None
-    planned = planned_model(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), made.architecture)
+    planned = planned_model(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), objects.architecture)
     layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
     steps = max(1, trainer.max_steps)  # memory does not depend on it
-    settings = PlannedRun.of(made.parts, planned, optimizer, layout, precision, steps)
+    settings = PlannedRun.of(objects.parts, planned, optimizer, layout, precision, steps)
     if not settings.optimizer.is_known:
         settings = replace(settings, optimizer=Optimizer("SGD"))  # no state, so that no optimizer is overestimated
     if cut:
