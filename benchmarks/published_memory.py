@@ -79,7 +79,7 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
 
     selective = program.every_second and settings.compute.activation_checkpointing == 2
     recomputed = "cheap" if selective else settings.compute.activation_checkpointing
-    whole = replace(layout, strategy="single", shards="nothing")  # what is sharded is counted below
+    whole = replace(layout, strategy="single")  # what is sharded is counted below
     traced = replace(settings, precision="bf16-true", layout=whole).with_checkpointing(recomputed)
     step = Step(traced, settings.sequences, settings.accumulation, rank, cuda=True, gradients_exist=True)
     peaks = {moment: peak | {"gradients": 0} for moment, peak in micro_batch(step).peaks.items()}

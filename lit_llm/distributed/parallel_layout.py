@@ -40,8 +40,6 @@ class Layout:
     """The parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
 
     Attributes:
-        shards: what the ranks of a shard group split: "nothing", "optimizer" (ZeRO-1), "gradients" (ZeRO-2: gradients and
-            optimizer state), or "parameters" (ZeRO-3 and FSDP: all three).
         kept: what FSDP2 keeps whole. Weights that are not kept are freed between forward and backward, and between
             micro-batches; gradients that are not kept are reduced over shards after each micro-batch.
         auto: "weights", "gradients", or both, if the hardware decides on keeping them (`lit_llm.plan.memory.resolved`).
@@ -56,7 +54,6 @@ class Layout:
     replicate: int = 1
     shard: int = 1
     tensor_parallel: int = 1
-    shards: str = "nothing"
     kept: KeptWhole = NOTHING_KEPT
     auto: tuple[Literal["weights", "gradients"], ...] = ()
     prefetch: int = 1
@@ -85,6 +82,14 @@ class Layout:
         return self.strategy not in _WITHOUT_MESH
 
     @property
+    def shards(self) -> str:
+        """What the ranks of a shard group split: "nothing"; "optimizer" state (ZeRO-1); "gradients" and state (ZeRO-2); or
+        "parameters" and both (ZeRO-3 and FSDP)."""
+        if self.is_mesh:
+            return "parameters" if self.shard * self.context > 1 else "nothing"
+        return {"zero1": "optimizer", "zero2": "gradients"}.get(self.strategy, "nothing")
+
+    @property
     def fsdp2(self) -> bool:
         """Whether FSDP2 wraps the model: to gather weights, or only to add the gradients of replicas."""
         return self.shards == "parameters" or (self.is_mesh and (self.data_parallel * self.context > 1 or self.cpu_offload))
@@ -107,7 +112,7 @@ class Layout:
 
     def sharded(self) -> Layout:
         """The layout that the recipe `FSDP2` has on the same devices."""
-        layout = replace(self, strategy="fsdp2", replicate=1, shard=self.data_parallel, shards="parameters")
+        layout = replace(self, strategy="fsdp2", replicate=1, shard=self.data_parallel)
         return replace(layout, bucket_copies=False, auto=("weights", "gradients"))
 
     def smaller_meshes(self, devices_per_node: int) -> Iterator[tuple[str, Layout]]:
@@ -120,7 +125,6 @@ class Layout:
             while mesh.shard % times == 0 and (name == "pipeline" or size * times <= devices_per_node):
                 value: Any = mesh.pipeline._replace(ranks=size * times) if name == "pipeline" else size * times
                 smaller = replace(mesh, shard=mesh.shard // times, **{name: value})
-                smaller = replace(smaller, shards="parameters" if smaller.shard * smaller.context > 1 else "nothing")
                 yield f"{words}{flag}{name} {size * times} {flag}shard auto", smaller
                 times *= 2
 
@@ -173,7 +177,6 @@ def mesh_layout(
         sizes.replicate,
         sizes.shard,
         sizes.tensor_parallel,
-        shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
         kept=keep(*asked.values(), pipeline=sizes.pipeline > 1, weight_bytes=1, gradient_bytes=1, memory=0),
         auto=tuple(name for name, value in asked.items() if value == "auto" and name not in settled),  # type: ignore[misc]
         context=sizes.context,

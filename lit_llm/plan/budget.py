@@ -33,17 +33,17 @@ def budget(
     best = math.sqrt(flops / (6 * TOKENS_PER_PARAMETER))
     sizes = {name: (n, flops / (6 * n)) for name, n in {"optimal": best, "half": best / 2, "twice": best * 2}.items()}
     sizes |= {} if run is None else {"this run": run[:2]}
-    found = {
+    figures = {
         "flops": flops,
         "models": [
             {"name": name, "parameters": n, "tokens": d, "loss": chinchilla_loss(n, d)} for name, (n, d) in sizes.items()
         ],
     }
     if hardware is None or speed is None:
-        return found
+        return figures
     seconds, usd_hour = flops / speed, hardware.usd_hour(options.price_usd_hour)
     hours = seconds * devices / 3600
-    return found | {
+    return figures | {
         "hardware": f"{devices:,} x {hardware.name}",
         "speed": said,
         "seconds": seconds,

@@ -76,8 +76,8 @@ class Collective(NamedTuple):
 
 def fullest_stage(settings: PlannedRun) -> Weights:
     """The weights of the pipeline rank that stores most elements, as one of its tensor-parallel ranks has them."""
-    held = (settings.weights_of_rank(rank) for rank in range(settings.layout.pipeline.ranks))
-    return max(held, key=lambda each: sum(weight.split for weight in each))
+    stages = (settings.weights_of_rank(rank) for rank in range(settings.layout.pipeline.ranks))
+    return max(stages, key=lambda each: sum(weight.split for weight in each))
 
 
 def collectives_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
@@ -89,12 +89,12 @@ def collectives_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> list[
     weights, sharing, tp = settings.weights_of_rank(rank), layout.divisor("parameters"), layout.tensor_parallel
     apart = tuple(weight for weight in weights if weight.experts and settings.experts_apart)
     local = tuple(weight for weight in weights if weight not in apart)
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     if layout.expert > 1 or layout.context > 1 or tp > 1:
-        found += _of_blocks(settings, rank, cuda=cuda)
+        collectives += _of_blocks(settings, rank, cuda=cuda)
     if apart and (holders := settings.holders(sharing)) > 1:
         sizes = (*gathered_bytes(apart, *settings.sizes), reduced_bytes(apart))
-        found += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept, forwards=forwards)
+        collectives += fsdp_collectives(*sizes, holders, stride=layout.expert, kept=layout.kept, forwards=forwards)
     if tp > 1:  # gradients of replicated weights: summed when FSDP2 scatters them, or twice, for their norm and for the update
         replicated = (
             *(".ahead.weight", ".query_latent.weight", ".rotary_key.weight"),
@@ -102,15 +102,16 @@ def collectives_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> list[
         )
         size = reduced_bytes(tuple(weight for weight in local if weight.name.endswith(replicated)))
         each = sharing > 1 and not layout.kept.gradients
-        found += [Collective("tensor parallel", "all_reduce", size, tp, each=each)] * (1 if sharing > 1 else 2)
+        collectives += [Collective("tensor parallel", "all_reduce", size, tp, each=each)] * (1 if sharing > 1 else 2)
     if layout.pipeline.ranks > 1:
-        found += _of_stages(settings, rank, local)
+        collectives += _of_stages(settings, rank, local)
     if sharing > 1:
         blocks, others = gathered_bytes(local, *settings.sizes)
         if isinstance(settings.model, GPTConfig) and not (settings.model.tie_embeddings or layout.kept.weights):
             looked_up = sum(stage.first + stage.ahead for stage in settings.pipeline_stages(rank))
             others += gathered_bytes(_embedding(local), *settings.sizes)[1] * max(0, looked_up - 1)
-        found += fsdp_collectives(blocks, others, reduced_bytes(local), sharing, stride=tp, kept=layout.kept, forwards=forwards)
+        sizes = (blocks, others, reduced_bytes(local))
+        collectives += fsdp_collectives(*sizes, sharing, stride=tp, kept=layout.kept, forwards=forwards)
     if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
         purpose, ranks = "gradients scattered, weights gathered", layout.shard
         if layout.replicate > 1:
@@ -118,13 +119,13 @@ def collectives_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> list[
         whole = reduced_bytes(local) if sharing > 1 else stored_bytes(local, settings.weight_bytes, trainable=True)
         whole += average_bytes(apart)
         stride = layout.data_parallel * layout.context // ranks * tp
-        found.append(Collective(purpose, "all_reduce", whole / sharing, ranks, stride, overlap=2 / 3))
+        collectives.append(Collective(purpose, "all_reduce", whole / sharing, ranks, stride, overlap=2 / 3))
     if settings.offloads(cuda=cuda):
-        found += _host_copies(settings, weights)
+        collectives += _host_copies(settings, weights)
     if optimizer.is_muon and layout.devices > 1:
         muon = MuonWork.of(settings.weights_of_rank(rank, whole=True), layout, normuon=optimizer.normuon)
-        found += muon_collectives(muon, settings.weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda))
-    return found
+        collectives += muon_collectives(muon, settings.weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda))
+    return collectives
 
 
 def _embedding(weights: Weights) -> Weights:
@@ -175,18 +176,18 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
     size = sum(map(math.prod, work.matrices)) * iterate_bytes
     heights = 4 * sum(shape[0] for shape in work.matrices)  # bytes of NorMuon's fp32 number per row
     muon = partial(Collective, "Muon's updates", overlap=0.0)
-    found, stride = [], 1
+    collectives, stride = [], 1
     for n in work.dimensions:
-        found += 2 * [muon("all_to_all", size / (work.shards * work.rows), n, stride)]
-        found += [muon("all_reduce", heights, n, stride)] * work.normuon
+        collectives += 2 * [muon("all_to_all", size / (work.shards * work.rows), n, stride)]
+        collectives += [muon("all_reduce", heights, n, stride)] * work.normuon
         stride *= n
     if work.rows > 1:
-        found.append(muon("broadcast", size / work.shards, work.rows, stride))
-        found += [muon("all_reduce", heights, work.rows, stride)] * work.normuon
+        collectives.append(muon("broadcast", size / work.shards, work.rows, stride))
+        collectives += [muon("all_reduce", heights, work.rows, stride)] * work.normuon
     if divided := [stack for stack in work.stacks if work.divides(stack)]:
         size = sum(map(math.prod, divided)) // work.expert * parameter_bytes
-        found.append(muon("all_gather", size, work.shards // work.expert, work.expert))
-    return found
+        collectives.append(muon("all_gather", size, work.shards // work.expert, work.expert))
+    return collectives
 
 
 def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
@@ -195,7 +196,7 @@ def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collectiv
     The traced tensors have no values, so all experts get equally many rows. The loss of a split vocabulary is added: it gathers
     three fp32 numbers a token from each rank, and again for each token that is predicted ahead.
     """
-    layout, counts, found = settings.layout, stages_work(settings, rank, cuda=cuda).counts[4:], list[Collective]()
+    layout, counts, collectives = settings.layout, stages_work(settings, rank, cuda=cuda).counts[4:], list[Collective]()
     groups = {
         "tensor": ("tensor parallel", layout.tensor_parallel, 1),
         "context": ("between ranks of a sequence", layout.context, layout.tensor_parallel),
@@ -204,10 +205,10 @@ def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collectiv
     for (group, kind), size, calls in zip(TRAFFIC, counts[::2], counts[1::2], strict=True):
         purpose, ranks, stride = groups[group]
         if calls:
-            found.append(Collective(purpose, kind, size, ranks, stride, each=True, calls=calls))
+            collectives.append(Collective(purpose, kind, size, ranks, stride, each=True, calls=calls))
     tokens, tp = settings.sequences * settings.local_length, layout.tensor_parallel
     losses = sum(stage.last + stage.ahead for stage in settings.pipeline_stages(rank)) if tp > 1 else 0
-    return [*found, *[Collective("tensor parallel", "all_gather", 12 * tokens * tp, tp, each=True)] * losses]
+    return [*collectives, *[Collective("tensor parallel", "all_gather", 12 * tokens * tp, tp, each=True)] * losses]
 
 
 def _of_stages(settings: PlannedRun, rank: int, local: Weights) -> list[Collective]:
@@ -229,10 +230,10 @@ def _of_stages(settings: PlannedRun, rank: int, local: Weights) -> list[Collecti
 
 def bytes_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> dict[str, float]:
     """Bytes that a rank of the pipeline sends per optimizer step, by purpose."""
-    found: dict[str, float] = defaultdict(float)
+    totals: dict[str, float] = defaultdict(float)
     for each in collectives_of_rank(settings, rank, cuda=cuda):
-        found[each.purpose] += each.sent(settings.accumulation)
-    return {purpose: sent for purpose, sent in found.items() if sent}
+        totals[each.purpose] += each.sent(settings.accumulation)
+    return {purpose: sent for purpose, sent in totals.items() if sent}
 
 
 def busiest_rank(settings: PlannedRun, *, cuda: bool) -> int:

@@ -59,8 +59,8 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
 
 
 def _is_text(data: TextDataModule, one: Input) -> bool:
-    found = isinstance(data, GivenFiles) and one.source.is_local and data.is_plain_text(one.source)
-    return found or one.settings.format == "text"
+    is_plain = isinstance(data, GivenFiles) and one.source.is_local and data.is_plain_text(one.source)
+    return is_plain or one.settings.format == "text"
 
 
 def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> DataFacts:
@@ -68,9 +68,9 @@ def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> D
     unknown = replace(facts, packing="known when the run starts: its first line says it")
     if missing or data.block_size is None or not isinstance(data, TokenShards | Mixture):
         return unknown
-    found = [planned(stream, size=data.block_size) for stream in data.open_split("train")]
-    known = [counts for counts in found if counts is not None]
-    if len(known) < len(found):
+    streams = [planned(stream, size=data.block_size) for stream in data.open_split("train")]
+    known = [counts for counts in streams if counts is not None]
+    if len(known) < len(streams):
         return unknown
-    made, other = (sum(each, Counts()) for each in zip(*known, strict=True))
-    return replace(facts, sequences=made.blocks, packing=report(made, other))
+    packed, other = (sum(each, Counts()) for each in zip(*known, strict=True))
+    return replace(facts, sequences=packed.blocks, packing=report(packed, other))

@@ -42,9 +42,8 @@ def memory_problem(objects: RunObjects) -> str | None:
     if device.type not in ("cpu", "cuda"):
         return None
     try:
-        settings = resolved(
-            _settings(objects, spec.config.trainer.precision, cut=spec.scratch), this_machine(measure=False, device=device)
-        )
+        settings = _settings(objects, spec.config.trainer.precision, cut=spec.scratch)
+        settings = resolved(settings, this_machine(measure=False, device=device))
         ranks = peaks_of_ranks(settings, cuda=device.type == "cuda")
     except UserError:
         return None  # a strategy or precision that the planner does not know

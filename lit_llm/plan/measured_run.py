@@ -107,19 +107,19 @@ def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
     return run, gbps.get("disk/write")
 
 
-def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredRun:
-    """The measured run that the values `found` of a JSON file describe.
+def _as_measured(source: Path, values: dict[str, Any], problem: str) -> MeasuredRun:
+    """The measured run that the `values` of a JSON file describe.
 
     Raises:
         UserError: `problem`, because a value is missing or has a wrong type.
     """
     try:
-        seconds, rows = float(found["measured"]["step_seconds"]), int(found["measured"]["rows"])
+        seconds, rows = float(values["measured"]["step_seconds"]), int(values["measured"]["rows"])
         if not (math.isfinite(seconds) and seconds > 0):
             raise ValueError
-        hardware = dict(found["hardware"])
+        hardware = dict(values["hardware"])
         known = device_of(hardware.pop("name"), hardware)
-        return MeasuredRun(source, _settings(found["settings"]), known, seconds, rows)
+        return MeasuredRun(source, _settings(values["settings"]), known, seconds, rows)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
         raise UserError(problem) from None
 
@@ -138,7 +138,8 @@ def settings_values(settings: PlannedRun) -> dict[str, Any]:
     """The settings as values for JSON, without the size of the data and the rates."""
     run = replace(settings, data=DataFacts(), schedule=Schedule(settings.schedule.kind))
     values = {key: attrgetter(name)(run) for key, name in _FIELDS.items()} | {"z_loss": bool(run.loss.z_loss)}
-    return {key: asdict(value) if hasattr(value, "__dataclass_fields__") else value for key, value in values.items()}
+    values = {key: asdict(value) if hasattr(value, "__dataclass_fields__") else value for key, value in values.items()}
+    return values | {"layout": values["layout"] | {"shards": run.layout.shards}}
 
 
 def _settings(values: dict[str, Any]) -> PlannedRun:
@@ -148,7 +149,8 @@ def _settings(values: dict[str, Any]) -> PlannedRun:
     from lit_llm.models.loss import LossConfig
 
     given = {_FIELDS[key]: value for key, value in values.items()}
-    layout, lora, model = values["layout"], values["lora"], values["model"]
+    layout, lora, model = dict(values["layout"]), values["lora"], values["model"]
+    del layout["shards"]  # follows from the others
     kept, pipeline = KeptWhole(*layout["kept"]), PipelineLayout(*layout["pipeline"])
     own = "architecture" in model and Architecture(**model["architecture"])
     parts = {

@@ -84,11 +84,11 @@ def most_memory(settings: PlannedRun, memory: Memory) -> int | None:
         return None
     layout, parts = settings.layout, memory.parts
     dimensions = (layout.replicate, layout.shard, layout.context, layout.tensor_parallel, layout.expert, layout.pipeline.ranks)
-    found = MOST * memory.reserved + COMMUNICATOR_GB * 1e9 * sum(ranks > 1 for ranks in dimensions)
+    needed = MOST * memory.reserved + COMMUNICATOR_GB * 1e9 * sum(ranks > 1 for ranks in dimensions)
     if settings.compute.float8 and settings.compute.activation_checkpointing != "full":  # two copies for the backward pass
         weights = (weight for rank in range(layout.pipeline.ranks) for weight in settings.weights_of_rank(rank))
-        found += 2 * sum(w.total for w in weights if w.block is not None) / layout.pipeline.ranks
-    return round(found + parts.get("activations", 0) * (layout.expert > 1))
+        needed += 2 * sum(w.total for w in weights if w.block is not None) / layout.pipeline.ranks
+    return round(needed + parts.get("activations", 0) * (layout.expert > 1))
 
 
 def peak_memory(settings: PlannedRun, *, cuda: bool) -> Memory:
@@ -117,8 +117,8 @@ def fits_host(settings: PlannedRun, hardware: Hardware) -> bool:
 def peaks_of_ranks(settings: PlannedRun, *, cuda: bool) -> list[Memory]:
     """Peak memory of each pipeline rank (without a pipeline, of one rank), in the stage of a batch ramp that needs most."""
     ranks, sizes = range(settings.layout.pipeline.ranks), settings.micro_batches.items()
-    found = ([_memory_of_rank(Step(settings, *size, rank, cuda=cuda)) for rank in ranks] for size in sizes)
-    return max(found, key=lambda ranks: max(rank.needed for rank in ranks))
+    memories = ([_memory_of_rank(Step(settings, *size, rank, cuda=cuda)) for rank in ranks] for size in sizes)
+    return max(memories, key=lambda ranks: max(rank.needed for rank in ranks))
 
 
 def _memory_of_rank(step: Step) -> Memory:
@@ -141,11 +141,11 @@ def _memory_of_rank(step: Step) -> Memory:
             steps = [step, later]
         elif is_views:  # the gradients are the buckets of the step before
             steps = [later]
-    for made in map(micro_batch, steps):
-        for moment, peak in made.peaks.items():
+    for played in map(micro_batch, steps):
+        for moment, peak in played.peaks.items():
             # The loss cannot use what blocks freed in the forward pass: its buffers are larger than theirs.
-            freed = made.peaks["forward"]["activations"] - peak["activations"] if moment == "loss head" else 0
-            moments.append((moment, peak | buckets, max(0, freed) - made.on_other_streams.get(moment, 0)))
+            freed = played.peaks["forward"]["activations"] - peak["activations"] if moment == "loss head" else 0
+            moments.append((moment, peak | buckets, max(0, freed) - played.on_other_streams.get(moment, 0)))
     left = {"gradients": step.own_part(gradients), "optimizer work": work}
     moments.append(("optimizer step", left | (bucketed if copied else {}), 0))
     every = tuple((moment, {name: size for name, size in (resident | adds).items() if size}) for moment, adds, _ in moments)
@@ -154,7 +154,7 @@ def _memory_of_rank(step: Step) -> Memory:
     if step.cuda:
         pools = () if layout.divisor("parameters") == 1 else _pools(weights, layout, settings.sizes)
         reserved = reserved_bytes(sum(resident.values()), [(adds, more) for _, adds, more in moments], *pools)
-    return Memory(parts, moment, every, tuple(steps), reserved, made.notes, made.is_known)
+    return Memory(parts, moment, every, tuple(steps), reserved, played.notes, played.is_known)
 
 
 def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
@@ -162,18 +162,18 @@ def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
     settings, layout, cuda = step.settings, step.settings.layout, step.cuda
     weight_bytes, optimizer = settings.weight_bytes, settings.optimizer
     whole = settings.weights_of_rank(step.rank, whole=True)  # not split by tensor parallelism
-    found = {"weights": stored_bytes(weights, weight_bytes) // layout.divisor("parameters")}
-    found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
-    found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout)
+    stored = {"weights": stored_bytes(weights, weight_bytes) // layout.divisor("parameters")}
+    stored["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
+    stored["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes, layout)
     if settings.ema:
-        found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
+        stored["weight average"] = average_bytes(weights) // layout.divisor("parameters")
     work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
     if optimizer.is_muon:
         muon = MuonWork.of(whole, layout, normuon=optimizer.normuon)
         work = muon.work_bytes(weight_bytes, optimizer.newton_schulz_bytes(cuda=cuda), cuda=cuda)
     if isinstance(settings.model, OwnModel):
-        found["buffers"] = buffer_bytes(settings.model, weight_bytes)
-    return found, work
+        stored["buffers"] = buffer_bytes(settings.model, weight_bytes)
+    return stored, work
 
 
 def _pools(weights: Weights, layout: Layout, sizes: tuple[int, int]) -> tuple[int, int, int]:

@@ -69,7 +69,7 @@ def micro_batch(step: Step) -> MicroBatch:
 
 def one_micro_batch(settings: PlannedRun, *, cuda: bool) -> MicroBatch:
     """The work of a single micro-batch with eager blocks that are not sharded: its FLOPs and the bytes that it writes."""
-    layout = replace(settings.layout, strategy="single", shards="nothing", pipeline=NO_PIPELINE)
+    layout = replace(settings.layout, strategy="single", pipeline=NO_PIPELINE)
     alone = replace(settings, layout=layout, compute=replace(settings.compute, compile=False))
     return micro_batch(Step(alone, settings.sequences, cuda=cuda))
 
@@ -81,18 +81,18 @@ def stages_work(settings: PlannedRun, rank: int, *, cuda: bool) -> MicroBatch:
 
 
 def _of_stages(step: Step) -> MicroBatch:
-    passes, made, stages = Passes(step), MicroBatch(), step.settings.pipeline_stages(step.rank)
-    kind, held = step.gradients(passes.weights)
-    made.live[ACTIVATIONS], made.live[kind] = step.ids_bytes, held
+    passes, batch, stages = Passes(step), MicroBatch(), step.settings.pipeline_stages(step.rank)
+    kind, earlier = step.gradients(passes.weights)
+    batch.live[ACTIVATIONS], batch.live[kind] = step.ids_bytes, earlier
     for stage in stages:
-        passes.forward_pass(made, stage)
+        passes.forward_pass(batch, stage)
     if not step.gradients_exist:  # zero_grad, between forward and backward
-        made.live[GRADIENTS] -= held
+        batch.live[GRADIENTS] -= earlier
     for stage in stages:
-        passes.backward_pass(made, stage)
+        passes.backward_pass(batch, stage)
         if step.settings.reference_pass:
-            passes.reference_pass(made, stage)
-    return made
+            passes.reference_pass(batch, stage)
+    return batch
 
 
 def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
@@ -147,29 +147,29 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
             run.on_other_streams = {"backward": 0}
         return run
 
-    made, done = MicroBatch(), set[int]()
-    made.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
-    made.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in stages.values())
+    batch, done = MicroBatch(), set[int]()
+    batch.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
+    batch.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in stages.values())
     of_one = sum(buffers_after(task) for task in order if task.micro_batch == 0)
-    made.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
+    batch.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
     for task in order:
         kind = "backward" if task.kind == "gradients of weights" and task[1:] not in split else task.kind
         action = played(kind, task.stage, task.stage in done)
         others = sum(whole.values()) - whole[task.stage]
         for phase, peak in action.peaks.items():
             sent = action.on_other_streams[phase]  # a part of `peak`
-            made.compare(phase, added(made.live, [*peak.values()]), Bytes(others - sent, sent), action.flops)
-        made.live = added(made.live, action.live)
-        made.live[ACTIVATIONS] += moved * buffers_after(task)
+            batch.compare(phase, added(batch.live, [*peak.values()]), Bytes(others - sent, sent), action.flops)
+        batch.live = added(batch.live, action.live)
+        batch.live[ACTIVATIONS] += moved * buffers_after(task)
         if kind in ("backward", "gradients of weights"):
             done.add(task.stage)
-            made.live[GRADIENTS] = made.live[BUFFERS] = 0
+            batch.live[GRADIENTS] = batch.live[BUFFERS] = 0
             own = weights_of_stages(settings.weights, [stages[number] for number in sorted(done)])
-            kept, held = passes[1].step.gradients(own)
-            made.live[kept] = held
+            kept, gradients = passes[1].step.gradients(own)
+            batch.live[kept] = gradients
     if split and settings.compute.activation_checkpointing != "none":
-        made.notes = (_RECOMPUTED.format(layout.schedule),)
-    return made
+        batch.notes = (_RECOMPUTED.format(layout.schedule),)
+    return batch
 
 
 # -- passes of a GPT --------------------------------------------------------------------------------------------------
@@ -197,12 +197,12 @@ class Passes:
         layers = [None, *traced, None, *ahead]  # layer of each forward segment; None: no block
 
         def changes(segments: list[Segment]) -> list[Change]:
-            found = []
+            summed = []
             for segment, layer in zip(segments, layers, strict=True):
                 share = share_in_experts if layer is not None and model.layer(layer).experts else 1.0
-                found.append(Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights))
-            blocks = found[1 : len(traced) + 1]
-            return [found[0], *(blocks[i] for i in kinds), *found[len(traced) + 1 :]]
+                summed.append(Change.of(segment, partial(split_gradient, share), narrow_weights=step.narrow_weights))
+            blocks = summed[1 : len(traced) + 1]
+            return [summed[0], *(blocks[i] for i in kinds), *summed[len(traced) + 1 :]]
 
         forward, backward = body.passes[0], body.passes[1][::-1]
         if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
@@ -251,11 +251,11 @@ class Passes:
     def inputs_pass(self, run: MicroBatch, stage: StageShare) -> None:
         """Play a backward pass that computes only the gradients of inputs."""
         (blocks, norms), (head, release) = self._parts(self.inputs, stage), self.head_inputs
-        held = self.gathered(stage).forward(0)
+        gathered = self.gathered(stage).forward(0)
         for change in () if norms[-1] is None else (head, norms[-1]):
-            run.play("loss head", change, held)
+            run.play("loss head", change, gathered)
         for change in blocks[::-1] + [release] * stage.last:
-            run.play("backward", change, held)
+            run.play("backward", change, gathered)
 
     @staticmethod
     def _parts(changes: list[Change], stage: StageShare) -> tuple[list[Change], list[Change | None]]:

@@ -88,7 +88,7 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
     trainable = [weight for weight in weights if weight.group is not None]
     if optimizer.name == "AdamW8bit":
         return sum(w.total for w in trainable) * 2 * (1 + 4 / 256)
-    return int(sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.held for w in trainable))
+    return int(sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.share for w in trainable))
 
 
 def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, layout: Layout | None = None) -> int:
@@ -98,11 +98,11 @@ def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, 
     """
     if not optimizer.normuon:
         return 0
-    shared, found = MuonWork.of((), layout), 0
+    shared, total = MuonWork.of((), layout), 0
     for weight in filter(_takes_muon, whole):
         rows = shared.experts_of_rank(weight.shape) * weight.shape[1] if weight.group == "experts" else weight.shape[0]
-        found += weight.itemsize(parameter_bytes) * rows
-    return found
+        total += weight.itemsize(parameter_bytes) * rows
+    return total
 
 
 def _takes_muon(weight: Weight) -> bool:
@@ -244,11 +244,11 @@ class MuonWork:
         whole = [self.experts_of_rank(stack) * math.prod(stack[1:]) for stack in self.stacks]
         parts = [math.prod(s) // self.shards if d else n for n, s, d in zip(whole, self.stacks, divided, strict=True)]
         for numbers in turns(parts, [0] * len(parts), MUON_BATCH_NUMEL):
-            held = sum(parts[i] for i in numbers) * p
+            momenta = sum(parts[i] for i in numbers) * p
             largest, i = max((whole[i], i) for i in numbers)
             gathered = largest * p if divided[i] else 0
             iterating = gathered + (largest * w if w != p else 0) + _iterating(self.stacks[i][1:], w, cuda=cuda)
-            peak = max(peak, held * (2 if cuda else 1), held + 2 * gathered, held + iterating)
+            peak = max(peak, momenta * (2 if cuda else 1), momenta + 2 * gathered, momenta + iterating)
         return peak
 
 
@@ -269,10 +269,10 @@ def _turns(shapes: Shapes, shards: int, rows: int) -> list[tuple[Shapes, tuple[i
 
     sizes = [math.prod(shape) for shape in shapes]
     chosen = owners(shapes, shards * rows)
-    found: dict[tuple[Shapes, tuple[int, ...], int], None] = {}
+    by_rank: dict[tuple[Shapes, tuple[int, ...], int], None] = {}
     for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL):
         heights = sum(shapes[i][0] for i in numbers)
         for rank in {chosen[i] for i in numbers}:
             own = tuple(shapes[i] for i in numbers if chosen[i] == rank)
-            found[own, tuple(sizes[i] for i in numbers if chosen[i] // shards == rank // shards), heights] = None
-    return list(found)
+            by_rank[own, tuple(sizes[i] for i in numbers if chosen[i] // shards == rank // shards), heights] = None
+    return list(by_rank)

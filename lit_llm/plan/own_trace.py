@@ -59,8 +59,8 @@ def micro_batch_of_own(step: Step) -> MicroBatch:
         return _play(step, *trace(step, step.sequences))  # few sequences, or the traces of 2 and 3 differ
     except Undetermined as reason:
         note = f"the memory of activations is unknown: {_own(step).architecture.class_path} cannot be traced, because {reason}"
-        _, held = replace(step, gradients_exist=False).gradients(weights_of(step.settings.model))
-        return MicroBatch({"backward": {"gradients": held}}, notes=(note,), is_known=False)
+        _, gradients = replace(step, gradients_exist=False).gradients(weights_of(step.settings.model))
+        return MicroBatch({"backward": {"gradients": gradients}}, notes=(note,), is_known=False)
 
 
 def _own(step: Step) -> OwnModel:
@@ -84,15 +84,15 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
         "loss head": gathered.forward(gathered.blocks),
         "backward": Bytes(gathered.forward(0).own + gradients, gathered.forward(0).sent),
     }
-    made = MicroBatch(notes=tuple(note for operator, note in _ON_GPU.items() if step.cuda and operator in operators))
-    kind, held = step.gradients(weights)
-    made.live[ACTIVATIONS], made.live[kind] = step.ids_bytes, held
+    batch = MicroBatch(notes=tuple(note for operator, note in _ON_GPU.items() if step.cuda and operator in operators))
+    kind, earlier = step.gradients(weights)
+    batch.live[ACTIVATIONS], batch.live[kind] = step.ids_bytes, earlier
     for i, (phase, segment) in enumerate(zip(PHASES, segments, strict=True)):
         if i == len(PHASES) // 2 and not exist:  # zero_grad, between forward and backward
-            made.live[GRADIENTS] -= held
+            batch.live[GRADIENTS] -= earlier
         change = Change.of(segment, lambda gradient: (0 if exist else step.own_part(gradient), 0))
-        made.play(phase, change, beside[phase])
-    return made
+        batch.play(phase, change, beside[phase])
+    return batch
 
 
 def trace(step: Step, sequences: int) -> Trace:
@@ -102,10 +102,10 @@ def trace(step: Step, sequences: int) -> Trace:
         Undetermined: the module depends on more than sizes, takes too many operations, or fails.
         UserError: the module breaks the contract.
     """
-    found = cached_trace(step.traced(sequences))
-    if isinstance(found, Exception):
-        raise found
-    return found
+    result = cached_trace(step.traced(sequences))
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 @cached_by_text

@@ -347,36 +347,34 @@ def next_steps(
     """
     layout, tried = settings.layout, dict[str, PlannedRun]()
 
-    def with_layout(**changes: Any) -> PlannedRun:
-        return replace(settings, layout=replace(layout, **changes))
-
     chunk = 8192 if settings.sequences * settings.sequence_length > 8192 else 1024
     if settings.loss.chunk_size is None and settings.model.padded_vocab_size >= 8192:
-        tried[f"--loss.chunk_size {chunk}"] = settings.with_chunk_size(chunk)
+        tried[f"--loss.chunk_size {chunk}"] = settings.changed("loss", chunk_size=chunk)
     if settings.precision == "32-true":
         narrow = "16-mixed" if hardware.is_before_ampere else "bf16-mixed"
         tried[f"--trainer.precision {narrow}"] = replace(settings, precision=narrow)
     if layout.bucket_copies:
         view = "trainer.strategy gradient_as_bucket_view (recipes/strategy/ddp.yaml)"
-        tried[view] = with_layout(bucket_copies=False)
+        tried[view] = settings.changed("layout", bucket_copies=False)
     if layout.shards != "parameters" and layout.replicate > 1:
         tried[FSDP2] = replace(settings, layout=layout.sharded())
     if layout.shards == "parameters":
         kept, flag = resolved(settings, hardware).layout.kept, "--trainer.strategy.{} true"
         if kept.weights:
-            tried[flag.format("reshard_after_forward")] = with_layout(kept=kept._replace(weights=False), auto=())
+            tried[flag.format("reshard_after_forward")] = settings.changed("layout", kept=kept._replace(weights=False), auto=())
         if kept.gradients and layout.pipeline.ranks == 1:
-            tried[flag.format("reduce_each_micro_batch")] = with_layout(kept=kept._replace(gradients=False), auto=())
+            reduced = kept._replace(gradients=False)
+            tried[flag.format("reduce_each_micro_batch")] = settings.changed("layout", kept=reduced, auto=())
     half = replace(settings, micro_batch_size=max(1, settings.sequences // 2))
     if 0 not in half.micro_batches:
         tried[f"--data.micro_batch_size {half.sequences}"] = half
     order: tuple[str | int, ...] = CHECKPOINTING
     if (now := settings.compute.activation_checkpointing) in order:
         for mode in order[order.index(now) + 1 :]:
-            tried[f"--compute.activation_checkpointing {mode}"] = settings.with_checkpointing(mode)
+            tried[f"--compute.activation_checkpointing {mode}"] = settings.changed("compute", activation_checkpointing=mode)
     if layout.is_mesh and not layout.cpu_offload and hardware.is_gpu:
-        tried["--trainer.strategy.cpu_offload true"] = with_layout(cpu_offload=True)
-    found, is_too_large = [], capacity_bytes is not None and memory.needed > capacity_bytes
+        tried["--trainer.strategy.cpu_offload true"] = settings.changed("layout", cpu_offload=True)
+    steps, is_too_large = [], capacity_bytes is not None and memory.needed > capacity_bytes
     meshes = layout.smaller_meshes(hardware.devices_per_node) if is_too_large else ()
     for flag, changed in (tried | {flag: replace(settings, layout=mesh) for flag, mesh in meshes}).items():
         if changed.problems():
@@ -387,10 +385,10 @@ def next_steps(
         fits = capacity_bytes is not None and needed <= capacity_bytes and fits_host(changed, hardware)
         if needed < memory.needed * 0.99 and (fits or flag in tried):
             seconds = step_times(changed, hardware, options).step if on_host else None
-            found.append(NextStep(flag, memory.needed - needed, on_host, seconds))
+            steps.append(NextStep(flag, memory.needed - needed, on_host, seconds))
             if is_too_large and fits:
                 break
-    return found
+    return steps
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------

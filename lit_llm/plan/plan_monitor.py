@@ -224,21 +224,21 @@ class PlanMonitor(Callback):
     def _measured(self, trainer: Trainer, launch: dict[str, Any]) -> dict[str, Any]:
         """The measurements of this launch so far, by their names in plan.json."""
         device, resident = trainer.strategy.root_device, trainer.callback_metrics.get("memory/peak_gb")
-        found: dict[str, Any] = {"rows": len(self.speeds), "trained_seconds": time.monotonic() - self._began}
+        figures: dict[str, Any] = {"rows": len(self.speeds), "trained_seconds": time.monotonic() - self._began}
         if device.type == "cuda":
-            found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
-            found["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+            figures["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+            figures["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
         elif resident is not None:
-            found["resident_bytes"] = int(float(resident) * 1e9)
+            figures["resident_bytes"] = int(float(resident) * 1e9)
         if self.speeds:
             seconds = [launch["tokens_per_step"] / speed for speed in self.speeds]
-            found["step_seconds"] = statistics.median(seconds)
-            found["tokens_per_second"] = launch["tokens_per_step"] / found["step_seconds"]
-            found["lowest_step_seconds"], found["highest_step_seconds"] = min(seconds), max(seconds)
+            figures["step_seconds"] = statistics.median(seconds)
+            figures["tokens_per_second"] = launch["tokens_per_step"] / figures["step_seconds"]
+            figures["lowest_step_seconds"], figures["highest_step_seconds"] = min(seconds), max(seconds)
             if launch["peak_tflops"]:
-                reached = found["tokens_per_second"] * launch["flops_per_token"]
-                found["mfu"] = reached / (trainer.world_size * launch["peak_tflops"] * 1e12)
-        return found
+                reached = figures["tokens_per_second"] * launch["flops_per_token"]
+                figures["mfu"] = reached / (trainer.world_size * launch["peak_tflops"] * 1e12)
+        return figures
 
     def _compare(self, what: str, unit: str, predicted: float, measured: float, origin: str) -> None:
         """Report once how a measurement differs from the plan, as a warning beyond `tolerance`."""
@@ -255,9 +255,9 @@ class PlanMonitor(Callback):
 
 def _hardware(trainer: Trainer) -> Hardware:
     """The device of this rank. `--throughput.peak_tflops` replaces the peaks of the hardware table."""
-    found = this_machine(measure=False, device=trainer.strategy.root_device)
+    hardware = this_machine(measure=False, device=trainer.strategy.root_device)
     given = getattr(callback_of(trainer, Throughput), "peak_tflops", None)
-    return found if given is None else replace(found, peak_tflops=dict.fromkeys(found.peak_tflops, given))
+    return hardware if given is None else replace(hardware, peak_tflops=dict.fromkeys(hardware.peak_tflops, given))
 
 
 def settings_of_trainer(trainer: Trainer, module: LightningModule) -> PlannedRun:

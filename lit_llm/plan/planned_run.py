@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # these import torch
     from lit_llm.data.mixture_order import PhaseDraws
     from lit_llm.models.lora import LoRAConfig
     from lit_llm.models.loss import LossConfig, LossHead
-    from lit_llm.training.objective import Objective
 
 BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matrix product
     "32-true": (4, 4),
@@ -130,7 +129,7 @@ class PlannedRun:
         """
         data, schedule, checkpoint = parts["data"], parts.get("schedule"), parts.get("checkpoint")
         block_size, ramp = getattr(data, "block_size", None) or model.block_size, getattr(data, "ramp", None)
-        objective: Objective | None = parts.get("objective")
+        objective = parts.get("objective")
         return cls(
             model,
             Optimizer.of(optimizer),
@@ -141,8 +140,8 @@ class PlannedRun:
             parts["compute"],
             layout,
             parts["loss"],
-            loss_head="cross-entropy" if objective is None else objective.loss_head,
-            uses_reference=objective is not None and objective.uses_reference,
+            loss_head=getattr(objective, "loss_head", "cross-entropy"),
+            uses_reference=getattr(objective, "uses_reference", False),
             schedule=Schedule("Constant" if schedule is None else type(schedule).__name__),
             validation_every_n_steps=getattr(parts.get("validation"), "every_n_steps", None),
             checkpoint_every_n_steps=getattr(checkpoint, "every_n_steps", None),
@@ -183,12 +182,12 @@ class PlannedRun:
         weights = weights_of(self.model, self.lora, self.layout.tensor_parallel, self.layout.expert)
         ranks = self.layout.divisor("parameters")
 
-        def held(weight: Weight) -> float:
+        def share(weight: Weight) -> float:
             holders = self.holders(ranks)
             size = weight.shape[sharded_dimension(weight.shape, holders)]
             return -(-size // holders) * ranks / size
 
-        return tuple(replace(w, held=held(w)) if w.experts and self.layout.strategy != "single" else w for w in weights)
+        return tuple(replace(w, share=share(w)) if w.experts and self.layout.strategy != "single" else w for w in weights)
 
     def pipeline_stages(self, rank: int) -> tuple[StageShare, ...]:
         """The stages of a pipeline rank; without a pipeline, one stage that has all layers."""
@@ -238,11 +237,11 @@ class PlannedRun:
     @property
     def micro_batches(self) -> dict[int, int]:
         """{sequences of a micro-batch (0: impossible): the most of these in a step}. A ramp may have several sizes."""
-        found: dict[int, int] = {}
+        most: dict[int, int] = {}
         for _, batch in self.stages:
             size = self.sequences_of(batch)
-            found[size] = max(found.get(size, 0), batch // (max(1, size) * self.layout.data_parallel))
-        return found
+            most[size] = max(most.get(size, 0), batch // (max(1, size) * self.layout.data_parallel))
+        return most
 
     @property
     def tokens_per_step(self) -> int:
@@ -266,13 +265,9 @@ class PlannedRun:
         """Whether weights, gradients and optimizer state are in host memory, and the device is a GPU with memory of its own."""
         return cuda and self.layout.cpu_offload
 
-    def with_checkpointing(self, mode: Any) -> PlannedRun:
-        """These settings with another `compute.activation_checkpointing`."""
-        return replace(self, compute=replace(self.compute, activation_checkpointing=mode))
-
-    def with_chunk_size(self, size: int) -> PlannedRun:
-        """These settings with another `loss.chunk_size`."""
-        return replace(self, loss=replace(self.loss, chunk_size=size))
+    def changed(self, group: Literal["compute", "loss", "layout"], **values: Any) -> PlannedRun:
+        """This run with other values in a group."""
+        return replace(self, **{group: replace(getattr(self, group), **values)})
 
     def tokens_before(self, step: int) -> int:
         """Tokens in the first `step` steps."""
@@ -286,8 +281,8 @@ class PlannedRun:
         """
         layout, pipeline, length = self.layout, self.layout.pipeline, self.sequence_length
         gpt, own = (None, self.model) if isinstance(self.model, OwnModel) else (self.model, None)
-        found = pipeline.problems() if pipeline.ranks > 1 else []
-        found += model_problems(
+        problems = pipeline.problems() if pipeline.ranks > 1 else []
+        problems += model_problems(
             gpt,
             None if own is None else own.architecture,
             layout.sizes,
@@ -300,21 +295,15 @@ class PlannedRun:
             reshards=not layout.kept.weights and layout.sizes.data_parallel * layout.context > 1,
         )
         if own is not None:
-            found += _problems_of_own(self, own)
+            from lit_llm.models import custom  # imports torch
+
+            problems += own.architecture.problems(GPTConfig(), self.loss.chunk_size, self.compute)
+            if self.compute.activation_checkpointing != "none" and all(weight.block is None for weight in weights_of(own)):
+                problems.append(custom.blocks_problem(own.architecture.class_path, ["compute.activation_checkpointing"]))
         batches: dict[int, int | None] = {size * length: length for _, size in self.ramp} or {self.global_batch_size: None}
         most, ranks = self.micro_batch_size, layout.data_parallel
         shared = (batch_problem(size, most, ranks, pipeline, length=unit) for size, unit in batches.items())
-        return [*found, *filter(None, shared)]
-
-
-def _problems_of_own(run: PlannedRun, model: OwnModel) -> list[str]:
-    """Why a run cannot train a user's module."""
-    from lit_llm.models import custom  # imports torch
-
-    found = model.architecture.problems(GPTConfig(), run.loss.chunk_size, run.compute)
-    if run.compute.activation_checkpointing != "none" and all(weight.block is None for weight in weights_of(model)):
-        found.append(custom.blocks_problem(model.architecture.class_path, ["compute.activation_checkpointing"]))
-    return found
+        return [*problems, *filter(None, shared)]
 
 
 def canonical_precision(value: Any) -> str:

@@ -264,15 +264,15 @@ class Recorder(DispatchMode):
         """The operator's results for known values; None if some values are unknown, or a tensor is large."""
         inputs = [*tensors_in((args, options))]
         is_known = not draws_random_numbers(operator) and all(self._known(tensor) is not None for tensor in inputs)
-        made = None
+        again = None
         if is_known and all(tensor.numel() <= MOST_ELEMENTS for tensor in (*inputs, *tensors_in(results))):
             known, named = mapped(list(args), self._known), {key: mapped(x, self._known) for key, x in options.items()}
             with suppress(RuntimeError, IndexError, ValueError):  # the trace itself reports the error
-                made = operator(*known, **named | ({"device": "cpu"} if "device" in options else {}))
-        if made is None:
+                again = operator(*known, **named | ({"device": "cpu"} if "device" in options else {}))
+        if again is None:
             values = map(self._known, tensors_in(written_arguments(operator, args, options)))
             self._overwritten |= {value.untyped_storage().data_ptr() for value in values if value is not None}
-        return made
+        return again
 
     def _wrapped(self, tensor: Tensor, inputs: dict[int, Sized], kind: int) -> Sized:
         if id(tensor) in inputs:
@@ -318,8 +318,8 @@ class _Result:
         return cls(specs, isinstance(result, (list, tuple)), int(flops), work)
 
     def again(self) -> Any:
-        made = tuple(torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in self.tensors)
-        return made if self.is_list else made[0]
+        results = tuple(torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in self.tensors)
+        return results if self.is_list else results[0]
 
 
 _RESULTS: dict[Any, _Result] = {}

@@ -128,19 +128,19 @@ class MicroBatch:
     def flops(self) -> int:
         return sum(self.counts[:2])
 
-    def play(self, phase: str, change: Change, held: Bytes) -> None:
-        """Add a change to this micro-batch while FSDP2 holds the bytes `held`."""
-        self.compare(phase, added(self.live, change.peak), held, sum(change.counts[:2]))
+    def play(self, phase: str, change: Change, gathered: Bytes) -> None:
+        """Add a change to this micro-batch while FSDP2 holds the bytes `gathered`."""
+        self.compare(phase, added(self.live, change.peak), gathered, sum(change.counts[:2]))
         self.live = added(self.live, change.end)
         self.counts = added(self.counts, change.counts)
 
-    def compare(self, phase: str, live: Sequence[int], held: Bytes, flops: int = 0) -> None:
+    def compare(self, phase: str, live: Sequence[int], gathered: Bytes, flops: int = 0) -> None:
         """Add a moment to the timeline, and keep it as the phase's peak if none before it was higher."""
-        found = dict(zip(KINDS, live, strict=True))
-        found[KINDS[BUFFERS]] += sum(held)
-        self.timeline.append(Operation(phase, found, flops))
-        if phase not in self.peaks or sum(found.values()) > sum(self.peaks[phase].values()):
-            self.peaks[phase], self.on_other_streams[phase] = found, held.sent
+        by_kind = dict(zip(KINDS, live, strict=True))
+        by_kind[KINDS[BUFFERS]] += sum(gathered)
+        self.timeline.append(Operation(phase, by_kind, flops))
+        if phase not in self.peaks or sum(by_kind.values()) > sum(self.peaks[phase].values()):
+            self.peaks[phase], self.on_other_streams[phase] = by_kind, gathered.sent
 
 
 def added(one: Sequence[int], other: Sequence[int], sign: int = 1) -> list[int]:
@@ -173,12 +173,8 @@ class Step:
     def traced(self, sequences: int) -> Step:
         """A step of `sequences` with only the settings that a trace depends on. Runs that differ in others share traces."""
         run, layout = self.settings, self.settings.layout
-        local = Layout(
-            tensor_parallel=layout.tensor_parallel,
-            expert=layout.expert,
-            context=layout.context,
-            context_attention=layout.context_attention,
-        )
+        names = ("tensor_parallel", "expert", "context", "context_attention")
+        local = Layout(**{name: getattr(layout, name) for name in names})
         loss = replace(run.loss, chunk_size=None)  # the loss is traced apart
         kept = {name: getattr(run, name) for name in ("precision", "compute", "loss_head", "lora", "block_size")}
         return Step(PlannedRun(run.model, Optimizer("SGD"), 1, 1, layout=local, loss=loss, **kept), sequences, cuda=self.cuda)
@@ -274,13 +270,13 @@ class GatheredWeights:
     def forward(self, part: int) -> Bytes:
         if self.already:
             return Bytes(self._kept(self.blocks))
-        held = self._kept(part) if self.keeps else self._root
+        whole = self._kept(part) if self.keeps else self._root
         if part < 0:
-            return Bytes(held + self._embedding, self._first_buffer)
+            return Bytes(whole + self._embedding, self._first_buffer)
         if part == self.blocks:
-            return Bytes(held, self._block_buffer)
+            return Bytes(whole, self._block_buffer)
         ahead = min(self.prefetch, self.blocks - 1 - part)
-        return Bytes(held + self._block, (1 + ahead) * self._block_buffer)
+        return Bytes(whole + self._block, (1 + ahead) * self._block_buffer)
 
     def backward(self, part: int) -> Bytes:
         sent = self.sent if part < self.blocks - 1 else 0
@@ -299,5 +295,5 @@ class GatheredWeights:
 
     def _kept(self, blocks: int) -> int:
         """Bytes of the whole weights of the root, the embedding and this many blocks. -1: of the root only."""
-        held = min(max(blocks, 0), self.blocks) * self._inside // self.blocks
-        return self._root + (self._embedding if blocks >= 0 else 0) + held
+        inside = min(max(blocks, 0), self.blocks) * self._inside // self.blocks
+        return self._root + (self._embedding if blocks >= 0 else 0) + inside

@@ -62,14 +62,14 @@ class Work:
 def work_of(settings: PlannedRun, *, cuda: bool) -> Work:
     """The work of a rank, from the trace of a micro-batch and the sizes of its weights."""
     layout, model = settings.layout, settings.model
-    made = one_micro_batch(settings, cuda=cuda)
+    batch = one_micro_batch(settings, cuda=cuda)
     micro_batches = settings.accumulation / layout.pipeline.ranks
     tokens = settings.sequences * settings.sequence_length / layout.context
     flops = flops_per_token(model, settings.lora, settings.block_size)
     weights = settings.weights
     (in_head, head_narrowness), (_, narrowness) = (_matrices(weights, head=head) for head in (True, False))
     heads = 1 if isinstance(model, OwnModel) else 1 + model.predict_ahead  # logits of a token
-    matmul, attention, written, kernels, *_ = made.counts
+    matmul, attention, written, kernels, *_ = batch.counts
     head_flops = min(6.0 * tokens * in_head * heads, matmul)
     by_chunks = layout.context > 1 and layout.context_attention == "gather"  # then kernels compute most masked scores, too
     causal = flops.attention_causal / flops.attention if flops.attention and not by_chunks else 1.0
@@ -131,9 +131,9 @@ def _matrices(weights: Weights, *, head: bool) -> tuple[float, float]:
     def is_counted(part: str) -> bool:
         return part in heads if head else part != "output head" and "embedding" not in part
 
-    found = [weight for weight in weights if len(weight.shape) > 1 and is_counted(weight.part)]
-    elements = float(sum(weight.total for weight in found))
-    return elements, sum(weight.total / min(weight.shape[-2:]) for weight in found if weight.total) / max(1.0, elements)
+    matrices = [weight for weight in weights if len(weight.shape) > 1 and is_counted(weight.part)]
+    elements = float(sum(weight.total for weight in matrices))
+    return elements, sum(weight.total / min(weight.shape[-2:]) for weight in matrices if weight.total) / max(1.0, elements)
 
 
 # -- GPUs -------------------------------------------------------------------------------------------------------------
@@ -314,7 +314,8 @@ def band(settings: PlannedRun, hardware: Hardware, times: Times, options: Option
 def _recomputation(settings: PlannedRun, hardware: Hardware) -> float:
     """Executed FLOPs over those without activation checkpointing."""
     executed, plain = (
-        one_micro_batch(run, cuda=hardware.is_gpu).flops for run in (settings, settings.with_checkpointing("none"))
+        one_micro_batch(run, cuda=hardware.is_gpu).flops
+        for run in (settings, settings.changed("compute", activation_checkpointing="none"))
     )
     return executed / plain if plain else 1.0  # 0: a user's module that cannot be traced
 

@@ -88,18 +88,18 @@ def parse(words: list[str]) -> dict[str, list[str]]:
     Raises:
         UserError: one sentence per word that is not key=value,value or whose key cannot be swept.
     """
-    found, problems = {}, []
+    axes, problems = {}, []
     for word in words:
         key, equals, values = word.partition("=")
         if key not in KEYS or not equals or not values:
             use = f"strategy={key}" if key in STRATEGIES else f"key=value,value with one of the keys {', '.join(KEYS)}"
             problems.append(f"Cannot sweep {word!r}: use {use} (--sweep).")
-        elif key in found:
+        elif key in axes:
             problems.append(f"{key} is swept twice: give all its values to one --sweep {key}=A,B.")
         else:
-            found[key] = values.split(",")
+            axes[key] = values.split(",")
     refuse(problems)
-    return found
+    return axes
 
 
 def variants(
@@ -127,19 +127,19 @@ def variants(
             yield Variant(words, None, str(error).splitlines()[0])
 
 
-def fitting(found: list[Variant], max_memory_gb: float | None) -> list[Variant]:
+def fitting(compared: list[Variant], max_memory_gb: float | None) -> list[Variant]:
     """The variants that fit the device, or may fit it, and need at most `max_memory_gb`."""
     most = math.inf if max_memory_gb is None else max_memory_gb * 1e9
-    return [v for v in found if v.plan is not None and v.plan.fits is not False and v.plan.memory.needed <= most]
+    return [v for v in compared if v.plan is not None and v.plan.fits is not False and v.plan.memory.needed <= most]
 
 
-def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hours: float | None) -> Variant | None:
+def cheapest(compared: list[Variant], *, max_memory_gb: float | None, deadline_hours: float | None) -> Variant | None:
     """The variant with the lowest cost that fits the device and the limits; None if none does.
 
     Without known prices: the fewest device-hours. Without known times: the fewest devices, then the least memory.
     """
     candidates = []
-    for variant in fitting(found, max_memory_gb):
+    for variant in fitting(compared, max_memory_gb):
         plan = variant.plan
         assert plan is not None
         if deadline_hours is not None and (plan.run_seconds is None or plan.run_seconds > deadline_hours * 3600):
@@ -149,10 +149,10 @@ def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hour
     return min(candidates, key=lambda item: item[0])[1] if candidates else None
 
 
-def nearest(found: list[Variant], max_memory_gb: float | None) -> Variant | None:
+def nearest(compared: list[Variant], max_memory_gb: float | None) -> Variant | None:
     """The best variant if none meets the limits: the fastest that fits, else the one with the least memory. None: no plan."""
-    fits = fitting(found, max_memory_gb)
-    planned = [(v.plan, v) for v in fits or found if v.plan is not None]
+    fits = fitting(compared, max_memory_gb)
+    planned = [(v.plan, v) for v in fits or compared if v.plan is not None]
     if not planned:
         return None
     return min(planned, key=lambda each: ((each[0].run_seconds or math.inf) if fits else 0.0, each[0].memory.needed))[1]
@@ -161,20 +161,17 @@ def nearest(found: list[Variant], max_memory_gb: float | None) -> Variant | None
 def _changed(base: PlannedRun, values: dict[str, Any], layout: LayoutOf, hardware: Hardware) -> PlannedRun:
     devices, name, before = values.get("devices", base.layout.devices), values.get("strategy"), base.layout
     if name is None:
-        changed = replace(base, layout=layout(devices, hardware.devices_per_node))
+        after = layout(devices, hardware.devices_per_node)
     else:
         after = replace(layout_of_name(name, devices, hardware.devices_per_node), bucket_copies=False)  # as strategy/ddp
         if before.is_mesh and after.is_mesh and "fsdp" not in (before.strategy, name):  # an overlay leaves these
             after = replace(after, prefetch=before.prefetch, cpu_offload=before.cpu_offload)
             if before.pipeline.ranks == after.pipeline.ranks == 1:
                 after = replace(after, kept=before.kept, auto=before.auto)
-        changed = replace(base, layout=after)
-    if size := values.get("micro_batch_size"):
-        changed = replace(changed, micro_batch_size=size)
+    run = replace(base, layout=after, micro_batch_size=values.get("micro_batch_size", base.micro_batch_size))
     if size := values.get("chunk_size"):
-        changed = changed.with_chunk_size(size)
+        run = run.changed("loss", chunk_size=size)
     if precision := values.get("precision"):
-        compute = replace(changed.compute, **precision.get("compute", {}))
-        changed = replace(changed, precision=precision["trainer"]["precision"], compute=compute)
+        run = replace(run, precision=precision["trainer"]["precision"]).changed("compute", **precision.get("compute", {}))
     mode = values.get("activation_checkpointing")
-    return changed if mode is None else changed.with_checkpointing(mode)
+    return run if mode is None else run.changed("compute", activation_checkpointing=mode)

@@ -180,8 +180,8 @@ def trace_head(
             hidden, weight = recorder.receive((rows, d), hidden_dtype, ACTIVATIONS).requires_grad_(), weight_leaf
         else:
             hidden, weight = _Received.apply(hidden_leaf, weight_leaf, recorder)
-        made = loss(hidden, weight, targets, **options)
-        total = made.loss if isinstance(made, LossSums) else made.sum()
+        result = loss(hidden, weight, targets, **options)
+        total = result.loss if isinstance(result, LossSums) else result.sum()
         received, graph = [hidden] if split else [], total.grad_fn if split else None
         del hidden, weight
         recorder.begin()
@@ -191,7 +191,7 @@ def trace_head(
             del graph
         else:
             torch.autograd.backward(total)
-        del made, total
+        del result, total
         return recorder.copied()
 
 
@@ -206,18 +206,18 @@ def without_data(model: nn.Module, dtype: torch.dtype, recorder: Recorder) -> No
     """Replace parameters and buffers by tensors without data, and let each gradient become an event."""
     if dtype != torch.float32:
         model.to(dtype)
-    made: dict[int, Sized] = {}
+    copies: dict[int, Sized] = {}
     for module in model.modules():
         own: list[tuple[str, Tensor]] = [*module.named_parameters(recurse=False, remove_duplicate=False)]
         own += module.named_buffers(recurse=False, remove_duplicate=False)
         for name, tensor in own:
-            if id(tensor) not in made:
-                made[id(tensor)] = sized(*tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
-            put_tensor(module, name, made[id(tensor)])
+            if id(tensor) not in copies:
+                copies[id(tensor)] = sized(*tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
+            put_tensor(module, name, copies[id(tensor)])
             if isinstance(tensor, nn.Parameter):
-                recorder.weights.add(id(made[id(tensor)].meta.untyped_storage()))
-    recorder.exclude(made.values())
-    for tensor in made.values():
+                recorder.weights.add(id(copies[id(tensor)].meta.untyped_storage()))
+    recorder.exclude(copies.values())
+    for tensor in copies.values():
         if tensor.requires_grad:
             tensor.register_post_accumulate_grad_hook(partial(_accumulated, recorder))
 

@@ -82,7 +82,7 @@ class Weight:
         block: the number of the block that has it; blocks that predict ahead follow the layers. None: outside of the blocks.
         own_bytes: bytes of an element in fp32 precision, where the model itself chooses the dtype.
         experts: for a stack of experts' matrices, the number of experts of the layer on all ranks. 0: another weight.
-        held: if a rank has 1 / n of the elements of other weights, it has held / n of this one's (`PlannedRun.weights`).
+        share: if a rank has 1 / n of the elements of other weights, it has share / n of this one's (`PlannedRun.weights`).
     """
 
     name: str
@@ -92,7 +92,7 @@ class Weight:
     block: int | None = None
     own_bytes: int = 4
     experts: int = 0
-    held: float = 1.0
+    share: float = 1.0
 
     @functools.cached_property
     def total(self) -> int:
@@ -102,7 +102,7 @@ class Weight:
     @functools.cached_property
     def split(self) -> float:
         """Number of elements, before division by the number of ranks that share other weights."""
-        return self.total * self.held
+        return self.total * self.share
 
     def itemsize(self, parameter_bytes: int) -> int:
         """Bytes of an element, where most weights have `parameter_bytes`: adapters stay in fp32."""
@@ -166,8 +166,8 @@ _PARTS = (  # (what a parameter's name matches, its part); the first match count
 
 
 def _part(name: str, dimensions: int) -> str:
-    found = next(part for pattern, part in _PARTS if re.search(pattern, name))
-    return "experts" if dimensions == 3 and found == "mlp" else found  # E matrices
+    part = next(part for pattern, part in _PARTS if re.search(pattern, name))
+    return "experts" if dimensions == 3 and part == "mlp" else part  # E matrices
 
 
 @cached_by_text
@@ -182,10 +182,10 @@ def buffer_bytes(model: OwnModel, parameter_bytes: int) -> int:
 
 def parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> dict[str, int]:
     """Parameters by part, exactly as in the built model. A tied head is counted with the embedding."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for weight in weights_of(model, lora):
-        found[weight.part] += weight.total
-    return {part: found[part] for part in dict.fromkeys((*PARTS, *found)) if found[part]}
+        counts[weight.part] += weight.total
+    return {part: counts[part] for part in dict.fromkeys((*PARTS, *counts)) if counts[part]}
 
 
 def total_parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> int:
@@ -254,5 +254,5 @@ def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights
     blocks = {block for stage in stages for block in stage.layers}
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     twice = is_tied(weights) or any(stage.ahead for stage in stages)
-    held = {"token embedding": first or (last and twice), "position embedding": first}
-    return tuple(w for w in weights if (held.get(w.part, last) if w.block is None else w.block in blocks))
+    is_here = {"token embedding": first or (last and twice), "position embedding": first}
+    return tuple(w for w in weights if (is_here.get(w.part, last) if w.block is None else w.block in blocks))

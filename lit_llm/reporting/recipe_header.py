@@ -124,4 +124,4 @@ def _variants(settings: PlannedRun) -> Iterator[tuple[tuple[str, ...], PlannedRu
     fulls = ((), ("--compute.activation_checkpointing full",))[: 1 + (settings.compute.activation_checkpointing != "full")]
     for full, one in product(fulls, ones):
         tried = replace(settings, micro_batch_size=1) if one else settings
-        yield one + full, tried.with_checkpointing("full") if full else tried
+        yield one + full, tried.changed("compute", activation_checkpointing="full") if full else tried

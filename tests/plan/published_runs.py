@@ -108,4 +108,4 @@ def _layout(mesh: dict[str, int], shards: str, schedule: str) -> Layout:
     name = "single" if not mesh else "ddp" if split == "nothing" else "zero1" if split == "optimizer" else "mesh"
     in_pipeline = ranks > 1
     pipeline = PipelineLayout(ranks, schedule if in_pipeline else "1f1b")
-    return Layout(name, shards=split, kept=KeptWhole(in_pipeline, in_pipeline), pipeline=pipeline, **sizes)
+    return Layout(name, kept=KeptWhole(in_pipeline, in_pipeline), pipeline=pipeline, **sizes)

@@ -49,7 +49,7 @@ def test_settings_are_the_same_after_a_file(run):
     settings = replace(
         RUN,
         model=replace(MODEL, layers={"window": [16, None]}, rope_scaling={"rope_type": "linear", "factor": 2.0}),
-        layout=Layout("mesh", 2, 4, auto=("weights",), shards="parameters", pipeline=PipelineLayout(2, "zbv")),
+        layout=Layout("mesh", 2, 4, auto=("weights",), pipeline=PipelineLayout(2, "zbv")),
         lora=LoRAConfig(rank=4),
         ramp=((0, 8), (10, 64)),
         block_size=32,
@@ -72,7 +72,7 @@ def test_the_newest_launch_that_measured_counts_and_others_are_dropped(run, tmp_
 def test_the_same_hardware_reproduces_the_measured_step(run, devices, strategy):
     layout = {
         "ddp": Layout("ddp", replicate=devices, bucket_copies=True),
-        "fsdp2": Layout("mesh", shard=devices, shards="parameters"),
+        "fsdp2": Layout("mesh", shard=devices),
     }[strategy]
     settings = replace(RUN, layout=layout)
     speed = with_slowness(run(launch(settings)))

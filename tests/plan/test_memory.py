@@ -260,7 +260,7 @@ def test_an_average_of_the_weights_takes_four_bytes_a_trained_parameter_in_every
 
     for precision in ("32-true", "bf16-mixed", "bf16-true"):
         assert added(Layout(), precision=precision) == 4 * trained
-    assert added(Layout("mesh", shard=4, shards="parameters")) == 4 * trained // 4
+    assert added(Layout("mesh", shard=4)) == 4 * trained // 4
     lora = LoRAConfig(rank=2, targets=["query"])
     assert added(Layout(), lora=lora) == 4 * 4 * 2 * (256 + 256)
 
@@ -272,11 +272,11 @@ def test_sharding_divides_what_it_should():
     def parts(layout: Layout, **options) -> dict[str, int]:
         return peak_of(model, sequences=1, optimizer=adamw, layout=layout, **options).parts
 
-    whole, sharded = parts(Layout()), parts(Layout("mesh", shard=4, shards="parameters"))
+    whole, sharded = parts(Layout()), parts(Layout("mesh", shard=4))
     assert sharded["communication buffers"] > 0 and "communication buffers" not in whole
-    replicated = parts(Layout("mesh", replicate=2, shard=2, shards="parameters"))
+    replicated = parts(Layout("mesh", replicate=2, shard=2))
     assert replicated["weights"] == whole["weights"] // 2
-    offloaded = Layout("mesh", shard=4, shards="parameters", cpu_offload=True)
+    offloaded = Layout("mesh", shard=4, cpu_offload=True)
     assert not {"weights", "optimizer state", "gradients"} & set(parts(offloaded))
     assert parts(offloaded, cuda=False)["weights"] == whole["weights"] // 4, "on a CPU host memory is the device's"
     halves = parts(Layout("mesh", tensor_parallel=2))

@@ -95,7 +95,7 @@ LAYOUTS = {
         compute=ComputeConfig("full"),
         loss=LossConfig(chunk_size=64),
     ),
-    "offload": run(layout=Layout("mesh", shard=4, shards="parameters", cpu_offload=True)),
+    "offload": run(layout=Layout("mesh", shard=4, cpu_offload=True)),
     "1f1b": run(layout=Layout("mesh", pipeline=PipelineLayout(4)), micro_batch_size=1),
     "interleaved": run(layout=Layout("mesh", pipeline=PipelineLayout(2, "interleaved1f1b"))),
 }

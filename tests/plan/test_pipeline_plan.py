@@ -136,7 +136,7 @@ def test_bytes_between_stages_and_between_ranks_of_a_sequence():
     assert middle == {"activations between stages": 16 * 2 * moved}  # forward and back, of each micro-batch
     folded = communicated_bytes(settings(Layout("mesh", pipeline=PipelineLayout(4, "zbv"))), cuda=False)
     assert folded == {"activations between stages": 16 * 4 * moved}
-    shared = communicated_bytes(settings(Layout("mesh", context=2, shards="parameters")), cuda=False)
+    shared = communicated_bytes(settings(Layout("mesh", context=2)), cuda=False)
     # (n - 1) / n of keys and values of 8 layers, forward and backward
     assert shared["between ranks of a sequence"] == 16 * 8 * 2 * 1 / 2 * 2 * moved
 

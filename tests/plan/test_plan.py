@@ -266,7 +266,7 @@ def test_the_page_and_the_json_hold_the_same_figures():
     per_token = 6 * plan.parameters * plan.settings.tokens + 2e12 * plan.parameters
     assert f"{per_token:.4g} FLOPs with 1 T tokens served" in page and "24 h between failures" in page
     assert raw["copy_bytes"] == 0 and "background copy" not in page
-    layout = Layout("hsdp", replicate=2, shard=32, shards="parameters")  # a machine of 8 devices has 8 of the 32 parts
+    layout = Layout("hsdp", replicate=2, shard=32)  # a machine of 8 devices has 8 of the 32 parts
     sharded = make_plan(run(layout=layout, micro_batch_size=1, async_checkpoints=True), find("a100-80gb"))
     assert sharded.copy_bytes == pytest.approx(12 * plan.parameters / 4, abs=8)
     assert f"{size(sharded.copy_bytes)} of host memory on each machine" in markdown(sharded)

@@ -36,7 +36,7 @@ def test_streams_add_up():
 
 def test_sixteen_times_the_gpus_save_what_torchtitan_published():
     def gib(shard: int) -> float:
-        layout = Layout("mesh", shard=shard, shards="parameters")
+        layout = Layout("mesh", shard=shard)
         memory = peak_of(
             LLAMA_8B,
             sequences=2,
@@ -69,12 +69,12 @@ def test_the_most_memory_has_buffers_of_nccl_copies_in_float8_and_twice_the_rows
         return most_memory(settings, memory) - 1.25 * memory.reserved, memory.parts
 
     assert most()[0] == pytest.approx(0, abs=1)
-    two = Layout("mesh", replicate=2, shard=4, shards="parameters")
+    two = Layout("mesh", replicate=2, shard=4)
     assert most(layout=two)[0] == pytest.approx(2 * 0.5e9, abs=1)
     found, _ = most(compute=ComputeConfig(float8=True))
     in_blocks = 2 * (total_parameters(SMALL) - total_parameters(replace(SMALL, n_layer=1)))
     assert found == pytest.approx(2 * in_blocks, abs=1)
     assert most(compute=ComputeConfig("full", float8=True))[0] == pytest.approx(0, abs=1)
     moe = replace(SMALL, moe=MoEConfig(experts=4, top_k=2))
-    found, parts = most(model=moe, layout=Layout("mesh", shard=2, expert=2, shards="parameters"))
+    found, parts = most(model=moe, layout=Layout("mesh", shard=2, expert=2))
     assert found == pytest.approx(2 * 0.5e9 + parts["activations"], abs=1)

@@ -143,7 +143,8 @@ def test_a_bf16_block_with_fused_attention_keeps_32_bytes_per_value():
 )
 def test_zero_divides_16_bytes_per_parameter_over_8_ranks(shards, weights, gradients, state):
     # Rajbhandari et al. 2020, figure 1. For 70e9 parameters: 1,120 GB per rank, and 140 GB with everything sharded.
-    layout = Layout(replicate=8) if shards == "nothing" else Layout(shard=8, shards=shards)
+    strategy = {"optimizer": "zero1", "gradients": "zero2", "parameters": "mesh"}.get(shards)
+    layout = Layout(replicate=8) if strategy is None else Layout(strategy, shard=8)
     parts = peak_of(LLAMA2_70B, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout).parts
     found = {name: parts[name] / 68_976_648_192 for name in ("weights", "gradients", "optimizer state")}
     assert found == pytest.approx({"weights": weights, "gradients": gradients, "optimizer state": state})
@@ -204,7 +205,7 @@ def test_a_ring_sends_twice_the_tensor_but_for_one_part():
 
 
 def test_replicas_of_a_sharded_model_add_their_gradients_in_fp32_whatever_the_weights_have():
-    layout = Layout("hsdp", replicate=2, shard=2, shards="parameters")
+    layout = Layout("hsdp", replicate=2, shard=2)
     settings = PlannedRun(GPT2_XL, Optimizer("AdamW"), 1, 4, 1, "bf16-true", layout=layout)
     (reduced,) = [each for each in collectives_of_rank(settings, 0, cuda=True) if each.kind == "all_reduce"]
     assert (reduced.size, reduced.ranks, reduced.stride) == (4 * 1_555_126_400 / 2, 2, 2)
@@ -256,7 +257,7 @@ def test_failures_lose_as_much_time_as_a_simulation_of_them(wait, write):
 
 def test_a_checkpoint_of_70b_is_written_by_64_machines():
     """12 bytes per parameter at 0.65 GB/s each, 50,000 device-hours between failures of 512 devices."""
-    layout = Layout("mesh", shard=512, shards="parameters")
+    layout = Layout("mesh", shard=512)
     settings = PlannedRun(LLAMA2_70B, Optimizer("AdamW", fused=True), 10, 512, 1, "bf16-mixed", layout=layout)
     size, mtbf = 12 * 68_976_648_192, 50_000 / 512 * 3600
 
@@ -288,7 +289,7 @@ def test_a_checkpoint_of_70b_is_written_by_64_machines():
     ],
 )
 def test_the_first_replica_writes_a_checkpoint(mesh, writers):
-    layout = Layout("mesh", **mesh, shards="parameters" if "shard" in mesh else "nothing")
+    layout = Layout("mesh", **mesh)
     settings = PlannedRun(GPT2_XL, Optimizer("AdamW", fused=True), 10, 192, 1, layout=layout)
     plan = make_plan(settings, find("a100-80gb"), Options(save_gbps=2.0))
     assert plan.writers == writers
@@ -302,8 +303,7 @@ def test_the_first_replica_writes_a_checkpoint(mesh, writers):
 def test_offload_costs_copies_and_an_update_in_host_memory(devices, kept):
     """Weights in 4 bytes come from host memory for every gather; gradients go there and are added to earlier ones."""
     kept_whole, n, blocks = KeptWhole(weights=kept, gradients=kept), total_parameters(GPT2_XL), 48 * 12 * 1600**2
-    shards = "parameters" if devices > 1 else "nothing"
-    layout = Layout("mesh", shard=devices, shards=shards, cpu_offload=True, kept=kept_whole)
+    layout = Layout("mesh", shard=devices, cpu_offload=True, kept=kept_whole)
     settings = PlannedRun(GPT2_XL, Optimizer("AdamW", fused=True), 10, 3 * devices, 1, "bf16-mixed", layout=layout)
     host = {"copy_gbps": 20.0, "memory_gbps": 100.0, "memory_gb": 30.0}
     plan, unpriced = (make_plan(settings, replace(LINKS, host=h)) for h in (host, dict.fromkeys(host)))
@@ -323,7 +323,7 @@ def test_offload_costs_copies_and_an_update_in_host_memory(devices, kept):
 
 
 def test_offload_is_advised_with_its_price_and_not_beyond_host_memory():
-    layout = Layout("mesh", shard=8, shards="parameters")
+    layout = Layout("mesh", shard=8)
     settings = PlannedRun(GPT2_XL, Optimizer("AdamW", fused=True), 10, 16, 1, "bf16-mixed", layout=layout)
 
     def plan_of(gb: float, **changes):
