@@ -128,11 +128,11 @@ class CheckedRun:
             return []
         cut = data.micro_batch_size, data.global_batch_size, data.ramp
         data.micro_batch_size, data.global_batch_size, data.ramp = self._recipes_batch
-        found = [f"run: {run_length(data, self.trainer.max_steps)}", *data.describe_phases()]
+        lines = [f"run: {run_length(data, self.trainer.max_steps)}", *data.describe_phases()]
         data.micro_batch_size, data.global_batch_size, data.ramp = cut
         if len(data.source_names) > 1:
-            found.append("validation: one batch, so a source without text in it has no loss here")
-        return found
+            lines.append("validation: one batch, so a source without text in it has no loss here")
+        return lines
 
     def cut_batch(self) -> str:
         """Reduce the batch; returns a description of it."""
@@ -179,8 +179,8 @@ def no_target(data: Any) -> Line:
     """The line in place of those that need a target, if no step has any."""
     why = data.opened.cut_conversations() if isinstance(data, TokenDataModule) else ""
     masks = "the masks of the data leave every token out (look at it: --show 2)"
-    found = f"no target in these {STEPS} steps: {f'{why}, or ' if why else ''}{masks}"
-    return Line("labels and gradients", False, found)
+    why_not = f"no target in these {STEPS} steps: {f'{why}, or ' if why else ''}{masks}"
+    return Line("labels and gradients", False, why_not)
 
 
 def shifted_labels(observer: Observer, packed: Tensor | None = None) -> Line:
@@ -215,8 +215,8 @@ def _packed_documents(run: CheckedRun) -> Tensor | None:
     loaded = data.train_dataloader()
     data.gives_documents = asked
     rows = sum(len(batch["input_ids"]) for batch in run.observer.batches)  # the first samples of the run
-    found: Tensor = loaded.dataset[data.locate(np.arange(rows))]["documents"]
-    return found
+    documents: Tensor = loaded.dataset[data.locate(np.arange(rows))]["documents"]
+    return documents
 
 
 def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = False, of_tokens: bool = True) -> Line:
@@ -280,10 +280,10 @@ def causal_mask(run: CheckedRun) -> Line:
     for p, _ in kept:
         noise = torch.randn(p.shape, generator=generator, device=generator.device).to(p.dtype)
         p.data.add_(noise, alpha=(p.size(-1) if p.ndim else 1) ** -0.5)
-    passed, found = _leaks(run, model, generator)
+    passed, difference = _leaks(run, model, generator)
     for p, value in kept:
         p.data.copy_(value)
-    return Line("mask", passed, found)
+    return Line("mask", passed, difference)
 
 
 def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tuple[bool, str]:
@@ -439,11 +439,11 @@ def coordinates(run: CheckedRun) -> Line:
     if not isinstance(model, GPT) or module.lora is not None or model.config.moe is not None:
         return Line(name, True, "not tested: only a GPT without experts that is trained whole can have model.base_width")
     powers = width_powers(model.config, module.optimizer_factory)
-    found = "updates change " + ", ".join(f"{what} with width^{power:+.2f}" for what, power in powers.items())
+    seen = "updates change " + ", ".join(f"{what} with width^{power:+.2f}" for what, power in powers.items())
     if model.config.base_width is None:
-        return Line(name, True, f"{found}: the best rate depends on the width (model.base_width is not set)")
+        return Line(name, True, f"{seen}: the best rate depends on the width (model.base_width is not set)")
     wrong = [what for what, power in powers.items() if not abs(power) <= LARGEST_POWER]
-    return Line(name, not wrong, f"{found}: {'one rate is right for every width' if not wrong else f'beyond ±{LARGEST_POWER}'}")
+    return Line(name, not wrong, f"{seen}: {'one rate is right for every width' if not wrong else f'beyond ±{LARGEST_POWER}'}")
 
 
 def _part_to_learn(observer: Observer) -> dict[str, Tensor]:

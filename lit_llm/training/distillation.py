@@ -47,15 +47,15 @@ class Distillation(CrossEntropy):
         return ("kl",)
 
     def problems(self, parts: Mapping[str, Any]) -> list[str]:
-        found = range_problems(Distillation, "objective", vars(self))
+        problems = range_problems(Distillation, "objective", vars(self))
         model, loss, data = (parts.get(group) for group in ("model", "loss", "data"))
         if model is not None and model.predict_ahead:
-            found.append("a teacher says nothing about tokens further ahead (--model.predict_ahead 0)")
+            problems.append("a teacher says nothing about tokens further ahead (--model.predict_ahead 0)")
         if loss is not None and loss.z_loss:
-            found.append("distillation has no z-loss (--loss.z_loss 0)")
+            problems.append("distillation has no z-loss (--loss.z_loss 0)")
         if data is not None and not isinstance(data, ShardDataModule):
-            found.append(f"{type(data).__name__} has no teacher: prepare --teacher RUN --out DIR, then --data TokenShards")
-        return found
+            problems.append(f"{type(data).__name__} has no teacher: prepare --teacher RUN --out DIR, then --data TokenShards")
+        return problems
 
     def function(self, batch: Mapping[str, Tensor], loss: LossConfig, model: GPT | CustomModel) -> LossFunction:
         if self.teacher is None or "teacher_ids" not in batch:

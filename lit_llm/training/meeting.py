@@ -139,11 +139,11 @@ def refuse_other_data(state: Mapping[str, Any]) -> None:
 
 def _differences(of_ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     """One phrase for each key in which a rank differs from rank 0."""
-    ours, found = of_ranks[0], dict[str, str]()
+    ours, differences = of_ranks[0], dict[str, str]()
     for rank, theirs in enumerate(of_ranks):
         # Keys that one rank lacks follow from the choice of another class: they are named only if no value differs.
         keys = [key for key in ours if key in theirs and theirs[key] != ours[key]] or sorted(ours.keys() ^ theirs.keys())
         for key in keys:
             mine, other = (as_flag(each[key]) if key in each else "missing" for each in (ours, theirs))
-            found.setdefault(key, f"{key} is {mine} on rank 0 and {other} on rank {rank}: all ranks need the same")
-    return list(found.values())
+            differences.setdefault(key, f"{key} is {mine} on rank 0 and {other} on rank {rank}: all ranks need the same")
+    return list(differences.values())

@@ -71,25 +71,25 @@ class Preference(Objective):
         return (*_MEANS, *(("kl",) if self.uses_reference else ()))
 
     def problems(self, parts: Mapping[str, Any]) -> list[str]:
-        found = range_problems(Preference, "objective", vars(self))
+        problems = range_problems(Preference, "objective", vars(self))
         if self.loss not in get_args(Loss):
-            found.append(f"objective.loss is {self.loss!r}, but must be dpo, ipo or simpo (--objective.loss)")
+            problems.append(f"objective.loss is {self.loss!r}, but must be dpo, ipo or simpo (--objective.loss)")
         if self.loss == "ipo" and self.label_smoothing:
-            found.append("objective.label_smoothing has no meaning for ipo (--objective.label_smoothing 0)")
+            problems.append("objective.label_smoothing has no meaning for ipo (--objective.label_smoothing 0)")
         if self.loss != "simpo" and self.gamma:
-            found.append(f"objective.gamma belongs to simpo, not to {self.loss} (--objective.gamma 0)")
+            problems.append(f"objective.gamma belongs to simpo, not to {self.loss} (--objective.gamma 0)")
         model, loss = parts.get("model"), parts.get("loss")
         if model is not None:
             if not model.mask_documents:
-                found.append("pairs share a row, so their documents must not see each other (--model.mask_documents true)")
+                problems.append("pairs share a row, so their documents must not see each other (--model.mask_documents true)")
             if model.predict_ahead:
-                found.append("preferences are about the next token only (--model.predict_ahead 0)")
+                problems.append("preferences are about the next token only (--model.predict_ahead 0)")
             for name in ("balance", "sequence_balance", "z_loss"):
                 if model.moe is not None and getattr(model.moe, name):
-                    found.append(f"model.moe.{name} is a mean over tokens, not over pairs (--model.moe.{name} 0)")
+                    problems.append(f"model.moe.{name} is a mean over tokens, not over pairs (--model.moe.{name} 0)")
         if loss is not None and loss.z_loss:
-            found.append("preferences have no z-loss (--loss.z_loss 0)")
-        return found
+            problems.append("preferences have no z-loss (--loss.z_loss 0)")
+        return problems
 
     def function(self, batch: Mapping[str, Tensor], loss: LossConfig, model: GPT | CustomModel) -> LossFunction:
         assert isinstance(model, GPT), "`problems` refuses others"

@@ -158,8 +158,8 @@ class ProgressWatch(Callback):
                 store.set(self._of(self._rank), json.dumps(self.place()))
                 for rank, heard in self._read(store, ranks).items():
                     judge.hear(rank, heard)
-                if self._rank == 0 and (found := judge.verdict()) is not None:
-                    store.set(f"{self._key}/verdict", json.dumps(found))
+                if self._rank == 0 and (verdict := judge.verdict()) is not None:
+                    store.set(f"{self._key}/verdict", json.dumps(verdict))
                 failed = self._failed(store)
                 if store.check([f"{self._key}/verdict"]):
                     behind, sentence = json.loads(store.get(f"{self._key}/verdict"))
@@ -172,11 +172,11 @@ class ProgressWatch(Callback):
 
     def _listen_for_0(self, ended: threading.Event) -> None:
         """End this process if it makes no progress and rank 0 is silent. In a thread: a stopped rank's store never answers."""
-        made, since, began = (-1, -1), time.monotonic(), time.monotonic()
+        before, since, began = (-1, -1), time.monotonic(), time.monotonic()
         while not ended.wait(self.interval):
             now, passed = time.monotonic(), (self._hooks, collectives_begun())
-            if passed != made:
-                made, since = passed, now
+            if passed != before:
+                before, since = passed, now
             if min(now - self._judge.heard.get(0, began), now - since) > self.timeout + 2 * self.interval:
                 self._end(0, no_progress(self.timeout, f"rank 0 {UNANSWERED}"), ended)
 

@@ -47,14 +47,14 @@ class Sweep:
 
 def smooth(losses: Sequence[float], weight: float = SMOOTHING) -> list[float]:
     """Exponential average of each loss and its predecessors: sum of w^i · loss / sum of w^i. Ends before a NaN or infinity."""
-    found: list[float] = []
+    averages: list[float] = []
     total = count = 0.0
     for loss in losses:
         if not math.isfinite(loss):
             break
         total, count = weight * total + loss, weight * count + 1
-        found.append(total / count)
-    return found
+        averages.append(total / count)
+    return averages
 
 
 def without_batches(losses: Sequence[float], at_first: Sequence[float]) -> list[float]:
@@ -92,17 +92,17 @@ def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) 
         loss_at: measures the loss at an exponent; infinity or NaN if training breaks.
         first: the exponent where it starts.
     """
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     missing = [first]
     while stride >= 1:
         if missing:
             loss = loss_at(missing[0])
-            found[missing[0]] = loss if math.isfinite(loss) else math.inf
+            losses[missing[0]] = loss if math.isfinite(loss) else math.inf
         else:
             stride //= 2
-        best = lowest(found)
-        missing = [e for e in (best - stride, best + stride) if e not in found and abs(e) <= FARTHEST]
-    return found
+        best = lowest(losses)
+        missing = [e for e in (best - stride, best + stride) if e not in losses and abs(e) <= FARTHEST]
+    return losses
 
 
 def lowest(losses: dict[int, float]) -> int:

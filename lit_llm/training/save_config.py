@@ -148,9 +148,9 @@ def log_settings(logger: Logger, settings: Mapping[str, Any], config: str, step:
 
 def shown(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """The settings that change the result, without those that are null, in types that TensorBoard takes."""
-    found: dict[str, bool | int | float | str] = {}
+    plain: dict[str, bool | int | float | str] = {}
     for key, value in settings.items():
         decides = rule(key) in (Change.REFUSED, Change.MODEL, Change.DATA) or key in _ALSO
         if decides and value is not None:
-            found[key] = value if isinstance(value, bool | int | float | str) else json.dumps(value, default=str)
-    return found
+            plain[key] = value if isinstance(value, bool | int | float | str) else json.dumps(value, default=str)
+    return plain

@@ -27,17 +27,17 @@ def teacher_problems(
     teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, ids: int | None, top_k: int, device: str
 ) -> list[str]:
     """Why `teacher` cannot read data with this tokenizer and `ids` different ids, one sentence each."""
-    config, found = teacher.model, list(filter(None, [teacher.tokenizer_problem(tokenizer)]))
+    config, problems = teacher.model, list(filter(None, [teacher.tokenizer_problem(tokenizer)]))
     if teacher.architecture is not None:
-        found.append(f"a teacher must be lit_llm's GPT, not {teacher.architecture.class_path} (--teacher)")
+        problems.append(f"a teacher must be lit_llm's GPT, not {teacher.architecture.class_path} (--teacher)")
     if ids is not None and top_k > ids:
-        found.append(f"top_k is {top_k}, but there are {ids} ids (--top_k {ids})")
+        problems.append(f"top_k is {top_k}, but there are {ids} ids (--top_k {ids})")
     if ids is not None and config.vocab_size is not None and config.vocab_size < ids:  # the teacher may have more, as padding
-        found.append(f"the teacher has {config.vocab_size} ids, but the data have {ids}: prepare them for it")
-    found += filter(None, [device_problem(device)])
+        problems.append(f"the teacher has {config.vocab_size} ids, but the data have {ids}: prepare them for it")
+    problems += filter(None, [device_problem(device)])
     if (data.block_size or 0) > config.block_size:
-        found.append(f"the teacher reads at most {config.block_size} tokens (--data.block_size {config.block_size})")
-    return found
+        problems.append(f"the teacher reads at most {config.block_size} tokens (--data.block_size {config.block_size})")
+    return problems
 
 
 def write_teacher(
@@ -53,12 +53,12 @@ def write_teacher(
     data.setup("fit")
     stream, config, block_size = data.corpus.streams["train"], teacher.model, data.block_size
     assert block_size is not None
-    found = teacher_problems(teacher, data, data.tokenizer, data.vocab_size, top_k, device)
+    problems = teacher_problems(teacher, data, data.tokenizer, data.vocab_size, top_k, device)
     if len({str(layout.path).rpartition("_")[0] for layout in stream.layouts}) > 1:
-        found.append("the shards are of several folders or names, and one teacher's file is for one: prepare each alone")
+        problems.append("the shards are of several folders or names, and one teacher's file is for one: prepare each alone")
     if data.pairs:
-        found.append("pairs of answers have no teacher: prepare texts or conversations")
-    refuse(found)
+        problems.append("pairs of answers have no teacher: prepare texts or conversations")
+    refuse(problems)
     weights, tokens = base_sha256(teacher.checkpoint), stream.scan(data.vocab_size)
     info = TeacherInfo(weights, data.vocab_size, top_k, temperature, block_size, data.packing, tokens, {})
     path = info_path(stream)
@@ -105,5 +105,5 @@ def _top(
     head["vocab_size"] = ids
     chunks = (logits(rows, weight, **head) for rows in hidden.flatten(0, 1).split(CHUNK_SIZE))
     parts = [torch.log_softmax(z / temperature, dim=-1).topk(top_k) for z in chunks]
-    logp, found = (torch.cat(each).view(*targets.shape, top_k) for each in zip(*parts, strict=True))
-    return found, logp
+    logp, likeliest = (torch.cat(each).view(*targets.shape, top_k) for each in zip(*parts, strict=True))
+    return likeliest, logp
