@@ -75,12 +75,13 @@ def _keys_in(message: str) -> list[str]:
 
 def _culprit(assignments: list[Assignment], keys: list[str], message: str) -> Assignment | None:
     """The assignment that a message is about: that of the key, or if there is none, of a longer or shorter key."""
+    inside = len(keys) > 1 and any(a.key.startswith(f"{keys[0]}.") and a.key.endswith(f".{keys[-1]}") for a in assignments)
     for count in range(len(keys), 0, -1):
         key = ".".join(keys[:count])
         same = [a for a in assignments if a.key.removesuffix("+") == key]
         below = [a for a in assignments if a.key.startswith(f"{key}.") or a.key.endswith(f".{key}")]
         named = [a for a in below if a.key.endswith(f".{keys[-1]}")]
-        above = [a for a in assignments if key.startswith(f"{a.key}.")]
+        above = [a for a in assignments if key.startswith(f"{a.key}.") and not inside]
         quoted = [
             [a for a in candidates if f": {a.value}" in message or f"'{a.value}'" in message]
             for candidates in (same, named, below)

@@ -41,7 +41,8 @@ def check(
     problems += [*arguments.problems, *(unknown_key(a, _flat(known), flags) for a in unknown)]
     for key in arguments.bare:
         flag = Assignment(plain_key(key), None, COMMAND_LINE)
-        problems.append(unknown_key(flag, _flat(known), flags) if is_unknown(flag, known) else needs_value(key))
+        unknown_flag = key not in ("config", "c", "run") and is_unknown(flag, known)
+        problems.append(unknown_key(flag, _flat(known), flags) if unknown_flag else needs_value(key))
     if not problems:
         return arguments
     rest = arguments.without(unknown)

@@ -50,8 +50,8 @@ def read_yaml(text: str) -> Any:
         node = yaml.compose(text.removeprefix("\ufeff"), Loader=_Loader)  # the byte order mark of some editors
         return None if node is None else _value(node)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise NotYaml(f"is not valid YAML{f' at line {mark.line + 1}' if mark else ''}") from None
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)  # without a mark: unprintable
+        raise NotYaml(f"is not valid YAML at line {mark.line + 1}: {problem}" if mark else "is not valid YAML") from None
     except RecursionError:
         raise InvalidYaml("nests values too deeply, or has an alias inside its own anchor") from None
 

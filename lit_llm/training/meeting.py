@@ -20,7 +20,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from lit_llm.callbacks._torch import gathered
-from lit_llm.core.errors import UserError, refuse, unsaid
+from lit_llm.core.errors import UserError, refuse, report, unsaid
 from lit_llm.core.ranks import has_agent_store, is_first_here, is_rank_zero, is_slurm, launched_ranks, rank_name, restarts
 from lit_llm.core.yaml_reading import as_flag
 from lit_llm.training.bounded_exit import LAUNCHER
@@ -31,6 +31,8 @@ FAILED_RANK = timedelta(seconds=60)
 """How long a rank that has failed waits for rank 0, to tell it."""
 RELEASE = 10.0
 """Seconds that rank 0 waits for the other ranks to read why the run ends."""
+ANNOUNCED = 10.0
+"""Seconds after which rank 0 says that it still waits for ranks."""
 _INTERVAL = 0.05
 _VERDICT = "verdict"
 _meetings = itertools.count()
@@ -108,14 +110,17 @@ def _wait_for_readers(store: dist.Store, ranks: int) -> None:
 
 def _judge(store: dist.Store, keys: list[str]) -> None:
     """On rank 0: wait for the settings of all ranks, and compare them. If a rank has failed, there is a verdict already."""
-    until = time.monotonic() + TIMEOUT.total_seconds()
+    began, said = time.monotonic(), False
     while missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
         if store.check([_VERDICT]):
             return
-        if time.monotonic() > until:
-            which = ", ".join(map(str, missing[:10]))
-            said = f"{len(missing)} of {len(keys)} ranks did not start within {TIMEOUT}, such as {which}: see their output"
-            store.compare_set(_VERDICT, "", json.dumps([said]))
+        waited, which = time.monotonic() - began, ", ".join(map(str, missing[:10]))
+        if waited > ANNOUNCED and not said:
+            said, where = True, f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            report(f"rank 0 waits at {where} for {len(missing)} of {len(keys)} ranks to start: {which}", kind="note")
+        if waited > TIMEOUT.total_seconds():
+            late = f"{len(missing)} of {len(keys)} ranks did not start within {TIMEOUT}, such as {which}: see their output"
+            store.compare_set(_VERDICT, "", json.dumps([late]))
         time.sleep(_INTERVAL)
     problems = _differences([json.loads(text) for text in store.multi_get(keys)])
     store.compare_set(_VERDICT, "", json.dumps(problems))

@@ -42,6 +42,7 @@ QUICK = ["--config", "quickstart"]
         ),
         (["fit", "--data.paths", "a.txt"], "name other data, with --data TextFiles for text files (--data.paths, in"),
         (["trian"], "unknown command 'trian'"),
+        (["fit", "--config"], "--config needs a value"),
     ],
 )
 def test_a_mistake_in_spelling_is_reported_without_torch(tmp_path, arguments, message):

@@ -40,7 +40,7 @@ REFUSED = {
     "a: !mine 1": "has the tag !mine",
     "a: 1\n---\nb: 1": "is not valid YAML at line 2",
     "a: {<<: 3}": "but only mappings can be merged",
-    "a: 1\nb: [": "is not valid YAML at line 3",
+    "a: 1\nb: [": "is not valid YAML at line 3: did not find expected node content",
     **{f"a:\n  b: {text}": f"has the value {text} at line 2, which means" for text in
        ("yes", "No", "ON", "off", "010", "-07", "08", "0o17", "12:30", "1:30.5")},
 }  # fmt: skip

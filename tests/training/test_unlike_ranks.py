@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +19,12 @@ from lit_llm.training import meeting
 ROOT = Path(__file__).parents[2]
 
 
-def fit(folder: Path, *further: str, flags: tuple[str, ...] = (), other: Path | None = None) -> tuple[list[int], str]:
-    """Exit codes and output of two ranks. Rank 1 has further flags, and may start in another folder."""
+def ranks(folder: Path, *further: str, flags: tuple[str, ...] = (), other: Path | None = None) -> Iterator[fork_server.Popen]:
+    """Two ranks, each started when it is asked for. Rank 1 has further flags, and may start in another folder."""
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     words = ["fit", "--config", "tiny.yaml", "--trainer.devices", "2", "--run_dir", str(folder / "runs" / "pair"), *flags]
-    ranks = [
-        fork_server.Popen(
+    for rank in (0, 1):
+        yield fork_server.Popen(
             [sys.executable, "-m", "lit_llm", *words, *(further if rank else ())],
             cwd=other if rank else folder,
             env={**os.environ, **common, "PYTHONPATH": str(ROOT), "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -31,10 +32,23 @@ def fit(folder: Path, *further: str, flags: tuple[str, ...] = (), other: Path | 
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in (0, 1)
-    ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    return [rank.returncode for rank in ranks], "".join(said)
+
+
+def fit(folder: Path, *further: str, flags: tuple[str, ...] = (), other: Path | None = None) -> tuple[list[int], str]:
+    """Exit codes and output of two ranks."""
+    started = list(ranks(folder, *further, flags=flags, other=other))
+    said = [rank.communicate(timeout=120)[0] for rank in started]
+    return [rank.returncode for rank in started], "".join(said)
+
+
+@pytest.mark.slow
+def test_rank_0_says_where_and_for_whom_it_waits_and_trains_when_the_other_has_come(folder):
+    both = ranks(folder)
+    first = next(both)
+    line = next(line for line in first.stdout if line.startswith("note: rank 0 waits"))
+    assert "127.0.0.1:" in line and line.endswith("for 1 of 2 ranks to start: 1\n")
+    second = next(both)
+    assert "training ended" in first.communicate(timeout=120)[0] and second.wait(timeout=120) == first.returncode == 0
 
 
 @pytest.fixture
