@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +123,9 @@ def _as_measured(source: Path, values: dict[str, Any], problem: str) -> Measured
         raise UserError(problem) from None
 
 
-_FIELDS = {  # key of a setting in files and in `plan --json` → field of PlannedRun
-    "model": "model", "optimizer": "optimizer", "steps": "max_steps", "global_batch": "global_batch_size",
-    "micro_batch": "micro_batch_size", "precision": "precision", "compute": "compute", "layout": "layout",
-    "chunk_size": "loss.chunk_size", "z_loss": "loss.z_loss", "loss_head": "loss_head", "reference_pass": "reference_pass",
-    "schedule": "schedule", "validate_every": "validation_every_n_steps", "save_every": "checkpoint_every_n_steps",
-    "keep_last": "checkpoint_keep_last", "background_saves": "async_checkpoints", "sharded_saves": "sharded_checkpoints",
-    "data": "data", "ramp": "ramp", "lora": "lora", "length": "block_size", "ema": "ema",
-}  # fmt: skip
-
-
-def settings_values(settings: PlannedRun) -> dict[str, Any]:
-    """The settings as values for JSON, without the size of the data and the rates."""
-    run = replace(settings, data=DataFacts(), schedule=Schedule(settings.schedule.kind))
-    values = {key: attrgetter(name)(run) for key, name in _FIELDS.items()} | {"z_loss": bool(run.loss.z_loss)}
-    values = {key: asdict(value) if hasattr(value, "__dataclass_fields__") else value for key, value in values.items()}
-    return values | {"layout": values["layout"] | {"shards": run.layout.shards}}
+def settings_values(run: PlannedRun) -> dict[str, Any]:
+    """The settings as values for JSON, under the names of `PlannedRun`, without the size of the data and the rates."""
+    return asdict(replace(run, data=DataFacts(), schedule=Schedule(run.schedule.kind)))
 
 
 def _settings(values: dict[str, Any]) -> PlannedRun:
@@ -148,24 +134,21 @@ def _settings(values: dict[str, Any]) -> PlannedRun:
     from lit_llm.models.lora import LoRAConfig
     from lit_llm.models.loss import LossConfig
 
-    given = {_FIELDS[key]: value for key, value in values.items()}
-    layout, lora, model = dict(values["layout"]), values["lora"], values["model"]
-    del layout["shards"]  # follows from the others
+    layout, lora, model = values["layout"], values["lora"], values["model"]
     kept, pipeline = KeptWhole(*layout["kept"]), PipelineLayout(*layout["pipeline"])
     own = "architecture" in model and Architecture(**model["architecture"])
     parts = {
-        "loss": LossConfig(given.pop("loss.chunk_size"), float(given.pop("loss.z_loss"))),
-        "uses_reference": given.pop("reference_pass", False),
         "model": OwnModel(**{**model, "architecture": own}) if own else GPTConfig(**model),
         "optimizer": Optimizer(**values["optimizer"]),
         "compute": ComputeConfig(**values["compute"]),
         "layout": Layout(**{**layout, "auto": tuple(layout["auto"]), "kept": kept, "pipeline": pipeline}),
+        "loss": LossConfig(**values["loss"]),
         "schedule": Schedule(**values["schedule"]),
         "data": DataFacts(),
         "ramp": tuple((first, size) for first, size in values["ramp"]),
         "lora": None if lora is None else LoRAConfig(**lora),
     }
-    return PlannedRun(**{**given, **parts})
+    return PlannedRun(**{**values, **parts})
 
 
 def differences(measured: PlannedRun, planned: PlannedRun) -> list[str]:

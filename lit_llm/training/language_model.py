@@ -103,6 +103,7 @@ class LanguageModel(Answers):
         self.router_means: dict[str, Tensor] = {}
         self.evaluation: Evaluation  # of the current validation or test
         self.validated_step: int | None = None  # of the latest validation in `fit`
+        self._first_batch = False  # of a launch of `fit`
         self._compressors = Compressors()
 
     # -- build ------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_an_optimizer_state_that_is_not_restored(monkeypatch):
 
 
 def test_a_position_in_the_data_that_is_not_restored(monkeypatch):
-    restart = lambda self, state: vars(self).update(_base_samples=0, _base_step=state["global_step"])  # noqa: E731
+    restart = lambda self, state: vars(self).update(_base=(state["global_step"], 0))  # noqa: E731
     monkeypatch.setattr(TextFiles, "load_state_dict", restart)
     assert not passes("resume/one/asynchronous")
 
