@@ -114,9 +114,12 @@ def test_a_mistake_within_a_job_does_not_end_the_jobs_after_it(tmp_path):
 
 
 def test_what_was_shown_before_a_device_died_stays(monkeypatch, capsys):
+    start = LanguageModel.on_train_start
+
     def die(self):
         if os.environ.get("LOCAL_RANK") == "1" and not isinstance(self.trainer.strategy, DDPStrategy):
             os.kill(os.getpid(), signal.SIGKILL)
+        start(self)
 
     monkeypatch.setattr(LanguageModel, "on_train_start", die)
     names = ["losses/ddp/32-true/eager/none/AdamW", "losses/tp/32-true/eager/none/AdamW", "plan/memory/ddp"]

@@ -69,10 +69,10 @@ def test_the_planned_peak_is_that_of_the_run_and_in_every_row_from_the_second_st
     expected = peak_of(
         GPTConfig(**CONFIG, vocab_size=257),
         sequences=2,
-        length=16,
+        block_size=16,
         accumulation=2,
         optimizer=Optimizer("AdamW", fused=True),
-        chunk_size=chunk_size,
+        loss=LossConfig(chunk_size=chunk_size),
         cuda=False,
     ).total
     assert watch.predicted_bytes == expected
