@@ -69,7 +69,7 @@ DPO = ["--objective", "Preference", "--model.mask_documents", "true"]
 def test_adapters_are_planned_before_their_weights_are_on_the_disk(folder, capsys, weights):
     flags = ["--config", "llama2-7b", "--config", "lora", "--hardware", "h100-sxm", "--devices", "1", *weights]
     found, (d, f) = plan(capsys, *flags), (4096, 11008)
-    assert found["settings"]["reference_pass"] is (weights is DPO)
+    assert found["settings"]["uses_reference"] is (weights is DPO)
     adapters = 32 * 16 * (4 * (d + d) + 3 * (d + f))
     assert found["parts"]["adapters"] == adapters and found["parameters"] == 6_738_415_616 + adapters
     assert found["memory"]["parts"]["optimizer state"] == 8 * adapters
