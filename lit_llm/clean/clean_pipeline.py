@@ -67,7 +67,10 @@ def clean(inputs: Sequence[Input], settings: CleanSettings, out: Path, *, progre
     others = sum(step.seconds for step in tally.steps.values())
     tally.step(READ).seconds = time.process_time() - started - others
     if not tally.kept.documents:
-        raise UserError(f"None of {tally.read.documents:,} documents is left: use fewer or weaker rules.")
+        removed = {rule: count for step in tally.steps.values() for rule, count in step.removed.items()}
+        counts = ", ".join(f"{rule} removed {count.documents:,}" for rule, count in sorted(removed.items()))
+        told = f" ({counts})" if counts else ""
+        raise UserError(f"None of {tally.read.documents:,} documents is left{told}: use fewer or weaker rules.")
     write_report(out, settings, tally)
     return tally
 

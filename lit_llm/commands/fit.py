@@ -65,6 +65,6 @@ def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int
             raise UserError(f"{problem} (--ckpt_path)") from error
         raise
     if command == "validate" and isinstance(data := built.datamodule, TokenDataModule):
-        print(f"validation split: {data.val_tokens:,} tokens{data.held_out}")
+        print(f"validation split: {data.val_tokens:,} tokens of {type(data).__name__}{data.held_out}")
     print_metrics(built.trainer, "val" if command == "validate" else "test", built.spec.run_dir, saved.step)
     return 0
