@@ -119,7 +119,7 @@ def memory_figure(plan: Plan) -> str:
 
 
 def _level(size: float, top: float, said: str, kind: str, x: float) -> list[str]:
-    """A line across the picture, and its label."""
+    """A horizontal line at `size` bytes in a picture that is `top` bytes high, and its label `said` at `x` % of the width."""
     y = 100 * (1 - size / top)
     return [html.line(0, y, 100, y, kind), html.text(x, y, said, anchor=html.anchor(x), kind="strong", dy=-5)]
 

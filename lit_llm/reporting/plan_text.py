@@ -41,7 +41,7 @@ class Section:
 
 
 def sections(plan: Plan | dict[str, Any]) -> list[Section]:
-    """The sections of a plan's page, or a budget's."""
+    """The sections of a plan's page, or those of a budget, which is a dict."""
     if isinstance(plan, dict):
         return _budget(plan)
     all_sections = [
@@ -82,7 +82,7 @@ def render(plan: Plan | dict[str, Any], *, width: int = 80) -> Text:
 
 
 _LABEL = 24
-"""Width of the longest label that is not wrapped."""
+"""The width of the column of labels, in characters. Longer labels are wrapped."""
 
 
 def markdown(plan: Plan | dict[str, Any]) -> str:
@@ -98,7 +98,7 @@ def markdown(plan: Plan | dict[str, Any]) -> str:
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
-    """Does it fit, how long does it take, what does it cost."""
+    """Rows (label, text): whether the run fits in memory, how long it takes, and what it costs."""
     needed, settings, most = _gb(plan.memory.needed), plan.settings, plan.most_memory
     has = "" if plan.capacity_bytes is None else f" of {_gb(usable_bytes(plan.hardware))}"
     needed += "" if most is None else f" (at most {_gb(most)})"
@@ -125,7 +125,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether the run fits, by the plan and by the most memory that a rank may need."""
+    """Whether the run fits, in words: "probably fits" if only the most memory that a rank may need exceeds the device's."""
     if plan.fits and plan.most_memory is not None and plan.most_memory > usable_bytes(plan.hardware):
         return "probably fits"
     return {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
@@ -262,7 +262,9 @@ def _mixture(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _uneven(phases: Sequence[PhaseDraws], global_batch: int) -> str:
-    """A sentence for the phase whose shares can be furthest off, if that is more than a step of ``global_batch`` sequences."""
+    """A sentence about the phase in which sources deviate most from their weights; "" if no source of any phase deviates by
+    more than a step, ``global_batch`` sequences.
+    """
     worst = max(phases, key=lambda phase: phase.largest_deviation, default=None)
     if worst is None or worst.largest_deviation <= global_batch:
         return ""
@@ -463,7 +465,7 @@ SWEEP = ("memory GB", "fits", "largest micro-batch", "step", "tokens/s", "run", 
 
 
 def sweep_row(variant: Variant) -> list[str]:
-    """One row of the comparison: the values, then the columns of SWEEP."""
+    """One row of a sweep's table: the variant's values of the swept settings, then the columns of SWEEP."""
     plan = variant.plan
     if plan is None:
         return [*variant.values.values(), *["–"] * len(SWEEP)]

@@ -39,7 +39,7 @@ def rate_page(advice: FoundRates, title: str, command: str) -> str:
 
 
 def _chart(lines: list[Line], label: str, *, cut: bool = False) -> str:
-    """A chart over a logarithmic axis. Losses far above the lowest are cut off."""
+    """A chart of losses over learning rates, on a logarithmic axis. `cut`: losses above 1.5 times the lowest are cut off."""
     losses = [y for line in lines for _, y in line.points if math.isfinite(y)]
     high = 1.5 * min(losses) if cut and losses else None
     return chart(

@@ -17,9 +17,9 @@ from lit_llm.plan.plan import Plan
 from lit_llm.plan.planned_run import PlannedRun
 
 CPU_GB = 2.0
-"""Memory that any computer has free. An unchanged recipe whose tensors need no more runs on a CPU."""
+"""GB of memory that we assume any computer has free. An unchanged recipe whose tensors need at most this runs on a CPU."""
 PROCESS_GB = 0.72
-"""Memory of the process beside the tensors: quickstart's took 1.03 GB at its peak, of which 0.31 GB are planned."""
+"""GB of a process beside its tensors: quickstart's process took 1.03 GB at its peak, of which the plan counts 0.31 GB."""
 MOST_DEVICES = 4096
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
@@ -69,7 +69,7 @@ class Smallest:
 
     @property
     def how(self) -> str:
-        """The flags, and the memory."""
+        """The flags and the memory of a device, as text; on a CPU the memory alone."""
         if not self.hardware.is_gpu:
             return f"the process; {self.bytes_per_device / 1e9:.2f} GB are tensors, by plan"
         return f"{' '.join(self.flags) or 'as it is'}: {self.bytes_per_device / 1e9:.1f} GB each"
@@ -82,7 +82,8 @@ def smallest(settings: PlannedRun) -> Smallest | None:
     unchanged, then with micro-batches of one sequence, full activation checkpointing, or both.
 
     Args:
-        settings: the run. Its layout is ignored. The devices must divide the batch of every stage of a ramp.
+        settings: the run. Its layout is ignored. Numbers of devices that do not divide the batch of every stage of its ramp are
+            skipped.
 
     Returns:
         None if the run does not fit on MOST_DEVICES devices of any kind.

@@ -25,7 +25,7 @@ def settings_of(run: RunCurves) -> dict[str, Any]:
 def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys of the settings that differ between runs and change what is trained, in the order of the settings.
 
-    A setting of a class that only some runs have, with the same value in each of them, differs only by that class.
+    An argument of a class that only some runs have is left out if these runs have the same value: only the class differs.
     """
     keys = list(dict.fromkeys(key for each in settings for key in each))
     classes = {key for key in keys if any(_is_class(each.get(key)) for each in settings)}
