@@ -1,4 +1,4 @@
-"""What a data module must say of its text, and what models, objectives and callbacks ask it."""
+"""The methods by which a data module describes its text, and the properties that models, objectives and callbacks read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_llm.tokenizers import Tokenizer
 
 
 class HoldsCorpus(ABC):
-    """A corpus that a subclass opens, and its facts under the names that any LightningDataModule may give them."""
+    """Base of data modules: a subclass opens a corpus, and the properties give facts about it, such as ``vocab_size``."""
 
     _opened: OpenedCorpus | None = None
     # Whether rank 0 opens the data for all ranks. The data must have the same paths on all ranks.
@@ -30,14 +30,14 @@ class HoldsCorpus(ABC):
 
     @abstractmethod
     def open_corpus(self) -> Corpus:
-        """Open the tokens, which exist at this point. Called once on every rank, or on rank 0: ``opens_on_rank_zero``."""
+        """Open the files of tokens. Called once on every rank or, if ``opens_on_rank_zero``, once on rank 0."""
 
     def source_files(self) -> list[Path]:
-        """The files that hold the data, so that a changed one can be named; none if they are unknown."""
+        """The files that hold the data, for messages that name changed files; empty if the files are unknown."""
         return []
 
     def seen_sources(self) -> Seen | None:
-        """The texts that the tokens were made from; None if the files of the tokens are the data."""
+        """The texts that the tokens were made from, with states and hashes. None: only the files of tokens are known."""
         return None
 
     def missing_text(self, split: str) -> str:
@@ -46,7 +46,7 @@ class HoldsCorpus(ABC):
 
     @property
     def is_open(self) -> bool:
-        """Whether the data are open. Before, only `is_open`, `knows_documents`, `held_out` and `source_names` are known."""
+        """Whether the data are open. If not, only `is_open`, `knows_documents`, `held_out` and `source_names` can be read."""
         return self._opened is not None
 
     @property
@@ -91,12 +91,12 @@ class HoldsCorpus(ABC):
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of characters that the tokenizer does not have."""
+        """The id that stands for characters outside the tokenizer's vocabulary; None without a tokenizer or such an id."""
         return None if self.tokenizer is None else self.tokenizer.unknown_id
 
     @property
     def chat_form(self) -> ChatForm | None:
-        """The form of the training conversations; None if the documents are none."""
+        """The chat template and end-of-turn id of the training conversations; None if documents are not conversations."""
         training = (self.corpus.streams[name] for name in self.corpus.train_streams)
         return next(iter(chat_forms(training)), None)
 
