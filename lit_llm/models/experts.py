@@ -30,7 +30,7 @@ class StackedLinear(nn.Module):
     """A linear layer for each expert, all in one parameter."""
 
     is_stacked = True
-    """`lit_llm.optim.parameter_groups` reads it: `weight` is E matrices, and `bias` E vectors."""
+    """Tells `lit_llm.optim.parameter_groups` that `weight` is a stack of E matrices, and `bias` a stack of E vectors."""
 
     def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class StackedLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """The router, the experts that it chooses from, and shared experts as one MLP."""
+    """A mixture of experts: the router, the experts that it chooses from, and the shared experts as one MLP."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Experts(nn.Module):
         return out, None if counted is None else self.router.sums(routing, counted)
 
     def _compute(self, x: Tensor, ends: Tensor) -> Tensor:
-        """(M, d) sorted by expert → (M, d)."""
+        """Apply each expert to its rows, which `ends` bounds as in `StackedLinear`: (M, d) → (M, d)."""
         up = self.up(x, ends)  # (M, f)
         hidden = self.activate(up) if self.gate is None else self.activate(self.gate(x, ends)) * self.activate.gated(up)
         return self.project(hidden, ends)

@@ -47,6 +47,6 @@ class SequenceShard(NamedTuple):
         return [chunk for rank in range(self.ranks) for chunk in self.chunks_of(rank)]
 
     def take(self, x: Tensor, dim: int = 1) -> Tensor:
-        """This rank's part of a tensor with T positions along `dim`: T / n positions, in ascending order."""
+        """Return this rank's part of a tensor with T positions along `dim`: T / n positions, in ascending order."""
         parts = x.chunk(self.multiple, dim)
         return torch.cat([parts[chunk] for chunk in self.chunks], dim)

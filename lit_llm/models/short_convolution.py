@@ -33,7 +33,7 @@ class ShortConvolution(nn.Module):
         # One dimension, channel by channel: it is a vector for the optimizer, and tensor parallelism splits it by channels.
         self.weight = nn.Parameter(torch.empty(channels * positions))
         self.stream: SequenceShard | None = None
-        """Set by tensor parallelism if its ranks share the positions of a context rank's input."""
+        """How the ranks of tensor parallelism share the positions of a context rank's input. None: they do not."""
 
     def forward(
         self,
@@ -47,7 +47,7 @@ class ShortConvolution(nn.Module):
         Args:
             documents: (B, T) document numbers of the whole sequence, including cached positions. None: one document.
             cache: inputs at the positions before these; extended in place.
-            shard: set if ranks share the sequence.
+            shard: how ranks share the sequence (context parallelism). None: they do not.
         """
         past, batch = self.positions - 1, x.size(0)
         if cache is not None:

@@ -42,7 +42,7 @@ def make_rms_norm(config: GPTConfig, width: int) -> nn.RMSNorm:
 
 
 def make_norm(config: GPTConfig) -> nn.RMSNorm | nn.LayerNorm:
-    """A norm of the residual stream."""
+    """Make a norm of the residual stream, of the kind that `config.norm` names."""
     if config.norm == "rmsnorm":
         return make_rms_norm(config, config.n_embd)
     return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))
