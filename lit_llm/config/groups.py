@@ -97,7 +97,7 @@ WARMUPS: dict[str, Domain] = {"warmup_fraction": at_least(0, 1), "warmup_tokens"
 
 
 def default_class(key: str) -> str | None:
-    """The class path that a group has, or that its class must extend; None for keys that are no group of `CLASSES`."""
+    """The path of a group's default class or, without one, of its base class; None for keys that are no group of `CLASSES`."""
     return CLASSES[key].default or CLASSES[key].base if key in CLASSES else None
 
 
@@ -106,7 +106,7 @@ _KEYS = {path.rpartition(".")[2]: key for key, path in [*PLAIN.items(), *((key, 
 
 
 def flag_of(owner: type, argument: str | None) -> str | None:
-    """The flag of a class that a group names, or of one of its arguments; None for any other class."""
+    """The flag of a class that a group can name, or with `argument` the flag of this argument; None for any other class."""
     key = next((_KEYS[base.__name__] for base in owner.__mro__ if base.__name__ in _KEYS), None)
     return key and f"--{key}" + (f".{argument}" if argument else "")
 

@@ -41,7 +41,7 @@ Flags = Mapping[str, tuple[str, str]]
 
 
 class Key(NamedTuple):
-    """One key that can be set."""
+    """One key that can be set, with its type and default as the help writes them."""
 
     name: str
     type: str
@@ -55,7 +55,7 @@ def print_help(command: Command, group: str | None, program: str, own: Flags) ->
     Args:
         group: a group, a group and one of its classes, like `schedule.WSD`, or keys within a group, like `model.moe`.
         program: how the command is called.
-        own: flags of the command that are no keys of a recipe.
+        own: (default, help) of each flag of the command that is no key of a recipe, by name.
 
     Raises:
         UserError: There is no such group or class.

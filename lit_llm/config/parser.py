@@ -132,7 +132,7 @@ def known_classes(key: str) -> dict[str, type]:
 
 
 def class_path(key: str, value: Any) -> Any:
-    """The path of the class that a short name means, if several classes have it: transformers brings another Adafactor."""
+    """The path of the class that a short name means if several classes have it, such as Adafactor; else the value unchanged."""
     if [cls.__name__ for cls in _classes(key)].count(value) < 2:
         return value
     cls = known_classes(key)[value]

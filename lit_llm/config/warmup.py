@@ -22,10 +22,10 @@ _IN_CONFIG = "schedule.init_args.warmup_steps"
 
 
 def take_warmup(arguments: Arguments) -> tuple[Arguments, Assignment | None, list[str]]:
-    """Take warmups as shares or in tokens out of the arguments. The last leaves a flag for 0 steps, until `settle_warmup`.
+    """Remove warmups that are a share or in tokens from the arguments. If one counts, a flag for 0 steps is its placeholder.
 
     Returns:
-        The arguments; the share or the tokens that count, None if steps do; one sentence for each mistake.
+        The arguments; the share or tokens for `settle_warmup`, None if steps are given; one sentence for each mistake.
     """
     given = [_as_number(a) for a in arguments.assignments if a.key in (STEPS, FRACTION, TOKENS)]
     if all(a.key == STEPS for a in given):

@@ -68,7 +68,7 @@ def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> t
 
 
 def micro_batches_to_play(layout: PipelineLayout, micro_batches: int) -> int:
-    """The number of micro-batches that a plan plays: enough to reach the peak memory of a step, whose middle only repeats."""
+    """The number of micro-batches of a step that a plan simulates: enough for the peak memory, because the middle repeats."""
     uneven = layout.schedule == "interleaved1f1b" and micro_batches % layout.ranks
     return micro_batches if layout.schedule == "gpipe" or uneven else min(micro_batches, 2 * layout.stages)
 

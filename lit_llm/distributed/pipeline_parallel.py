@@ -33,13 +33,14 @@ from lit_llm.models.loss import LossSums, cross_entropy, with_routers
 from lit_llm.models.router import RouterSums
 
 StageObjective = Callable[..., Tensor]
-"""`Objective` with the further argument `last`."""
+"""An `Objective` that also takes `last`: whether the sums are those of the last stage."""
 
 
 class Stage(nn.Module):
     """Consecutive blocks of a GPT. The first stage also has the embedding, the last one the norm and the head.
 
-    A stage registers modules of the whole model, so that FSDP2 sees them below one root. `PipelinedGPT` has their public names.
+    A stage registers its modules of the whole model, so that FSDP2 sees them below one root. Names of parameters in checkpoints
+    come from `PipelinedGPT`, which registers the same modules.
     """
 
     def __init__(self, whole: GPT, layers: range, *, first: bool, last: bool) -> None:
@@ -182,7 +183,7 @@ class PipelinedGPT(nn.Module):
             self.whole.init_weights()
 
     def reshard(self) -> None:
-        """Free the whole weights that FSDP2 keeps after `forward`. It wraps stages, which are no submodules of this module."""
+        """Free the whole weights that FSDP2 keeps after `forward`. Stages are no submodules, so each of them is called here."""
         for stage in self.stages:
             if isinstance(stage, FSDPModule):
                 stage.reshard()
@@ -324,5 +325,5 @@ def _no_sums(targets: Tensor) -> LossSums:
 
 
 def pipelined_part(module: nn.Module) -> tuple[str, PipelinedGPT] | None:
-    """The PipelinedGPT among the submodules of a module, and the prefix of its names in the module's state dict."""
+    """(prefix of a PipelinedGPT's names in a module's state dict, the PipelinedGPT) if the module contains one; else None."""
     return next(((f"{name}.", part) for name, part in module.named_modules() if isinstance(part, PipelinedGPT)), None)

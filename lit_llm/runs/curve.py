@@ -86,5 +86,5 @@ class Curve:
 
 
 def versions_text(versions: Mapping[str, str | None]) -> str:
-    """The text that the header of a curve has for versions."""
+    """The versions of packages as the text that the header of a curve has, under the name "versions"."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())

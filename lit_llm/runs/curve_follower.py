@@ -111,7 +111,7 @@ class CurveFollower(Logger):
         return self.left is None and bool(self.compared)
 
     def summary(self) -> str:
-        """The result for the whole run, as a sentence."""
+        """The result of all comparisons, as a sentence."""
         if self.left is not None:
             return f"this run {self.left}"
         if not self.compared:

@@ -143,6 +143,6 @@ def _is_class(before: Any, now: Any) -> bool:
 
 
 def _effective(settings: Mapping[str, Any], key: str) -> Any:
-    """The value of a setting. A schedule without an end of its own ends with the run."""
+    """The value of a setting. For a null `schedule.total_steps` it is trainer.max_steps: such a schedule ends with the run."""
     value = settings[key]
     return settings.get("trainer.max_steps") if key == "schedule.total_steps" and value is None else value

@@ -90,19 +90,22 @@ def tokenizer_config(run: Path, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
-    """Write a run's tokenizer, and the companion files of an imported one, into an exported folder."""
+    """Write a run's tokenizer, and the companion files of an imported one, into the folder `out` of an export.
+
+    `block_size` becomes the tokenizer's `model_max_length`, unless an imported tokenizer_config.json has another value.
+    """
     copy_companions(run, out, (TOKENIZER_FILE, *TOKENIZER_COMPANIONS))
     write_json({"model_max_length": block_size} | tokenizer_config(run, load_tokenizer(run)), out / TOKENIZER_CONFIG)
 
 
 def generation(run: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """The generation_config.json of a run, or, if it has none, one with `eos_id`, the model's."""
+    """The generation_config.json of a run or, if it has none, one whose BOS and EOS are both the model's `eos_id`."""
     file = run / GENERATION
     return read_object(file) if file.is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
 
 
 def stop_ids(content: Mapping[str, Any]) -> list[int]:
-    """The ids at which generation stops."""
+    """The ids at which generation stops, according to the content of a generation_config.json."""
     stops = content.get("eos_token_id")  # an id or a list of ids
     return stops if isinstance(stops, list) else [] if stops is None else [stops]
 

@@ -178,7 +178,7 @@ class LanguageModel(Answers):
         return LossMeans(getattr(self.data, "source_names", ()), self.objective.means(self.config))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The mean loss over this rank's counted targets; 0 without any. In a pipeline always 0: `backward` computes the loss."""
+        """The mean loss over this rank's counted targets; 0 without any. In a pipeline 0: `backward` computes the loss."""
         if self._first_batch:
             check_batch(batch, self.data)
         batch = self.reference.added_to(batch, self)
@@ -227,7 +227,7 @@ class LanguageModel(Answers):
     # -- optimizer step ---------------------------------------------------------------------------------------------
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Sum the loss, and scale gradients to those of the mean over all counted targets, before callbacks read or clip them."""
+        """Sum the loss, and scale gradients to those of the mean over all counted targets, before callbacks read them."""
 
         def closure() -> Any:
             result = optimizer_closure()  # training step and backward pass of the step's last micro-batch

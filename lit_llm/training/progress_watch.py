@@ -201,7 +201,7 @@ class ProgressWatch(Callback):
     # -- a rank that has died ---------------------------------------------------------------------------------------------
 
     def lost(self) -> str:
-        """After gloo's error for a lost connection, the process that ended: a rank, the launcher, or `UNKNOWN`. Takes seconds."""
+        """After gloo's error for a lost connection, name the process that ended, or return `UNKNOWN`. Takes some seconds."""
         store = self._store
         if store is None:
             return UNKNOWN
