@@ -34,14 +34,14 @@ _TORCHTITAN = {  # names in torchtitan's Llama, which are Meta's → names in Hu
 
 
 class DcpWeightFiles:
-    """The weights of a DCP folder under the names of a Hugging Face folder, as `WeightFiles` gives them.
+    """The weights of a DCP folder under the names of a Hugging Face folder, each read on access, as in `WeightFiles`.
 
     Args:
         expected: names of the tensors that the model has in a Hugging Face folder.
         config: the model's settings, for the numbers of its heads.
 
     Raises:
-        UserError: the folder has neither these names nor the names of torchtitan's Llama.
+        UserError: the folder has neither these names nor the names of torchtitan's Llama, or tensors beside the latter.
     """
 
     def __init__(self, source: DcpFolder, expected: Collection[str], config: GPTConfig) -> None:

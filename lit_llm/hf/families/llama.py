@@ -43,7 +43,7 @@ def gated(norm_eps: float, heads: Part | None = None, activations: Mapping[str, 
 
 
 PARTS: tuple[Part, ...] = (*gated(1e-6), Rope())
-"""LLaMA without biases."""
+"""The parts of LLaMA, without those for biases."""
 
 LLAMA = Family(
     model_type="llama",
@@ -159,7 +159,7 @@ STARCODER2 = Family(
 
 # SmolLM3: some layers have no rotary embedding.
 class _NoRope:
-    """SmolLM3's layers without rotary embedding, and the window that layers may have."""
+    """Which layers of SmolLM3 have a rotary embedding, and which have a window."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         n_layer, interval = fields.size("num_hidden_layers"), fields.optional_size("no_rope_layer_interval", 4)
