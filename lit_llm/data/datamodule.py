@@ -96,7 +96,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         self.pipeline = getattr(strategy, "pipeline_layout", None)
 
     def find_teachers(self) -> TeacherInfo:
-        """Add a teacher's predictions to training batches, and return its settings. `OpenedCorpus.with_teachers` lists errors."""
+        """Add a teacher's predictions to training batches, and return its settings. Errors: `OpenedCorpus.with_teachers`."""
         self._opened = self.opened.with_teachers(self._block_size, self.packing)
         return next(iter(self._opened.teachers.values())).info
 
