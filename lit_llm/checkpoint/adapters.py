@@ -20,7 +20,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.models.lora import LoRAConfig, merged_weights
 
 LORA, BASE = "lora", "base"
-"""Keys in a checkpoint."""
+"""The keys in a checkpoint of the adapters' settings and of the record of their base."""
 
 PUT_BACK = "put those weights, or a link to them, back there"
 

@@ -44,7 +44,7 @@ def same_class(saved: str, now: str) -> bool:
 
 
 def saved_architecture(content: dict[str, Any]) -> Architecture | None:
-    """The model class of a checkpoint of lit_llm; None for a GPT."""
+    """The custom model, its class and arguments, whose weights a checkpoint of lit_llm holds; None for a GPT."""
     saved = content["model_config"].get("architecture")
     return None if saved is None else Architecture(**saved)
 

@@ -115,7 +115,7 @@ class Arguments:
         return replace(self, items=items)
 
     def words(self) -> list[str]:
-        """The words that the recipe parser takes, with files as YAML text."""
+        """The words for the recipe parser: `--config=` with the YAML text of each recipe file, then the flags with a value."""
         words = [f"--config={dump_yaml(item.content)}" for item in self.items if isinstance(item, RecipeFile) and item.content]
         # A class comes before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
         # arguments after `--trainer.callbacks+ X` belong to X.
@@ -170,7 +170,7 @@ def leaves(
 
 
 def pruned(tree: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
-    """A nested dict without the leaves that `leaves` gives these dotted keys, and without dicts that become empty."""
+    """A nested dict without the values at `keys`, dotted as by the function `leaves`, and without dicts that become empty."""
     kept: dict[str, Any] = {}
     for name, value in tree.items():
         key = prefix.rstrip(".") if name == "class_path" else f"{prefix}{name}"

@@ -102,7 +102,7 @@ def training_problems(objects: RunObjects) -> list[str]:
 
 
 def data_problems(objects: RunObjects) -> list[str]:
-    """Problems of the layout over devices, and of the data for it. A sentence about missing files is a `MissingFiles`."""
+    """Problems of the layout over devices, and of the data for it. Sentences about missing files have the type MissingFiles."""
     data, trainer = objects.datamodule, objects.trainer
     ranks: int | None = 1
     problems: list[str] = []
@@ -133,7 +133,7 @@ def _layout(objects: RunObjects, trainer: Trainer) -> tuple[int | None, list[str
 
 
 def batch_notes(objects: RunObjects) -> list[str]:
-    """Notes about a run of `fit` without problems whose micro-batches are far smaller than they may be."""
+    """Notes if micro-batches of a `fit` are far smaller than they may be. Call this only for a run without problems."""
     data, trainer = objects.datamodule, objects.trainer
     ranks = None if trainer is None or not objects.spec.fits else _layout(objects, trainer)[0]
     if ranks is None or not isinstance(data, TokenDataModule):

@@ -32,12 +32,12 @@ _LISTED: dict[str, tuple[str, ...]] = {
 }
 """The groups in the help of a command. The help of `fit` has all groups."""
 _A_LINE_EACH = ("model", "loss", "compute", "optimizer", "data", "schedule", "checkpoint")
-"""The groups whose keys have a line each in a command's help. It lists only keys and defaults of the other groups."""
+"""The groups whose keys have a line each in a command's help. Of other groups, the help lists only keys and defaults."""
 _SKIPPED = ("params", "self")  # the optimizer's parameters come from the model
 
 
 Flags = Mapping[str, tuple[str, str]]
-"""Name → default and help."""
+"""Flags of a command that are no keys of a recipe: name → (default, help)."""
 
 
 class Key(NamedTuple):

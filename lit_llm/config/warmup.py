@@ -43,7 +43,7 @@ def take_warmup(arguments: Arguments) -> tuple[Arguments, Assignment | None, lis
 
 
 def _as_number(warmup: Assignment) -> Assignment:
-    """The assignment, with a value that is text as YAML reads it."""
+    """The assignment; if its value is text, with the value that YAML reads from this text."""
     try:
         return replace(warmup, value=read_yaml(warmup.value)) if isinstance(warmup.value, str) else warmup
     except InvalidYaml:

@@ -109,7 +109,7 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
 
 
 def _on_all_ranks(facts: list[bool], device: torch.device) -> list[bool]:
-    """Return for each fact whether it holds on every rank. A fake process group runs one rank alone, so its facts count."""
+    """Return for each fact whether it holds on every rank. In a fake process group only one rank runs: return its facts."""
     if dist.get_backend() == "fake":
         return facts
     flags = torch.tensor(facts, dtype=torch.int32, device=device)

@@ -59,7 +59,7 @@ def bubble(layout: PipelineLayout, micro_batches: int) -> float:
 
 
 def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> tuple[StageShare, ...]:
-    """The stages of a rank. `ahead`: `GPTConfig.predict_ahead`."""
+    """The stages of a rank. `ahead` is `GPTConfig.predict_ahead`: the number of blocks that the last stage has in addition."""
     layers, last = layout.layers(n_layer), layout.stages - 1
     return tuple(
         StageShare(layers[stage].start, layers[stage].stop, stage == 0, stage == last, stage, ahead * (stage == last))

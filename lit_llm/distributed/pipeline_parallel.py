@@ -158,7 +158,7 @@ class PipelinedGPT(nn.Module):
         self.window: list[dict[str, Tensor]] = []
         """Micro-batches of the current optimizer step. `train_step` runs them all and empties the list."""
         self.optimizer_groups: list[list[str]] = []
-        """Names of the whole model's parameters, by group of its optimizer. This rank may have none of a group."""
+        """Names of the whole model's parameters, by group of its optimizer. This rank may hold no parameter of a group."""
         self._runner = ScheduleRunner(self.stages, self._transfer)
 
     @property
@@ -260,7 +260,7 @@ class PipelinedGPT(nn.Module):
         return {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in state.items()}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """An optimizer's state_dict with the numbers that its parameters have on one process."""
+        """The state_dict of this rank's optimizer, in which parameters have the numbers that they have on one process."""
         return number_as_whole(optimizer.state_dict(), self._names(optimizer), self.optimizer_groups)
 
     def own_optimizer_state(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
@@ -305,7 +305,10 @@ class PipelinedGPT(nn.Module):
         return self._transfer.broadcast_from_last(x)
 
     def _shape(self, input_ids: Tensor, *, split: bool) -> tuple[int, int, int]:
-        """Shape of the activations between stages, for (B, T) ids on this rank. `split` as in `GPT.stream_length`."""
+        """Shape (B, positions, d) of the activations between stages on this rank, for ids (B, T).
+
+        `split`: whether there are targets, because only then context-parallel ranks share each sequence.
+        """
         batch, length = input_ids.shape
         return batch, self.whole.stream_length(length, split=split), self.config.n_embd
 

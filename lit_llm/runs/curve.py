@@ -19,7 +19,7 @@ COLUMNS = {
     "gradient_norm": "grad/norm",
     "validation_loss": "val/loss",
 }
-"""Column after the step → name of the metric."""
+"""Column of the CSV after the column `step` → name under which the metric is logged."""
 TOLERANCE = 0.02
 """The relative difference between a run's losses and a curve's that is allowed by default."""
 

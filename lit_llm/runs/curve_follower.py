@@ -74,7 +74,7 @@ class CurveFollower(Logger):
             self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:
-        """Compare the rows that a run logged up to `step`, from which it is resumed."""
+        """Compare what the run logged before: the rows of `curve`, its own, up to `step`, from which it is resumed."""
         for row in curve.rows:
             if row.step <= step and row.step in self._rows:
                 self._compare(row)

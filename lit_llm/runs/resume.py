@@ -129,7 +129,7 @@ class RunStart:
     def setting_changes(
         self, settings: Mapping[str, Any], *, compares_data: bool, accepted: bool
     ) -> tuple[list[str], list[str]]:
-        """Compare the checkpoint's settings with the current `settings`. Arguments and result as for the function of this name.
+        """Compare the checkpoint's settings with the current `settings`: see `lit_llm.runs.setting_changes`.
 
         A checkpoint without settings gives no changes.
         """
@@ -164,7 +164,7 @@ class RunStart:
 
 
 def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps: int | None, ranks: int = 1) -> RunStart:
-    """Where `fit` starts, with `--resume never|auto|PATH`.
+    """Where `fit` starts, with `--resume never|auto|PATH`. `replace` and `additional_steps` are the options of `fit`.
 
     Args:
         ranks: Number of processes that load the checkpoint. If there are several, they hash its shards while loading.

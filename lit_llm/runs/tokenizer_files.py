@@ -20,7 +20,7 @@ TOKENIZER_COMPANIONS = (
 )
 """Files next to tokenizer.json in an imported folder. A run folder keeps them, so that export writes them unchanged."""
 IMPORTED_CONFIG = "imported_config.json"
-"""The copy of an imported folder's config.json in the run folder. Export prefers the family that it names."""
+"""The copy of an imported folder's config.json in the run folder. Export prefers the model family that this copy names."""
 COMPANIONS = (*TOKENIZER_COMPANIONS, IMPORTED_CONFIG)
 """Files that a run takes over from the run it starts from."""
 
@@ -47,7 +47,7 @@ def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANION
 def write_taught_ids(run: Path, tokenizer: Tokenizer, chat: ChatForm | None) -> None:
     """Write into a run folder the ids that training teaches: BOS and EOS of documents, or a conversation's end of turn.
 
-    The imported files have the ids that the weights were taught before.
+    The imported files have the ids that the weights were taught before. `chat` is the chat template's form; None for texts.
     """
     taught = tokenizer.eos_id if chat is None else chat.end_of_turn_id
     content = generation(run, eos_id=tokenizer.eos_id)
@@ -121,6 +121,7 @@ class ExportedTokenizer(TokenizerJSON):
     """Encodes and decodes texts as `AutoTokenizer` does with the folder that `export` makes of a run.
 
     Args:
+        run: the run folder.
         eos_id: the model's `eos_id`.
     """
 

@@ -273,7 +273,8 @@ def save_and_load(run: CheckedRun) -> Line:
 
 
 def causal_mask(run: CheckedRun) -> Line:
-    """Check, in evaluation and training mode, that no prediction depends on a later token, or on an earlier masked document.
+    """Check, in evaluation and training mode, that no prediction depends on a later token, nor, with document masks, on an
+    earlier document.
 
     The weights get noise during the check, because a projection that is still near zero would hide a leak behind it.
     """

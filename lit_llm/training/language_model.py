@@ -264,7 +264,7 @@ class LanguageModel(Answers):
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a batch to the sums of the evaluation. Its means are over the counted targets of all loaders."""
+        """Add a batch to the sums of the evaluation, whose means are over the counted targets of all loaders."""
         if not isinstance(self.data, TokenDataModule):  # a TokenDataModule repeats nothing
             if batch_idx == 0:
                 check_batch(batch, self.data)

@@ -92,7 +92,7 @@ def reason_for_end(trainer: Trainer) -> str:
 
 
 def _rule_of(stop: EarlyStopping) -> str:
-    """The rule that stopped training, named by its setting."""
+    """The rule of an EarlyStopping that stopped training: the setting, and the value that it compares with."""
     for name in ("stopping_threshold", "divergence_threshold"):
         if stop.stopping_reason is EarlyStoppingReason[name.upper()]:
             return f"{name} {getattr(stop, name):g}"

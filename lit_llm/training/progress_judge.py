@@ -95,5 +95,5 @@ class Judge:
 
 
 def no_progress(timeout: float, what: str) -> str:
-    """The message with which a run ends."""
+    """The message with which a run ends that has made no progress; `what` says which rank is behind, and where."""
     return f"the run has made no progress for {timeout:g} s: {what} (--hang_timeout)"

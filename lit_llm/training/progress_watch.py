@@ -46,8 +46,8 @@ class ProgressWatch(Callback):
 
     Also ends this process if another one has failed and this one does not notice it.
 
-    A slow validation is progress as long as hooks or collectives go on. A rank in a place of `LONG`, where it works for long
-    without either, is not behind unless it is silent.
+    A slow validation is progress as long as hooks or collectives go on. A rank in one of the hooks `progress_judge.LONG`, where
+    it may work for long without either, does not count as behind unless it is silent.
 
     Contract:
         setup: connects and starts the threads, with several processes. A collective.

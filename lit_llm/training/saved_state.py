@@ -40,7 +40,8 @@ def add_entries(module: Any, checkpoint: dict[str, Any]) -> None:
 def check_entries(module: Any, checkpoint: dict[str, Any]) -> None:
     """Check that a checkpoint's weights fit the module: a custom architecture's code may have changed since the checkpoint.
 
-    With `use_ema`, an evaluation loads EMA's average instead of the weights. The module's reference gets the saved weights' id.
+    With `use_ema`, an evaluation loads EMA's average instead of the weights. For preferences, `module.reference` is told which
+    weights the run started from.
 
     Raises:
         UserError: the weights do not fit, or the checkpoint lacks the reference of preferences.
