@@ -116,7 +116,7 @@ def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimiz
 
 
 def _small_optimizer(config: Namespace, model: GPTConfig | None) -> Optimizer:
-    """The optimizer for two small parameters.
+    """Build the recipe's optimizer for two small parameters, a matrix and a vector.
 
     Raises:
         UserError: It cannot be built.
@@ -136,7 +136,7 @@ def _small_optimizer(config: Namespace, model: GPTConfig | None) -> Optimizer:
 
 
 def _trainer(spec: RunSpec, parts: dict[str, Any], follower: CurveFollower | None, replaced: Mapping[str, Any]) -> Trainer:
-    """The Trainer.
+    """Build the Trainer of a run.
 
     Raises:
         UserError: Its settings do not fit this machine, or Lightning refuses them.

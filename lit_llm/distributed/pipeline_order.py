@@ -22,7 +22,7 @@ _OF_TORCH = {
 class StageShare(NamedTuple):
     """A stage of a rank: the layers from `start` to `stop` - 1; with `first` also the embedding, with `last` norm and head.
 
-    `ahead` is the number of the stage's blocks that predict ahead. They follow the last layer.
+    `number` counts the stages of all ranks. `ahead` is the number of the stage's blocks that predict ahead, after its layers.
     """
 
     start: int

@@ -74,7 +74,7 @@ class CurveFollower(Logger):
             self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:
-        """Compare what the run logged before: the rows of `curve`, its own, up to `step`, from which it is resumed."""
+        """Compare what a resumed run logged before: the rows of its own `curve` up to `step`, from which it continues."""
         for row in curve.rows:
             if row.step <= step and row.step in self._rows:
                 self._compare(row)

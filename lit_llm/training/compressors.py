@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lit_llm.data.batches import HeldOutOrder
 
 SAMPLE_TOKENS, SAMPLE_PARTS = 2**18, 16
-"""At most `SAMPLE_TOKENS` are compressed, in seconds: the beginnings of `SAMPLE_PARTS` equal parts if the text is longer."""
+"""At most `SAMPLE_TOKENS` are compressed, to take only seconds: of a longer text, the beginnings of `SAMPLE_PARTS` parts."""
 
 
 class Compressors:

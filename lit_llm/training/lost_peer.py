@@ -37,8 +37,8 @@ def is_port_in_use(error: BaseException) -> bool:
 def launched_rank_ended(rank: int, code: int) -> None:
     """After a launched rank was killed, or failed before the processes connected, end this process too. Called in a thread.
 
-    The main thread has `bounded_exit.SECONDS` to end by itself before. Does nothing if the rank failed after the processes had
-    connected: the rank then reports its failure (`progress_watch`), or the run ends on all ranks with this exit code.
+    The main thread has `bounded_exit.SECONDS` to end by itself before. Does nothing if the rank ended with code 0, or failed
+    after the processes had connected: the rank then reports its failure (`progress_watch`), or all ranks end with this code.
 
     Args:
         code: the rank's exit code; the negative number of the signal that killed it.

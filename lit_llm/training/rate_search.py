@@ -30,7 +30,7 @@ class Sweep:
 
     @property
     def smoothed(self) -> list[float]:
-        """The exponential average, without its bias towards the first loss. It ends where a loss is not finite."""
+        """The exponential average of the losses, without a bias towards the first loss. Ends before a NaN or infinity."""
         return smooth(self.losses)
 
     @property
@@ -86,7 +86,7 @@ def swept_rates(low: float, high: float, steps: int) -> list[float]:
 def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) -> dict[int, float]:
     """Search the power of two with the lowest loss. Returns all measured losses by exponent, also both neighbours of the best.
 
-    It walks downhill in steps of `stride`, then in halves of it down to 1.
+    The search walks downhill in steps of `stride` exponents, then halves the stride, down to 1.
 
     Args:
         loss_at: measures the loss at an exponent; infinity or NaN if training breaks.
