@@ -93,7 +93,9 @@ class TrainedModel(nn.Module):
         return self.model(input_ids.long())
 
     def generate(self, prompt: str, *, max_new_tokens: int = 200, sampling: Sampling | None = None) -> str:
-        """The prompt and its continuation. `sampling`: a `lit_llm.Sampling(temperature=…, top_k=…, top_p=…, seed=…)`.
+        """The prompt and its continuation.
+
+        `sampling`: a `lit_llm.Sampling(temperature=…, top_k=…, top_p=…, seed=…)`. None: the defaults of that class.
 
         Raises:
             UserError: The run has no tokenizer.

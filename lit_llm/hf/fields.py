@@ -60,7 +60,7 @@ def shown(value: Any) -> str:
 
 
 class Fields:
-    """The keys of a config.json, and the problems found in them. For a wrong value, methods note a problem and return a default."""
+    """The keys of a config.json, and the problems found in them. If a value is wrong, methods note it and return a default."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """The value of an optional key, one of `known`; `default` if it is missing or null. With the default true, null is wrong."""
+        """The value of an optional key, one of `known`; `default` if it is missing or null. If that is true, null is wrong."""
         if default is True and self.content.get(name, True) is None:
             self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(

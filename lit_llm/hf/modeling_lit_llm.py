@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class LitLLMConfig(PretrainedConfig):
-    """The settings of `model` in a recipe. `blocks` has for each block: window, rope (whether positions are rotated), rope_theta."""
+    """The settings of `model` in a recipe. `blocks` has for each block: window, rope (whether it is used), rope_theta."""
 
     model_type = "lit_llm"
     attribute_map = {  # noqa: RUF012

@@ -33,7 +33,7 @@ class Link:
     order: tuple[int, ...] | None = None
     """The numbers of their rows, listed in our order; None if the order is the same. See `rows_by_head`."""
     expert: int | None = None
-    """The number of the expert whose matrix their tensor is; our tensor has the matrices of all experts. None: neither is so."""
+    """The expert whose matrix their tensor is; our tensor has the matrices of all experts. None: it is not of one expert."""
     of_experts: bool = False
     """Whether their tensor, like ours, has the matrices of all experts. Its outputs are taken from each of our tensors in turn;
     `transposed` then means each matrix."""

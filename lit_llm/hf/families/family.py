@@ -21,7 +21,7 @@ class Part(Protocol):
         """Return settings of GPTConfig. `layers` has those that may vary with depth, as lists of a value per layer."""
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
-        """Return keys of config.json. Settings that no key can express are left out; export finds them by `read` of these keys."""
+        """Return keys of config.json. Settings that no key can express are left out; export notices when it reads the keys."""
 
 
 @dataclass(frozen=True)

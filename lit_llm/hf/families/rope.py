@@ -156,7 +156,7 @@ def _read_one(
 
 
 def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
-    """Add the original context length and, but for llama3, the factor if missing. They follow from `max_position_embeddings`."""
+    """Add the original context length and (not for llama3) the factor if missing, both from `max_position_embeddings`."""
     longest = fields.optional_size("max_position_embeddings", 1)
     if kind not in ("llama3", "yarn", "longrope"):
         return
