@@ -1,4 +1,4 @@
-"""A file to read: on this machine or remote."""
+"""A file to read, on this machine or remote, or a shard of a dataset of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Source:
     size: int
     """Bytes; 0 if the server does not say."""
     version: str
-    """Differs if the content differs: the modification time of a local file, the ETag or the like of a remote one."""
+    """A text that differs if the content differs: a local file's modification time, a remote file's ETag or the like."""
 
     @classmethod
     def local(cls, path: Path) -> Source:
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def is_hub(self) -> bool:
-        """Whether this is a shard of a dataset of the Hugging Face hub, which ``readers.hub`` reads. It is no file."""
+        """Whether the source is a shard of a dataset of the Hugging Face hub, which is no file: ``readers.hub`` reads it."""
         return self.path.startswith(HUB)
 
     @property
@@ -56,7 +56,7 @@ def is_http(path: str) -> bool:
 
 
 def public_name(path: str) -> str:
-    """``path``. A URL loses its user and password and, over HTTP, its query, which holds the signature of a signed URL."""
+    """``path`` for messages: a URL without user and password and, over HTTP, without its query, which may have a signature."""
     if not is_url(path):
         return path
     protocol, _, rest = path.partition("://")
