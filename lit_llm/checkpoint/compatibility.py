@@ -156,7 +156,7 @@ def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
 
 
 def _changed_settings(saved: dict[str, Any], model: GPTConfig) -> list[tuple[str, Any, Any]]:
-    """(name, saved value, current value) of each setting that differs, without `INITIAL`.
+    """(name, saved value, current value) of each setting that differs, but those of `INITIAL`, which matter before training.
 
     A `vocab_size` or `eos_id` that is null now follows the data, so it is no difference.
     """

@@ -4,6 +4,8 @@ Rank 0 decides. It takes the run folder's lock into account, verifies the checkp
 it hashes every file of the checkpoint. If several processes will load it, they hash its shards while loading, which
 `FolderCheckpointIO` shares among them. Ranks above 0 parse the same command line before a process group exists. They only find
 out that there is a checkpoint to resume from; `FolderCheckpointIO.load_checkpoint` then gives them the path of rank 0.
+
+A branch is a run that continues from a checkpoint of another run (its origin), in a folder of its own.
 """
 
 from __future__ import annotations

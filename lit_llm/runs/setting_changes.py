@@ -1,6 +1,7 @@
 """Rules for settings that differ from the checkpoint that a run continues from: one table, by prefix of the key.
 
 A key is the name of the setting's flag. Checkpoints store settings under "settings". A checkpoint without them is not compared.
+A branch is a run that continues from a checkpoint of another run, in a folder of its own.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def _check_data(
     if problem is not None:
         raise UserError(problem)
     refuse(start.data_changes(data, model.config.vocab_size, accepted=accept_changes))
-    # `data_changes` has compared data that are made from texts by these texts. Other data are compared by their token files.
+    # `data_changes` compares data that are made from texts by these texts. Other data are compared by their token files.
     if data.seen_sources() is None and (saved := start.saved_data(data)) is not None:
         refuse(data.opened.files.changes(saved.get("files", {}), accepted=accept_changes))
 
