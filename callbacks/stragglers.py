@@ -36,7 +36,7 @@ class Stragglers(_PutsBack):
         StopOnSignal removes that broadcast. Its own all-reduce once a step hides delays in the optimizer.
         Tensor and context parallelism: collectives within each layer give all ranks of a group the same time.
         FSDP1: waits in its collectives are not measured.
-    With pipeline stages (a strategy whose `pipeline_mesh` is not None) it is off, and says so once.
+    With pipeline stages (a strategy whose `pipeline_mesh` is not None) this callback is off, and says so once.
 
     On CUDA, times are those of events on the current stream.
 
