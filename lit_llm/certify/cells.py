@@ -18,7 +18,7 @@ SETTINGS = (
     ("32-true", False, "cheap", "Muon"),
     ("bf16-mixed", True, "none", "AdamW"),
 )
-"""Further combinations of values with which every layout is trained. `PLAIN`, these and `FLOAT8` have all values of all axes."""
+"""Further combinations of values with which every layout is trained. `PLAIN`, these and `FLOAT8` use all values of AXES."""
 FLOAT8 = ("float8", True, "none", "AdamW")
 TOLERANCES = {"32-true": 1e-5, "bf16-mixed": 2**-7, "bf16-true": 2**-7, "float8": 2**-6}
 """Relative tolerances of a loss. fp32: sums in another order over 20 steps. bf16: two units of its 8 bits. float8: 4 bits."""

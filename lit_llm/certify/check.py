@@ -202,7 +202,7 @@ KINDS = ("kind", "passed", "required", "failed", "skipped", "recorded", "largest
 
 
 def by_kind(checks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """For each kind of check (first word of a name) a row with the columns `KINDS`. "required": how many of these passed."""
+    """For each kind of check (first word of a name) a row with the columns `KINDS`. "required": passed of required checks."""
     rows = []
     for kind in dict.fromkeys(each["name"].partition("/")[0] for each in checks):
         of_kind = [each for each in checks if each["name"].partition("/")[0] == kind]

@@ -33,7 +33,7 @@ class OwnFlags(argparse.ArgumentParser):
         self._flags: dict[str, argparse.Action] = {}
         self._ranges: dict[str, Domain] = {}
         self.problems: list[str] = []
-        """One sentence for each number outside its range. `split` sets it."""
+        """One sentence for each number that is outside the range of its flag. `split` sets this list."""
         options.setdefault("prog", f"python -m lit_llm {command}")
         super().__init__(allow_abbrev=False, add_help=alone, formatter_class=shown, **options)
         self.register("type", int, whole_number)
@@ -177,7 +177,7 @@ def add_field_flags(flags: OwnFlags, cls: type) -> None:
 
 
 def parse_settings(flags: OwnFlags, cls: type[Settings], words: list[str]) -> tuple[argparse.Namespace, Settings]:
-    """The values of the flags, and the settings that they and the file of `--config` give.
+    """(the values of the flags; the settings `cls` from the flags and the file of `--config`, where flags have precedence).
 
     Raises:
         UserError: A word is wrong, or the file cannot be read, has another key, or a value of another type.

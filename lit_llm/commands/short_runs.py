@@ -157,7 +157,10 @@ class ShortRuns:
 
     @contextmanager
     def _built(self, rates: dict[str, float], seed: int, limits: dict[str, Any]) -> Iterator[RunObjects]:
-        """Build the recipe with these rates, and with other weights and another order of the data for each seed."""
+        """Build the recipe with these rates, and with other weights and another order of the data for each seed.
+
+        `limits`: arguments of the Trainer that replace the recipe's.
+        """
         settings: dict[str, Any] = {"batch_ramp": None}
         settings |= {f"data.init_args.{key}": value for key, value in self.data_options.items()}
         settings |= {f"optimizer.init_args.{key}": rate for key, rate in rates.items()}

@@ -1,4 +1,4 @@
-"""Shared by the commands that write text: flags, the model of a run with its tokenizer, and the form of its prompts."""
+"""What `generate` and `chat` share: flags, the model of a run with its tokenizer, and the form of its prompts."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class DcpWeightFiles:
         self._heads = {"q_proj": config.n_head, "k_proj": config.n_kv_head or config.n_head}
         self.torchtitan = False
         self._stored: dict[str, str] = {}
-        """Hugging Face's name → the name in the folder."""
+        """Name of a tensor in a Hugging Face folder → its name in the DCP folder."""
         for prefix in _PREFIXES:
             own = {name.removeprefix(prefix): name for name in source.files if name.startswith(prefix)}
             titan = {theirs: stored for name, stored in own.items() if (theirs := _from_torchtitan(name)) is not None}

@@ -26,7 +26,7 @@ QUANTISED = "q8_0"
 """A type of values: 8 bits each, with a scale for each block of 32 values."""
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", QUANTISED: "Q8_0"}
 _ALWAYS_F32 = ("ffn_gate_inp.weight", "position_embd.weight", ".bias")
-"""Endings of the names of matrices that llama.cpp needs in fp32. It needs every vector in fp32, too."""
+"""Endings of the names of the matrices that llama.cpp needs in fp32, as it needs every vector."""
 
 
 def package() -> Any:

@@ -41,7 +41,7 @@ class Section:
 
 
 def sections(plan: Plan | dict[str, Any]) -> list[Section]:
-    """The sections of a plan's page, or those of a budget, which is a dict."""
+    """The sections of the page about a plan, or about a budget without a recipe, which is a dict."""
     if isinstance(plan, dict):
         return _budget(plan)
     all_sections = [
@@ -300,14 +300,16 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _saving(step: NextStep) -> str:
-    """For example "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB of each machine's memory and 4.5 s a step)"."""
+    """A flag, what it saves and what it costs: "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB of each machine's
+    memory and 4.5 s a step)".
+    """
     price = f", for {_gb(step.host_bytes)} of each machine's memory" if step.host_bytes else ""
     price += f" and {duration(step.step_seconds)} a step" if step.step_seconds else ""
     return f"{step.flag} (-{_gb(step.saves_bytes)}{price})"
 
 
 def _gb(number: float) -> str:
-    """Bytes in GB as text, without GiB."""
+    """A number of bytes as text in GB, or in MB below 0.1 GB."""
     return size(number).partition(" (")[0]
 
 
@@ -457,7 +459,7 @@ def _budget(figures: dict[str, Any]) -> list[Section]:
 
 
 def devices(plan: Plan) -> str:
-    """For example "8 x a100-80gb"."""
+    """The number and the kind of the devices as text, for example "8 x a100-80gb"."""
     return f"{plan.settings.layout.devices} x {plan.hardware.name}"
 
 

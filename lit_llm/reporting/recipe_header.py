@@ -25,7 +25,7 @@ _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def header(plan: Plan, command: str) -> str:
-    """Lines `# key          value  (more)` of the recipe that `command` has planned, as `recipes list` reads them."""
+    """The header of a recipe, from the plan that `command` made: lines `# key          value  (more)` for `recipes list`."""
     command = re.sub(r" --header(?:[ =]true)?(?= |$)", "", command)
     settings, n, tokens = plan.settings, plan.settings.layout.devices, plan.settings.tokens
     unit, letter = next((each for each in _UNITS if tokens >= each[0] / 2), _UNITS[-1])

@@ -62,7 +62,7 @@ def _price(launches: Sequence[Launch], name: str) -> tuple[str, str, int]:
 
 
 def _hardware(launches: Sequence[Launch]) -> str:
-    """The devices of the last launch, like "8 x h100-sxm"; "" without one."""
+    """The devices of the last launch, like "8 x h100-sxm"; "" if there is no launch."""
     for last in launches[-1:]:
         return ("" if last["devices"] == 1 else f"{last['devices']} x ") + str(last["hardware"]["name"])
     return ""

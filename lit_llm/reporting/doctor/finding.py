@@ -1,4 +1,4 @@
-"""A rule, and what it found in a run."""
+"""Rules of `doctor`, and findings: a rule with what it saw in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as the rules see it, and the questions that they may ask about it."""
+"""A run as the rules of `doctor` see it, and the questions that a rule may ask about a run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Observed:
         return [(step, value) for step, value in self.finite(tag) if step > 1 and enough.get(step, math.inf) >= 30 * size]
 
     def recent(self, tag: str) -> float:
-        """The median of the last five values of `counted`, because a single row may come from few tokens.
+        """The median of the last five values that `counted` returns. A single one would scatter, if its row is of few tokens.
 
         Raises:
             Unjudged: There are fewer than two values.
@@ -206,7 +206,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def medians(values: Sequence[float], parts: int) -> list[float]:
-    """The median of each of `parts` parts of the values, of about the same size, in their order."""
+    """Cut the values, in their order, into `parts` parts of about the same size, and return the median of each part."""
     return [statistics.median(values[len(values) * i // parts : len(values) * (i + 1) // parts]) for i in range(parts)]
 
 

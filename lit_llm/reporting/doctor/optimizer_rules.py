@@ -41,7 +41,8 @@ full fine-tuning they had 0.10."""
 PREFERENCES_HIGH = 0.3
 """Limit of `_path` for preference tuning without adapters. Healthy runs had up to 0.2; with thirty times the rate, 0.57."""
 LEARNS = 0.3
-"""A run whose `behind_pairs` is below this learns: its rate is not blamed. Runs with ten times the rate had at least 0.39."""
+"""A new run whose `behind_pairs` is below this learns, so that its rate is not called too low. Runs with ten times the best
+rate had at least 0.39."""
 
 
 def _upper(values: list[float]) -> float:
