@@ -109,6 +109,7 @@ def train(
     measurements of `watch`.
 
     Args:
+        strategy: a strategy's name, or the arguments of MeshStrategy.
         size: a key of `SIZES`, the model.
         micro_batch: sequences of a micro-batch. None: half of a rank's batch, so that gradients are accumulated.
         batch: sequences of a step.

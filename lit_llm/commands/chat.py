@@ -144,7 +144,7 @@ class Conversation:
                 code = 0 if self._in_terminal else 2
 
     def _took(self, line: str) -> bool:
-        """Do what a line says. Returns whether it ends the conversation."""
+        """Carry out a line of the input, a command or a message. Returns whether the line ends the conversation."""
         command, _, words = line.partition(" ")
         if line[:1] != "/":
             if self._model.chat is None or line.strip():

@@ -36,7 +36,7 @@ class Line(NamedTuple):
     group: str = ""
     """The name in the legend of all lines of a group. "": the line has an entry of its own, with `name`."""
     label: str = ""
-    """A text beside each point."""
+    """A text above each point of a line whose points are drawn."""
 
 
 def chart(

@@ -48,7 +48,7 @@ class Ranking(NamedTuple):
 
 
 def rankings(runs: Sequence[RunCurves]) -> list[Ranking]:
-    """One ranking for each task and held-out text; the ranking with most runs is first."""
+    """One ranking for each group of runs that `comparable` allows to compare; the ranking with most runs is first."""
     parts = sorted(grouped(runs, comparable), key=len, reverse=True)
     return [Ranking(said, *ranked(part)) for said, part in zip(conditions(parts), parts, strict=True)]
 

@@ -40,7 +40,7 @@ def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def text(value: Any) -> str:
-    """A setting as the page shows it: a class without its module; a float with four digits, or with all digits if it has more."""
+    """A setting as the page shows it: a class without its module, a float with four digits, or with all if it has more."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")
     if _is_class(value):

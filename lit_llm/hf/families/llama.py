@@ -37,7 +37,7 @@ SIZES: tuple[Part, ...] = (
 
 
 def gated(norm_eps: float, heads: Part | None = None, activations: Mapping[str, Any] = GATED) -> tuple[Part, ...]:
-    """The parts for LLaMA's sizes, heads, norm and gated MLP. `norm_eps` is transformers' default if the key is missing."""
+    """The parts for LLaMA's sizes, heads, norm and gated MLP. `norm_eps`: the default of its key. `heads` None: `Heads()`."""
     norm = Setting("norm_eps", "rms_norm_eps", "number", norm_eps)
     return *SIZES, heads or Heads(), norm, Activation("hidden_act", activations, "silu")
 

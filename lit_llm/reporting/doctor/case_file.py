@@ -13,7 +13,7 @@ from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import Series
 
 _KEPT = {"precision", "strategy", "loss", "norm", "norm_position", "mlp", "position", "router", "packing", "ns_method"}
-"""Last names of the settings whose text stays in the file. Names of classes stay, too."""
+"""The last parts of the keys of settings whose text stays in the file. Names of classes stay, too."""
 _LEFT_OUT = {"run_dir", "trainer.logger", "samples", "data.init_args.sources"}
 _KEY = re.compile(r"[a-z_0-9]{1,40}")
 _OURS = ("lit_llm.", "torch.", "lightning.")

@@ -41,7 +41,7 @@ RULES = tuple(each for file in _FILES for each in vars(file).values() if isinsta
 
 
 def diagnose(run: Observed) -> list[Finding]:
-    """The findings about a run: causes before findings that follow from others, then by severity, then by how sure the cause is."""
+    """The findings about a run: those that follow from others come last; within both groups, by severity, then by `SURE`."""
     return examine(run)[0]
 
 

@@ -236,7 +236,7 @@ def over_fitting(run: Observed) -> str | None:
     explains=("over-fitting", "validation-other-text", "validation-differs"),
 )
 def validation_unlike_training(run: Observed) -> str | None:
-    """The model has never learned anything about the validation text."""
+    """The training loss falls, but the validation loss was never clearly below that of guessing."""
     curve, train, uniform = run.finite("val/loss", least=1), run.smoothed("train/loss", least=1), run.uniform_loss
     step, lowest = min(curve, key=lambda point: point[1])
     if lowest > 0.95 * uniform and train[-1][1] < 0.8 * uniform:
