@@ -22,14 +22,14 @@ def holds_first_copy(tensor: DTensor) -> bool:
 
 
 def differentiable_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor, for plain operators. The gradient of replicas is the sum over their ranks."""
+    """This rank's part of a DTensor, for plain operators. The gradient of a replicated tensor is the sum over its ranks."""
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local(grad_placements=[Partial() if isinstance(p, Replicate) else p for p in tensor.placements])
 
 
 def whole_experts(tensor: DTensor) -> list[Placement]:
-    """Placements of (E, …) with which a rank holds every expert whole of which `tensor` gives it a part."""
+    """Placements with which each rank holds, as a whole, every expert of which it holds a part in `tensor` (E, …)."""
     return [Replicate() if isinstance(p, Shard) and p.dim > 0 else p for p in tensor.placements]
 
 
@@ -76,7 +76,7 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
 
 
 def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """`local_gradient` of parameters that all have one."""
+    """`local_gradient` of each parameter. All parameters must have gradients."""
     grads = []
     for p in params:
         grad = local_gradient(p)

@@ -35,7 +35,7 @@ def is_slurm() -> bool:
 
 
 def launched_ranks() -> int | None:
-    """Number of processes that a launcher has started for the run; None without a launcher: Lightning will start them."""
+    """Number of processes that a launcher has started for the run. None: no launcher; Lightning will start the processes."""
     ranks = os.environ.get("WORLD_SIZE") or (os.environ["SLURM_NTASKS"] if is_slurm() else None)
     return None if ranks is None else int(ranks)
 
@@ -76,7 +76,7 @@ def has_agent_store() -> bool:
 
 
 def restarts() -> int:
-    """Number of times that torchrun has restarted the ranks. Its agent's store outlives them."""
+    """Number of times that torchrun has restarted the ranks. The store of torchrun's agent is not emptied by a restart."""
     return _number("TORCHELASTIC_RESTART_COUNT")
 
 

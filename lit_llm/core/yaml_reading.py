@@ -95,7 +95,7 @@ def _value_of(text: str) -> Any:
 
 
 def _value(node: yaml.Node) -> Any:
-    """The value of a node and of those below it."""
+    """The tree of values of a node and of all nodes below it."""
     if node.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):
         _refuse(node, f"has the tag {node.tag[:60]}", ": tags are not allowed")
     if isinstance(node, yaml.SequenceNode):
@@ -166,7 +166,7 @@ def comment(text: str) -> str:
 
 
 def as_flag(value: Any) -> str:
-    """A value as text after a flag."""
+    """A value of a tree as the text that a command line has after a flag."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     return value if isinstance(value, str) else json.dumps(value, default=str)

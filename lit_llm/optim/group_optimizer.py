@@ -13,14 +13,14 @@ from torch.optim import Optimizer
 
 
 class GroupOptimizer(Optimizer, ABC):
-    """An optimizer whose step updates one group after the other. torch's fused optimizers read the same attributes."""
+    """An optimizer whose step updates one group after the other, and reads `found_inf` as torch's fused optimizers do."""
 
     honours_found_inf = True
     found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient, once."""
+        """Update every parameter that has a gradient, once. Return the loss of the closure, if one is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

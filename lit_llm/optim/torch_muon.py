@@ -24,8 +24,8 @@ class TorchMuon(MuonAdamW):
     ``found_inf``, and steps of bf16 parameters, which are rounded once. AdamW has β = (0.9, 0.95) and ε = 1e-8.
 
     Args:
-        adjust_lr_fn: None is "original".
-        eps: smallest norm by which a matrix is divided.
+        adjust_lr_fn: `adjust_lr` of `MuonAdamW`; None is "original".
+        eps: smallest norm by which the iteration divides a matrix at its beginning.
 
     Raises:
         UserError: if an option is out of range.
