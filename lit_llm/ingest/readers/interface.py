@@ -27,13 +27,13 @@ class SourceFile:
     name: str
     """The file's name, for messages."""
     key: str
-    """The key or column of the text or of the messages, with dots into objects and structs."""
+    """The key or column of the text or of the messages. Dots lead into objects and structs: ``meta.body``."""
     messages: bool = False
     """Whether documents are conversations."""
     skipped: int = 0
-    """Number of documents whose text is null or empty."""
+    """Number of documents so far whose text is null or empty."""
     fraction: float | None = None
-    """Share of the file that has been read; None if the position in the file tells it."""
+    """Share of the file that has been read. None: it follows from the position in the file."""
 
 
 FORMATS = ("text", "jsonl", "parquet", "arrow", "tar")
@@ -52,7 +52,7 @@ class ReadSettings:
     text_key: str = "text"
     """The key or column that holds the text. Dots lead into objects: ``meta.body``. A key that contains the dots wins."""
     messages: bool = False
-    """A document is a conversation: the key holds a list of messages, and the document is their JSON."""
+    """Whether documents are conversations: the key then holds a list of messages, and a document is the JSON of the list."""
 
     def __post_init__(self) -> None:
         if self.format not in ("auto", *FORMATS):
@@ -62,5 +62,5 @@ class ReadSettings:
             raise UserError(f"{what}_key is empty: give the key or column that holds the {what} (--data.{what}_key).")
 
     def identity(self) -> list[str]:
-        """Values that differ if a file can be read in another way."""
+        """Values for a cache key: they differ if a file can be read in another way."""
         return [self.format, self.text_key, *(["messages"] if self.messages else [])]
