@@ -1,4 +1,4 @@
-"""Speeds of links between devices, and of the disk."""
+"""Jobs that measure the speeds of links between devices, and of the disk."""
 
 from __future__ import annotations
 

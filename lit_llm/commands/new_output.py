@@ -35,7 +35,7 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
 
 
 def write_new(out: Path, text: str, *, replace: bool, flag: str = "--out") -> None:
-    """Write a text with `new_file`."""
+    """Write a text into the file `out` as `new_file` does: completely or not at all."""
     with new_file(out, replace=replace, flag=flag) as partial:
         write_text(partial, text)
 

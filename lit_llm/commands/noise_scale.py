@@ -126,7 +126,8 @@ def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[
         say: takes a line about each seed.
 
     Raises:
-        UserError: the batch is one sequence, or unknown; the noise is too large to be measured with it.
+        UserError: the data module has no batch size, or one of a single sequence; a loss is not finite; the noise hides the
+            gradient.
     """
     batch = getattr(runs.data, "global_batch_size", None)
     if batch is None:

@@ -108,7 +108,7 @@ class WeightFiles:
             self.files = {name: self.files[stored] for name, stored in self._stored.items()}
 
     def _content(self, file: Path) -> Any:
-        """An opened file, memory-mapped if possible."""
+        """The content of a file: its tensors by name, memory-mapped if possible. Each file is opened once."""
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
             with naming(file), library_errors(f"{file} cannot be read. It is damaged or contains more than tensors"):

@@ -29,7 +29,7 @@ class Link:
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
-    """GPT-2 stores its matrices as (in, out), for x @ W."""
+    """Whether their matrix is stored as (in, out), for x @ W, as in GPT-2."""
     order: tuple[int, ...] | None = None
     """The numbers of their rows, listed in our order; None if the order is the same. See `rows_by_head`."""
     expert: int | None = None
@@ -81,7 +81,7 @@ def rows_by_head(heads: int, *parts: Sequence[int]) -> tuple[int, ...]:
 def linear(
     theirs: str, *ours: str, bias: bool, transposed: bool = False, order: tuple[int, ...] | None = None
 ) -> Iterator[Link]:
-    """Yield the links of a linear layer or a norm: its weight, and its bias if there is one."""
+    """Yield the links of a linear layer or a norm: its weight, and its bias if there is one. `theirs`, `ours`: layers."""
     yield Link(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), transposed, order)
     if bias:
         yield Link(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), order=order)
@@ -114,7 +114,7 @@ class ExpertNames:
     choice_bias: str | None = None
     """Their name of the bias for the choice of experts. None: the family has no such bias."""
     in_one: bool = False
-    """Whether one tensor has all experts, and there are biases, as in GPT-OSS."""
+    """Whether each tensor has the matrices or the biases of all experts, under the names of GPT-OSS."""
 
     def links(self, config: GPTConfig, a: str, b: str) -> Iterator[Link]:
         """Yield the links of the router and the experts of a block. `a` and `b`: the prefixes of their names and of ours."""

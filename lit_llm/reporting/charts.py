@@ -187,7 +187,7 @@ def _short(value: float) -> str:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Decimal logarithms of a few round numbers. They are in [low, high], unless that range is narrow."""
+    """Decimal logarithms of a few round numbers. They lie between the logarithms `low` and `high`, unless these are close."""
     for digits in ((1, 2, 5), (1,)):
         powers = [math.log10(digit) + power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
         powers = [each for each in powers if low <= each <= high]

@@ -20,7 +20,7 @@ _NO_TEXT = re.compile(
 )
 """Settings of data that change no byte of the held-out text."""
 _TRAINED_ON = ("data.train", "data.paths", "data.path", "data.val_fraction")
-"""Settings that do not change the held-out text if there are files for validation."""
+"""Settings that do not change the held-out text if `data.val` names files for validation."""
 _FILES = (".val", ".paths", ".path", ".val_fraction")
 _GZIP = "val/gzip_bits_per_byte"
 

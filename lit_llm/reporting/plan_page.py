@@ -59,7 +59,7 @@ _LEAST_WIDTH = 0.004
 
 
 def timeline(memory: Memory) -> list[Operation]:
-    """The memory at the peak of each operation of the step, with everything else that is in memory then."""
+    """The operations of the step. `live` has all bytes in memory at the peak of the operation, by part."""
     operations, moments = [], iter(memory.moments)
     for step in memory.steps:
         batch = micro_batch(step)

@@ -86,7 +86,7 @@ _LABEL = 24
 
 
 def markdown(plan: Plan | dict[str, Any]) -> str:
-    """One Markdown table per section."""
+    """The page as Markdown, with a table for each section."""
     parts = []
     for section in sections(plan):
         table = table_rows(section.header or ("", ""), section.rows, as_markdown=True)

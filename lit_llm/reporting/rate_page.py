@@ -10,7 +10,7 @@ from lit_llm.training.rate_search import FoundRates
 
 
 def rate_page(advice: FoundRates, title: str, command: str) -> str:
-    """The whole HTML page."""
+    """The whole HTML page about `advice`, the rates that `find-lr` found. `command`: the command that made the page."""
     body = [html.keys([(key, number(rate), "") for key, rate in advice.rates.items()])]
     rows = [
         (key, number(advice.recipe[key]), number(rate), f"{number(min(each))} – {number(max(each))}")

@@ -120,7 +120,7 @@ def _fewest(alone: PlannedRun, hardware: Hardware) -> Smallest | None:
 
 
 def _variants(settings: PlannedRun) -> Iterator[tuple[tuple[str, ...], PlannedRun]]:
-    """(flags, settings): unchanged, then with each flag that changes something, then with both."""
+    """Yield (flags, settings with these flags): without a flag, with each of two flags that changes something, with both."""
     ones = ((), ("--data.micro_batch_size 1",))[: 1 + (settings.sequences > 1)]
     fulls = ((), ("--compute.activation_checkpointing full",))[: 1 + (settings.compute.activation_checkpointing != "full")]
     for full, one in product(fulls, ones):

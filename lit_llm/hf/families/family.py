@@ -36,7 +36,7 @@ class Family:
     tensors: Callable[[GPTConfig], Iterator[Link]] = decoder
     """Yields the links of a model's tensors, without its output head."""
     head: str = "lm_head.weight"
-    """Name of the output head, if it is not tied."""
+    """Name of the tensor of the output head, if the head is not tied to the embedding."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings that all models of the family share."""
     tied: bool = False
@@ -46,13 +46,13 @@ class Family:
     all_dropouts: bool = False
     """Whether the keys in `dropouts` cover the three places of model.dropout, so that one rate can be kept."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Key → the values that lit_llm supports. The first one is the default."""
+    """Key → the values that lit_llm supports. A missing key means the first value."""
     experts_in_one: bool = False
-    """Whether one tensor has the matrices of all experts."""
+    """Whether a tensor in the folder has the matrices of all experts of a block."""
     ahead: str | None = None
     """The key with the number of layers after the last one that predict further tokens. These layers are not imported."""
     harmless: tuple[str, ...] = ()
-    """Further keys that do not change what transformers computes."""
+    """Keys that, like those in `HARMLESS`, do not change what transformers computes."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """The settings of GPTConfig in a config.json. Problems are collected in `fields`."""

@@ -40,7 +40,7 @@ def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dic
 
 @dataclass(frozen=True)
 class Window:
-    """One window for all layers. Null means no window."""
+    """One sliding window for all layers. A null means no window, a missing key the `default`."""
 
     default: int | None = None
 
@@ -74,7 +74,7 @@ def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str
 
 @dataclass(frozen=True)
 class WindowByKind:
-    """A window in the layers of kind `sliding_attention`."""
+    """A window in the layers of kind `sliding_attention`. `default_kinds` and `default` are for missing keys."""
 
     default_kinds: Callable[[int], list[str]]
     default: int = 4096

@@ -21,7 +21,7 @@ _MSCALE = ("mscale", "mscale_all_dim")
 
 @dataclass(frozen=True)
 class Rope:
-    """One rotary embedding for all layers."""
+    """The settings of a rotary embedding that all layers share."""
 
     default_theta: float = 10000.0
     theta: str = "rope_theta"
@@ -71,13 +71,13 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeByKind:
-    """A rotary embedding for layers with full attention, and one for layers with a window."""
+    """The settings of two rotary embeddings: one of layers with full attention, one of layers with a window."""
 
     default_kinds: Callable[[int], list[str]]
     default_theta: float
     default_sliding_theta: float
     sliding_theta: str
-    """The key of version 4 for the rotary base in layers with a window."""
+    """The key of transformers 4 for the rotary base in layers with a window."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         kinds = layer_kinds(fields, self.default_kinds)

@@ -113,7 +113,7 @@ def _question(template: Path) -> tuple[bool, bool] | None:
 
 
 def observed(run: LoadedRun) -> Observed:
-    """The rows and settings of a run, without its data."""
+    """A run as the rules see it: its rows and settings. Its training data are not compared with their hashes."""
     first_steps = [step for launch in recorded_launches(run.path) if isinstance(step := launch.get("first_step"), int)]
     return Observed(run.scalars, run.config, first_steps)
 
@@ -143,7 +143,7 @@ def _folder(word: str) -> Path | None:
 
 
 def damages(shards: Sequence[tuple[Path, str]]) -> list[str]:
-    """A sentence for each file that is missing, or whose tokens do not have their hash."""
+    """`shards`: (file, expected hash). Returns a sentence for each file that cannot be read or has another hash."""
     sentences = []
     for path, expected in shards:
         try:

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard, TypeVar
 from lit_llm.runs.loaded_run import Series, setting_in
 
 Points = list[tuple[int, float]]
-"""(optimizer step, value), by step."""
+"""(optimizer step, value) of each row, in the order of the steps."""
 
 
 Row = TypeVar("Row")
@@ -63,7 +63,7 @@ class Observed:
         return _enough([value for step, value in self.finite(tag) if step > after], tag, least)
 
     def last(self, tag: str, default: float | None = None) -> float:
-        """The last finite value; `default` if there is none."""
+        """The last finite value of a tag; `default` if there is none."""
         points = self.finite(tag, least=default is None)
         return points[-1][1] if points or default is None else default
 
@@ -84,7 +84,7 @@ class Observed:
         return statistics.median(value for _, value in _enough(self.counted(tag), tag, 2)[-5:])
 
     def median(self, tag: str, after: int = 0, default: float | None = None) -> float:
-        """The median of the finite values at steps above `after`; `default` if there are none."""
+        """The median of a tag's finite values at steps above `after`; `default` if there are none."""
         values = self.values(tag, after, least=default is None)
         return statistics.median(values) if values or default is None else default
 
@@ -201,7 +201,7 @@ class Observed:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value of YAML is a finite number, and no truth value."""
+    """Whether a value of YAML is a finite number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 

@@ -1,4 +1,4 @@
-"""`doctor` while a run is going on."""
+"""The callback that applies the rules of `doctor` during training."""
 
 from __future__ import annotations
 
