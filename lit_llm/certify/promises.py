@@ -61,7 +61,7 @@ def groups(devices: int, device: str, *, place: str, assumed_gbps: float | None 
 
 
 def difference(losses: dict[str, float], expected: dict[str, float], first: int = 1) -> float:
-    """The largest relative difference of two runs' losses from step `first` on: infinite if steps differ, NaN if one is NaN."""
+    """The largest relative difference of two runs' losses from step `first` on: infinite if steps differ, NaN for NaN loss."""
     expected = {step: value for step, value in expected.items() if int(step) >= first}
     if losses.keys() != expected.keys() or not expected:
         return float("inf")
