@@ -19,7 +19,7 @@ _SIGNED_TOGETHER = 2**20
 """Characters of a text whose words are in memory at once (a chunk). N-grams that span two chunks are left out."""
 
 Finder = Callable[[Document], str | None]
-"""Takes a document. Returns a phrase that names the earlier document which it repeats; None if it repeats none."""
+"""Takes a document. Returns a phrase that names an earlier document if the given document repeats that one; else None."""
 
 
 class ExactDuplicates:
@@ -71,7 +71,7 @@ class NearDuplicates:
         return f"like {min(self._deduplicator.get_duplicates(sketch))}"
 
     def _ngrams(self, text: str) -> Iterator[list[str]]:
-        """Yield the n-grams of each chunk. A text with fewer words than an n-gram, or without words, is one n-gram."""
+        """Yield a list of the n-grams of each chunk of a text. A text with fewer words than an n-gram is one n-gram."""
         any_ngram = False
         for start in range(0, len(text), _SIGNED_TOGETHER):
             chunk_words = words(text[start : start + _SIGNED_TOGETHER])
@@ -83,7 +83,7 @@ class NearDuplicates:
 
 
 def finders_of(settings: CleanSettings) -> dict[str, Finder]:
-    """The finders that the settings switch on, in the order in which a document meets them.
+    """Step → its finder, for the steps that the settings switch on, in the order in which a document passes through them.
 
     Raises:
         UserError: A package is not installed.

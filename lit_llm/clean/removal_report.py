@@ -38,7 +38,7 @@ class Count:
 
 @dataclass
 class StepCount:
-    """Counts of one step."""
+    """What one step did in a call of `clean`."""
 
     changed: int = 0
     """Documents that the step kept, but changed."""
@@ -57,7 +57,7 @@ class Tally:
     without_text: int = 0
     """Records whose text is null or empty. No step sees them."""
     not_utf8: int = 0
-    """Documents with bytes that are not UTF-8, which are read as U+FFFD."""
+    """Documents with bytes that are not UTF-8. Such bytes are read as U+FFFD."""
     steps: dict[str, StepCount] = field(default_factory=dict)
     samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     """Rule → ``SAMPLES`` documents that it removed: those whose source names have the smallest hashes, in effect at random."""

@@ -15,7 +15,7 @@ class Document(NamedTuple):
     source: str
     """The name of the file, a colon, and the number of the record in the file, from 1. Records without text count, too."""
     is_utf8: bool = True
-    """Whether all bytes of the text were UTF-8 when it was read."""
+    """Whether all bytes of the text were valid UTF-8 in the file."""
 
 
 def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
@@ -33,7 +33,7 @@ def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
 
 
 class Removed(NamedTuple):
-    """Why a document is removed."""
+    """The result of a rule that removes a document: the reason."""
 
     rule: str
     """The step and the reason of the removal, such as "gopher_quality/short_doc". The report counts each separately."""
@@ -44,7 +44,7 @@ class Removed(NamedTuple):
 
 
 Rule = Callable[[str], str | Removed]
-"""Takes the text of a document. Returns the text, perhaps changed, or why it is removed. Only the text decides the result."""
+"""Takes a document's text. Returns the text, perhaps changed, or the reason for removing the document."""
 
 
 class Step(NamedTuple):

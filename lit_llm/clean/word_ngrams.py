@@ -21,7 +21,7 @@ UNSPACED = (
 
 _CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
 _WORD = re.compile(f"[{_CLASS}]|[^\\W{_CLASS}]+")
-"""Matches a word of a lower-case text, for near-duplicates. An underscore counts as a letter; a combining mark ends a word."""
+"""Matches a word in lower-case text, for `words`. An underscore counts as a letter, and a combining mark ends a word."""
 _ASCII = bytes(b if chr(b).isalnum() or b == ord("_") else 32 for b in bytes(range(128)).lower()) + bytes(128)
 
 _MIX = np.array([0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
@@ -69,7 +69,7 @@ def ngram_hashes(words: np.ndarray, n: int) -> np.ndarray:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
+    """The words of a text in lower case, without punctuation, for the search for near-duplicates."""
     if text.isascii():  # the same as below, and three times as fast
         return text.encode().translate(_ASCII).decode().split()
     return _WORD.findall(text.lower())

@@ -39,9 +39,9 @@ _OF_SOURCE = "fingerprint of "
 
 @dataclass(frozen=True)
 class Corpus:
-    """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary.
+    """Opened token streams, by the names "train", "val" and optionally "test", and their vocabulary.
 
-    The streams of a mixture have the name of their source before it: "web/train".
+    In a mixture, the name of a stream begins with the name of its source: "web/train".
     """
 
     streams: dict[str, TokenStream]
@@ -59,8 +59,10 @@ class Corpus:
     """The names of a mixture's sources, in the order of their numbers in a batch's "sources". Empty without a mixture."""
 
     def refuse_training(self, block_size: int, packing: str) -> None:
-        """Raises:
-        UserError: training cannot read blocks of this size, packed in this way.
+        """Check that training can read blocks of this size, packed in this way.
+
+        Raises:
+            UserError: there are too few tokens for a block, or the corpus has preference pairs that cannot be read so.
         """
         tokens = self.tokens_of("train")
         if tokens < block_size + 1:
@@ -94,7 +96,7 @@ class Corpus:
         return np.concatenate([*starts, np.empty(0, dtype=np.int64)])
 
     def tokens_before(self, name: str) -> int:
-        """The number of tokens in the streams before the stream ``name``."""
+        """The number of tokens in the streams that come before the stream ``name`` in `streams`."""
         return sum(len(stream) for other, stream in islice(self.streams.items(), list(self.streams).index(name)))
 
     def documents(self, name: str) -> Documents:
@@ -102,12 +104,13 @@ class Corpus:
         return Documents(self.streams[name], ends_open=self.ends_open(name))
 
     def ends_open(self, name: str) -> bool:
-        """Whether the id that ends a document of a stream opens the next: all documents end with an id, and begin with none."""
+        """Whether the id that ends a document also opens the next one, as all documents of a stream end with an id but begin
+        with none."""
         said = self.streams[name].ends_open
         return (self.eos_id is not None and self.bos_id is None) if said is None else said
 
     def token_bytes(self) -> Tensor | None:
-        """(V,) int64: the UTF-8 bytes of each id; None without a tokenizer. Ids that the tokenizer lacks have 0 bytes."""
+        """(V,) int64: the number of UTF-8 bytes of each id, 0 for ids that the tokenizer lacks. None without a tokenizer."""
         if self.tokenizer is None:
             return None
         sizes = torch.zeros(self.vocab_size, dtype=torch.int64)
@@ -177,7 +180,7 @@ class OpenedCorpus:
 
         Args:
             name: the fingerprint's key in `fingerprints`.
-            files: the files that were saved with that state; empty if it lists none.
+            files: path → [state, hash] of the files in the saved state; empty if the state lists no files.
             sources: returns the files that hold the data now.
         """
         if self.corpus.sources:

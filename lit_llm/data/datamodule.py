@@ -218,12 +218,12 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
 
     @property
     def consumed_samples(self) -> int:
-        """Global samples trained on so far: the only state of the data, derived from the trainer's step count."""
+        """Number of samples, over all ranks, trained on so far: the only state of the data, derived from the trainer's step."""
         return self.samples.before(self.step)
 
     @property
     def step_samples(self) -> range:
-        """Global numbers of the samples in the next optimizer step."""
+        """The numbers, counted over the run and all ranks, of the samples in the next optimizer step."""
         return range(self.consumed_samples, self.samples.before(self.step + 1))
 
     def micro_batch_tokens(self, step: int) -> int:
@@ -231,7 +231,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         return self.samples.micro_batch(step) * self._block_size
 
     def blocks(self, split: str) -> Blocks:
-        """The blocks of a split, in the order of the text."""
+        """The training or held-out blocks of a split, in the order of the text."""
         packed = self.packing == "best_fit"
         return self.opened.blocks(split, block_size=self._block_size, packed=packed, documents=self.gives_documents)
 

@@ -41,7 +41,7 @@ class HoldsCorpus(ABC):
         return None
 
     def missing_text(self, split: str) -> str:
-        """Why a split cannot be read."""
+        """The error message if the data have no such split."""
         return f"No {split} text: give --data.{split}."
 
     @property
@@ -76,7 +76,7 @@ class HoldsCorpus(ABC):
 
     @property
     def token_bytes(self) -> Tensor | None:
-        """(vocab_size,) int64: the UTF-8 bytes of each id; None without a tokenizer."""
+        """(vocab_size,) int64: the number of UTF-8 bytes of each id's text; None without a tokenizer."""
         return self.corpus.token_bytes()
 
     @property
@@ -107,10 +107,11 @@ class HoldsCorpus(ABC):
 
     @property
     def knows_documents(self) -> bool:
-        """Whether all shards say where documents end, without a search for an id."""
+        """Whether all shards say where documents end, so that no id has to be searched for. False before the data are open."""
         return self._opened is not None and self._opened.with_documents.issuperset(self.corpus.streams)
 
     @property
     def ends_open(self) -> bool:
-        """Whether the id that ends a training document opens the next: all documents end with an id, and begin with none."""
+        """Whether the id that ends a training document also opens the next one, as documents end with an id but begin with
+        none."""
         return all(map(self.corpus.ends_open, self.corpus.of_split("train")))

@@ -63,7 +63,7 @@ class Phase(NamedTuple):
     end: int
     """Samples of the run at the end of the phase. The phase starts at the end of the phase before it."""
     quotas: dict[str, int]
-    """Source → its samples in each period, at least 1. Their greatest common divisor is 1."""
+    """Source → its samples in each period, at least 1. The quotas' greatest common divisor is 1."""
 
     @property
     def period(self) -> int:
@@ -72,7 +72,7 @@ class Phase(NamedTuple):
 
     @property
     def largest_deviation(self) -> float:
-        """Samples that a source can be ahead of its share, or behind, inside a period: the largest q (P - q) / P."""
+        """The most samples by which a source can be ahead of its share, or behind, inside a period: max q (P - q) / P."""
         return max(quota * (self.period - quota) / self.period for quota in self.quotas.values())
 
 
@@ -82,7 +82,7 @@ def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
     Weights are taken as the decimals that they are written as: 0.1 is one tenth.
 
     Raises:
-        UserError: a weight is not from 0 to 100, they sum to neither 1 nor 100, or the period is longer than ``MAX_PERIOD``.
+        UserError: a weight is not from 0 to 100, the sum is neither 1 nor 100, or the period is longer than ``MAX_PERIOD``.
     """
     for name, weight in weights.items():
         if not 0 <= weight <= 100:
@@ -188,7 +188,7 @@ class MixtureOrder:
         return self._after(int(np.searchsorted([phase.end for phase in self.phases[:-1]], samples)), samples)
 
     def _after(self, number: int, samples: int) -> dict[str, int]:
-        """The result of ``drawn`` for ``samples`` that lie in phase ``number``, or at its end."""
+        """The result of ``drawn(samples)`` for a number of samples that is reached in phase ``number``, or at its end."""
         quotas = self.phases[number].quotas
         periods, rest = divmod(samples - self._starts[number], self.phases[number].period)
         places, _ = self._period_places(number, np.array([periods]))

@@ -26,7 +26,7 @@ class MixtureSource(ShardSource):
     """The shards of one source. Not every source needs validation text.
 
     Args:
-        max_epochs: the run is refused if it would read the source more often. None: no limit.
+        max_epochs: the most passes over the source. A run that would read it more often is refused. None: no limit.
     """
 
     max_epochs: float | None = None

@@ -1,7 +1,7 @@
 """Read bytes of many files with few open descriptors.
 
-``os.pread`` names its position in every call, so processes that share a descriptor after a fork do not disturb each other.
-Unlike a memory map, it reads no pages around the bytes that it is asked for, and a file that becomes shorter causes no SIGBUS.
+``os.pread`` takes the position in every call, so processes that share a descriptor after a fork do not disturb each other.
+Unlike a memory map, it reads no pages around the requested bytes, and a file that becomes shorter causes no SIGBUS.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ class Counts(NamedTuple):
     targets: int = 0
     """Pairs of an input and its target in all documents."""
     cut: int = 0
-    """Documents with parts in several blocks."""
+    """Documents that are cut, so that their parts are in several blocks."""
     separated: int = 0
-    """Targets in another block than the start of their document."""
+    """Targets that are in another block than the start of their document."""
     padding: int = 0
     """Positions of blocks that no pair fills."""
 

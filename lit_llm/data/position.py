@@ -28,7 +28,7 @@ class StepSamples:
         return next(size for first, size in reversed(self.stages) if first <= step)
 
     def before(self, step: int) -> int:
-        """Number of samples that the run has read before a step. Before `base`, steps may have had other numbers of samples."""
+        """Number of samples that the run has read before ``step``: those that `base` gives, and those of the steps since."""
         steps, samples = self.base
         return samples + sequences_before(self.stages, step) - sequences_before(self.stages, steps)
 

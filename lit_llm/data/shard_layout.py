@@ -74,7 +74,7 @@ class ShardLayout(NamedTuple):
 
 
 def size_of(path: str) -> int | None:
-    """Bytes of a file; None if it is not there."""
+    """The size of a file in bytes; None if the file is missing or cannot be looked at."""
     try:
         return os.stat(path).st_size
     except OSError:

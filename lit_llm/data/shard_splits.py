@@ -1,4 +1,4 @@
-"""Open the splits that settings name: a folder that ``prepare`` wrote, or files, with their manifest."""
+"""Open the splits that the settings name: those in a folder that ``prepare`` wrote, or given files, perhaps with a manifest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ShardSplits:
     """The splits of a source that were found, and one sentence for each problem."""
 
     streams: dict[str, TokenStream] = field(default_factory=dict)
-    """Split → its tokens, for the splits without problems."""
+    """Split → the stream of its tokens, for the splits that could be opened."""
     problems: list[str] = field(default_factory=list)
     manifests: dict[str, tuple[Path, Manifest]] = field(default_factory=dict)
     """Split → folder and manifest, for the splits whose files are all listed in one manifest."""

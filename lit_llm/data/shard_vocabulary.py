@@ -60,7 +60,8 @@ class ShardVocabulary:
         return problems
 
     def _id_problems(self, name: str, given: int, size: int, manifests: Sequence[Manifest]) -> list[str]:
-        """A sentence if an id around documents is outside the vocabulary, or if a manifest or the tokenizer has another."""
+        """A sentence if the setting ``name``, an id around documents, is not in the vocabulary, or not the manifests' or the
+        tokenizer's id."""
         if not 0 <= given < size:
             return [f"{name} is {given}, but the vocabulary has {size} ids (--data.{name})."]
         for manifest in manifests:

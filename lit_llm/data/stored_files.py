@@ -104,7 +104,7 @@ class StoredFiles:
 
     @property
     def unlisted(self) -> int:
-        """The number of files whose expected hash is not known."""
+        """The number of files for which no hash is given, so that any content is accepted."""
         return sum(file.blake2b is None for file in self._files.values())
 
     def recall(self, saved: Mapping[str, list[str]]) -> list[str]:

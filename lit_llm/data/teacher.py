@@ -27,7 +27,7 @@ from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shard_manifest import Unexpected, from_json
 
 HIGHEST, LOWEST = -(2.0**-24), -65504.0
-"""Limits of stored log-probabilities: the float16 number below 0 that is nearest to it, and the lowest one."""
+"""Limits of stored log-probabilities: the float16 number below 0 that is nearest to 0, and the lowest float16 number."""
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class ShardDataModule(TokenDataModule):
 
 
 def streams_by_name(splits: Mapping[str, ShardSplits]) -> dict[str, TokenStream]:
-    """The streams of all sources by their names: "train", or "web/train" in a mixture."""
+    """Name → stream of all splits of all sources. The name is the split, "train", or in a mixture "web/train"."""
     return {f"{name}/{split}".lstrip("/"): stream for name, each in splits.items() for split, stream in each.streams.items()}
 
 

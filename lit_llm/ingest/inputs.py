@@ -13,7 +13,7 @@ from lit_llm.ingest.readers import ReadSettings
 from lit_llm.ingest.source import Source
 
 JOB_BYTES = 2**24
-"""About the size of a job: consecutive small inputs are tokenised as one job, so that small files cost little."""
+"""About the size of a job in bytes: consecutive small inputs are tokenised as one job, so that small files cost little."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Bytes of the source that are read."""
+        """The number of bytes of the source that are read."""
         return (self.source.size if self.stop is None else self.stop) - self.start
 
     def identity(self) -> list[str | int | None]:

@@ -51,7 +51,7 @@ class HashIndex:
         self.table[(hashes & self._mask).view(np.int64)] = True
 
     def known(self, hashes: np.ndarray) -> np.ndarray:
-        """The elements (m,) of ``hashes`` (n,) that any document has."""
+        """Those of ``hashes`` (n,) that at least one document of the index has: (m,)."""
         possible = hashes[self.table.take((hashes & self._mask).view(np.int64))]
         if not possible.size:
             return possible
@@ -113,7 +113,7 @@ class HeldOutIndex(HashIndex):
         super().__init__(*by_hash(parts), table_per_hash=_TABLE_PER_HASH)
 
     def identity(self) -> str:
-        """A hash of the content."""
+        """A hash of the index's content, for cache keys."""
         content = hashlib.blake2b(digest_size=16)
         for array in (self.sizes, self.wholes, self.hashes, self.documents):
             content.update(array.tobytes())
@@ -136,7 +136,7 @@ class Checker:
 
     @property
     def equal(self) -> bool:
-        """Whether the document equals a held-out one."""
+        """Whether the normalised text of the document equals that of a held-out document."""
         whole, wholes = np.uint64(self._text.whole()), self._index.wholes
         place = int(np.searchsorted(wholes, whole))
         return bool(self._text.size and place < len(wholes) and wholes[place] == whole)
@@ -151,7 +151,7 @@ class Checker:
 
     @property
     def duplicate(self) -> bool:
-        """Whether the document nearly repeats a held-out one."""
+        """Whether the document is a near-duplicate of a held-out document, as this module's docstring defines it."""
         if self.equal:
             return True
         named, parts = self.contained()

@@ -28,10 +28,10 @@ _VERSION_KEYS = (
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path in it. No request is sent to the server.
+    """The fsspec file system of a URL, and the path of the file in this file system. No request is sent to the server.
 
     Raises:
-        UserError: The address is not valid, the protocol is unknown, or its package is not installed.
+        UserError: The address is not valid, the protocol is unknown, or the protocol's package is not installed.
     """
     fsspec = need("fsspec", what=public_name(url))
     if "::" in url and not is_http(url):

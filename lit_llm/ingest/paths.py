@@ -74,7 +74,7 @@ def is_report(path: str, exists: Callable[[str], bool]) -> bool:
 class MissingFiles(str):
     """A problem with a path that matches no file on this machine.
 
-    `fit` refuses it like any other problem. `plan` needs no data, so it goes on without the size of the dataset.
+    `fit` refuses to start, as with any other problem. `plan` needs no data, so it goes on without the size of the dataset.
     """
 
 
@@ -116,7 +116,7 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
 
 
 def same_files(ours: Iterable[Path], others: Iterable[Path]) -> list[tuple[Path, Path]]:
-    """Pairs of paths, one of each side, that lead to the same file. Symbolic and hard links count."""
+    """Pairs of a path of ``ours`` and a path of ``others`` that lead to the same file, also by symbolic or hard links."""
     known = {_identity(os.stat(path)): path for path in ours}
     return [(known[identity], path) for path in others if (identity := _identity(os.stat(path))) in known]
 

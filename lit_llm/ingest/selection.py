@@ -92,7 +92,7 @@ class SelectedPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """The rules by which documents are held out or left out, the same in every process and for every order of documents."""
+    """The rules that decide which documents are held out or left out. The order of documents does not matter."""
 
     hold_out_below: float = 0.0
     """Documents of inputs without a split are held out if `text_hash` of their text is below this number."""

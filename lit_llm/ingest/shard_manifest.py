@@ -26,7 +26,7 @@ class ShardInfo:
     documents: int
     """Number of documents that end in this shard."""
     max_id: int
-    """The largest token id."""
+    """The largest token id in this shard."""
     blake2b: str
     """Hash of the file's bytes after the header; 16 bytes, as hex."""
     mask_blake2b: str | None = None
@@ -45,7 +45,7 @@ class SplitInfo:
     unknown_tokens: int
     """Tokens that stand for text outside the vocabulary."""
     token_bytes: int
-    """Sum of ``Tokenizer.token_bytes`` over the other tokens. It may differ from ``bytes`` if a tokenizer changes the text."""
+    """Sum of ``Tokenizer.token_bytes`` without the unknown tokens. It may differ from ``bytes`` if a tokenizer changes text."""
     tokens_blake2b: str
     """Hash of all ids as little-endian uint32, which does not depend on the size of the shards; 16 bytes, as hex."""
     shards: tuple[ShardInfo, ...]
@@ -73,14 +73,14 @@ class Manifest:
 
     @property
     def ends_open(self) -> bool:
-        """Whether documents end with an id and begin with none, so that the id that ends one can open the next."""
+        """Whether documents end with an id and begin with none, so that the id that ends a document can open the next one."""
         return self.eos_id is not None and self.bos_id is None
 
     def write(self, folder: Path) -> None:
         """Write ``meta.json``, complete or not at all.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk is full, or refuses otherwise.
         """
         write_text(folder / META_FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
 

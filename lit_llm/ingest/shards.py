@@ -198,7 +198,7 @@ def _new_hash() -> hashlib.blake2b:
 
 
 def _write_docs(shard: Path, ends: list[int]) -> str:
-    """Write the ``.docs`` file of a shard, which has ``ends``, and return the hash of the file."""
+    """Write the document ends of the shard with the path ``shard`` to its ``.docs`` file, and return the hash of this file."""
     content = np.array(ends, dtype=DOCS_DTYPE).tobytes()
     write_bytes(shard.with_suffix(DOCS_SUFFIX), content)
     return hashlib.blake2b(content, digest_size=HASH_BYTES).hexdigest()

@@ -21,7 +21,7 @@ class Source:
     path: str
     """A path, or a URL such as s3://bucket/key. It may hold a password: print and store ``name``."""
     size: int
-    """Bytes; 0 if the server does not say."""
+    """Size in bytes; 0 if the server does not tell it."""
     version: str
     """A text that differs if the content differs: a local file's modification time, a remote file's ETag or the like."""
 
@@ -40,7 +40,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The path without what may be secret: the user and the query of a URL."""
+        """The path without what may be secret: a URL's user and password and, over HTTP, its query."""
         return public_name(self.path)
 
     def __repr__(self) -> str:

@@ -55,7 +55,7 @@ class PartCounts:
     unknown_tokens: int = 0
     """Tokens that stand for a character outside the vocabulary."""
     token_bytes: int = 0
-    """Sum of ``Tokenizer.token_bytes`` over the other tokens. It may differ from ``bytes`` if a tokenizer changes the text."""
+    """Sum of ``Tokenizer.token_bytes`` without the unknown tokens. It may differ from ``bytes`` if a tokenizer changes text."""
 
     def add(self, other: PartCounts | SplitInfo) -> None:
         for one in fields(self):
@@ -72,7 +72,7 @@ class Part:
     near_duplicates: int = 0
     """Documents left out of training because they nearly repeat held-out text."""
     invalid: list[str] = field(default_factory=list)
-    """Sources with bytes that are not UTF-8."""
+    """Paths of the sources that have bytes which are not UTF-8."""
     masked: bool = False
     """Whether the part has masks, which say which tokens are targets."""
     pairs: int = 0
@@ -173,7 +173,7 @@ class PartWriter:
         self._tokens += len(ids)
 
     def _drop(self) -> None:
-        """Take back the document that is being written."""
+        """Take back the document that is being written: remove its ids from the file."""
         self.flush()
         tokens = self._files[0]
         tokens.seek(self._start * self._dtype.itemsize)
@@ -196,6 +196,8 @@ def read_part(
     path: Path, dtype: np.dtype[np.unsignedinteger], *, masked: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None, bool]]:
     """Yield runs of tokens of a part: ids (n,), their mask (n,) uint8 or None, and whether a document ends after the run.
+
+    ``dtype`` and ``masked`` must be those with which the part was written.
 
     Args:
         path: the path of the part's files without their suffixes.

@@ -33,7 +33,7 @@ class JobRunner:
 
     @property
     def masked(self) -> bool:
-        """Whether masks are written, because only some tokens are targets: those of conversations."""
+        """Whether masks are written. They are for conversations, of which only some tokens are targets."""
         return isinstance(self.encoder, ChatTemplate)
 
     @property
@@ -94,7 +94,7 @@ class JobRunner:
         return [(ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known))]
 
     def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
-        """Yield the pieces of an input that are to be encoded, and record in ``part`` what is skipped or invalid."""
+        """Yield the pieces of an input that are to be encoded. ``part`` counts what is skipped, and lists bad sources."""
         keeps_bytes = isinstance(self.tokenizer, Bytes)
         skipped: list[int] = []
         for piece in self.selection.pieces(one, report, skipped.append):

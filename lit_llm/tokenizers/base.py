@@ -71,7 +71,7 @@ class Tokenizer(ABC):
         return None
 
     def eos_problem(self) -> str | None:
-        """Return why documents cannot be separated, and how to mend it, as a sentence; None if they can."""
+        """A sentence with the remedy if no id ends documents, so that they cannot be separated; None if such an id exists."""
         if self.eos_id is not None:
             return None
         return f"{type(self).__name__} has no id that ends a document: return one of its ids from eos_id (--data.tokenizer)."
@@ -104,7 +104,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def to_json(self) -> str:
-        """The content of an equivalent ``tokenizer.json``."""
+        """The content of a ``tokenizer.json`` that gives the same ids as this tokenizer."""
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text, as ``encode`` gives them. It is faster if the tokenizer can use several cores."""
@@ -119,7 +119,7 @@ class Tokenizer(ABC):
         return f"json-{hashlib.sha256(''.join(self.files().values()).encode()).hexdigest()}{self.class_identity()}"
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
-        """Whether both give the same ids to every text. The ids around a document may differ."""
+        """Whether this and the ``other`` tokenizer give the same ids to every text. The ids around documents may differ."""
         return (self.to_json(), self.class_identity()) == (other.to_json(), other.class_identity())
 
     def class_identity(self) -> str:

@@ -37,7 +37,7 @@ _LINES = (
     "Ελληνικά русский עברית العربية हिन्दी ไทย 中文字符 日本語テキスト 한국어 ᄒ\u1161ᆫ 𝔘𝔫𝔦 𠀀𪜀",
     "🙂👍🏽👩‍👩‍👧‍👦🏳️‍🌈 🇩🇪🇫🇷 ☃️ ©®™ \ufeff \ufffd\ufffd \u0000\u0001\u007f",
 )
-"""Lines of many kinds, to compare two encoders on text that a corpus may lack."""
+"""Lines of many kinds, which may be rare in a corpus: two encoders are compared on them."""
 
 Join = Literal["plain", "newline", "document"]
 _Encode = Callable[[bytes], np.ndarray]

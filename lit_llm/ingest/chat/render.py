@@ -28,7 +28,7 @@ class Rendered(NamedTuple):
 
     text: str
     answers: list[tuple[int, int]]
-    """First character and end of each text that the assistant writes, in order."""
+    """The first character in ``text`` of each answer of the assistant, in order, and the character after the answer."""
 
 
 class Renderer:
@@ -87,7 +87,7 @@ class Renderer:
         return chat | {"messages": _with_arguments(chat["messages"], _as_object)}
 
     def conversation(self, chat: Chat, *, where: str) -> Rendered:
-        """The text of a whole conversation, and its answers.
+        """The text of a whole conversation, and the places of the assistant's answers in it.
 
         Args:
             where: names the conversation in errors, like "conversation 3 of FILE".
@@ -109,7 +109,10 @@ class Renderer:
         return Rendered(text, answers)
 
     def _answer(self, chat: Chat, number: int, text: str, where: str, *, last: bool) -> tuple[int, int]:
-        """First character and end of the answer in message ``number``, in the ``text`` of all messages."""
+        """First character and end in ``text``, the text of all messages, of the answer that message ``number`` is.
+
+        ``last``: whether no other answer follows. ``where`` names the conversation in errors.
+        """
         until = chat | {"messages": chat["messages"][: number + 1]}
         alone = text if len(until["messages"]) == len(chat["messages"]) else self.text(until, where=where)
         before = {"messages": chat["messages"][:number]}
@@ -149,7 +152,7 @@ class Renderer:
         return begin, end
 
     def _shared(self, one: str, other: str) -> int:
-        """The number of characters with which both texts begin, rounded down to whole tokens."""
+        """The number of characters with which both texts begin. If it ends within the name of a token, the name is left out."""
         shared = _shared(one, other)
         near = [self._tokens.finditer(text, max(0, shared - 99), shared + 99) for text in (one, other)]
         return min([shared, *(token.start() for tokens in near for token in tokens if token.start() < shared < token.end())])
@@ -237,5 +240,5 @@ def _with(chat: Chat, number: int, changes: Message) -> Chat:
 
 
 def _shared(one: str, other: str) -> int:
-    """The number of characters with which both texts begin."""
+    """The length in characters of the longest common start of both texts."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -84,7 +84,7 @@ class ChatTemplate:
         return _MARK.search(self.text) is not None
 
     def identity(self) -> str:
-        """A text that differs if the template can write a conversation differently. It has the date if the template has."""
+        """A text for a cache key: it differs if the template can write a conversation differently, as on another day."""
         day = str(datetime.date.today()) if "strftime_now" in self.text else ""
         content = json.dumps([self.text, self.special_tokens, day], sort_keys=True)
         return f"chat-{hashlib.sha256(content.encode()).hexdigest()}"

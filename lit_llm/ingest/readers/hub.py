@@ -109,7 +109,7 @@ def _commit(name: _Name) -> str:
 
 
 def _open(name: _Name) -> tuple[Any, str, int]:
-    """The stream of a split, its version, and its bytes if they are known, else 0."""
+    """The stream of a split, a version that differs if the data differ, and the size in bytes, 0 if it is not known."""
     return _load(name) if name.folder else _load_once(name)
 
 

@@ -1,4 +1,4 @@
-"""The types that a reader receives and returns. It returns text in pieces, so that long plain text takes bounded memory."""
+"""The types that a reader receives and returns. A reader returns text in pieces, so that long text takes bounded memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from lit_llm.core.errors import UserError
 
 PIECE_BYTES = 2**18
-"""About the size of a piece. Pieces are cut where no tokenizer joins text, if there is such a place."""
+"""About the size of a piece. Documents are cut at places where no tokenizer makes a token of both sides, if there are any."""
 
 
 class Piece(NamedTuple):
     """A part of a document, or all of it. The pieces of a document follow each other."""
 
     text: bytes
-    """UTF-8. A plain text file may hold other bytes, which are passed on as they are."""
+    """The text of the piece in UTF-8. A plain text file may hold invalid bytes, which are passed on as they are."""
     last: bool
     """Whether the document ends with this piece."""
 
@@ -50,7 +50,7 @@ class ReadSettings:
     format: str = "auto"
     """``auto`` detects each file's format. Other values refuse files of other formats, but ``text`` reads any file as it is."""
     text_key: str = "text"
-    """The key or column that holds the text. Dots lead into objects: ``meta.body``. A key that contains the dots wins."""
+    """The key or column that holds the text. Dots lead into objects: ``meta.body``. A key "meta.body" itself comes first."""
     messages: bool = False
     """Whether documents are conversations: the key then holds a list of messages, and a document is the JSON of the list."""
 
