@@ -65,7 +65,7 @@ def set_metrics(trainer: Trainer, row: Mapping[str, float], step: int | None) ->
 
 
 def metric_step(trainer: Trainer, name: str | None) -> int | None:
-    """The optimizer step that a metric in `trainer.callback_metrics` belongs to. None: unknown, as if `self.log` wrote it."""
+    """The optimizer step that a metric in `trainer.callback_metrics` belongs to. None: unknown, as after `self.log`."""
     return None if name is None else _metric_steps.get(trainer, {}).get(name)
 
 
@@ -363,7 +363,7 @@ def reshard(module: nn.Module) -> None:
 
 
 def stop_now(trainer: Trainer) -> Callable[[], None]:
-    """Set `should_stop`, and clear `min_steps` and `min_epochs`, which would delay it. Returns the undo of the clearing."""
+    """Set `should_stop`; clear `min_steps` and `min_epochs`, which would delay it. Returns a function that restores these."""
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     min_epochs, min_steps = fit.min_epochs, loop.min_steps
     fit.min_epochs = loop.min_steps = None

@@ -365,7 +365,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         self._saving = None
 
     def _present(self) -> _Files:
-        """The recorded files that still exist in the folder."""
+        """Those of the files in `self._files` that still exist in the folder."""
         old = self._files
         there = {name for name in {*old.kept, old.best_name} if name and (self._folder / name).exists()}
         best = (old.best_score, old.best_name) if old.best_name in there else (None, "")

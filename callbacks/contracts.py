@@ -51,7 +51,7 @@ class SaysStepLoss(Protocol):
 
 
 class SaysWhetherTargetsCount(Protocol):
-    """A module that says whether micro-batches have equal weight. `HealthSignals` assumes so of modules that do not say it."""
+    """A module that says whether micro-batches weigh equally in a step's loss. `HealthSignals` assumes it of any other."""
 
     every_target_counts: bool
     """Whether no target is ignored, so that the loss of a step is the mean of its micro-batches' losses."""
@@ -201,7 +201,7 @@ class AsksToSave(Protocol):
     """A callback that asks for a checkpoint (`StopOnSignal`), for callbacks that save."""
 
     save_now: bool
-    """True: save a checkpoint at this step, at once. Set in `on_train_batch_end`."""
+    """True: save a checkpoint at this step, at once. Set before the saving callback reads it in `on_train_batch_end`."""
 
 
 class KnowsStableStep(Protocol):

@@ -39,7 +39,7 @@ def setting(owner: type, argument: str | None = None) -> str:
 
 
 def without(callback: type) -> str:
-    """How a message says that a callback should be left out."""
+    """How a message says that a callback should be left out: "remove EMA", or by its flag "use --ema null"."""
     flag = _flag_of(callback, None)
     return f"remove {callback.__name__}" if flag is None else f"use {flag} null"
 

@@ -1,4 +1,4 @@
-"""Gradient norm and clipping, computed once."""
+"""The gradient norm, computed once for clipping and for logging."""
 
 from __future__ import annotations
 
@@ -81,8 +81,13 @@ def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
 
 
 def refuse_late_unscaling(trainer: Trainer, use: str) -> None:
-    """Raises:
-    UserError: With fp16 loss scaling, an optimizer unscales the gradients itself, after `use`: "they would be clipped".
+    """Refuse an optimizer that unscales gradients in its own step, too late for a callback that reads them before.
+
+    Args:
+        use: when the callback needs them, for the error's sentence: "they would be clipped".
+
+    Raises:
+        UserError: With fp16 loss scaling, there is such an optimizer.
     """
     for optimizer in trainer.optimizers if offered(trainer.precision_plugin, ScalesLoss) else ():
         if unscales_by_itself(optimizer):

@@ -40,7 +40,7 @@ def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
     """Add to `readings` what `compare_targets` adds, and shares that reveal other mistakes in targets.
 
     They are the shares of: ignored targets; counted targets that equal the input two places ahead, their own input, or the next
-    sequence's first input; columns of equal ids; and answers that end with the commonest last token.
+    sequence's first input; positions at which all sequences have one id; and answers that end with the commonest last token.
     """
     counted, followed = compare_targets(ids, targets, readings)
     readings.mean("health/ignored_targets", counted.numel() - counted.sum(), counted.numel())

@@ -147,7 +147,7 @@ def strides(parameters: list[Tensor]) -> list[tuple[Tensor, int]]:
 
 
 def _stride(parameter: Tensor, wanted: int) -> int:
-    """Return a number from `wanted` on without a common factor with the length of a row, so that all columns are sampled."""
+    """Return a stride, at least `wanted`, that has no factor in common with a row's length, so that all columns are sampled."""
     width = max(1, parameter.shape[-1]) if parameter.dim() else 1
     while math.gcd(wanted, width) > 1:
         wanted += 1

@@ -24,9 +24,9 @@ from .contracts import HoldsAllLogits, offered
 from .health_readings import Readings
 
 MOST_TOKENS = 2**13
-"""Largest number of tokens in a pass."""
+"""Largest number of tokens in one of the probe's forward passes."""
 MOST_LOGITS = 2**23
-"""Largest number of logits in a pass (32 MB), unless training holds the logits of a whole micro-batch at once."""
+"""Largest number of logits in such a pass (32 MB), unless training holds the logits of a whole micro-batch at once."""
 DEAD = 1e-6
 """A hidden unit is dead if it never exceeds this share of its layer's largest value."""
 _ELEMENTS = 2**21  # of temporary tensors: 8 MB
@@ -139,7 +139,7 @@ class Probe:
         rank_zero_info(f"HealthSignals: activations and logits are not measured, because forward(input_ids) failed: {reason}")
 
     def _size(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, rows: int) -> tuple[int, int] | None:
-        """(sequences, positions) of a pass: about a quarter of the micro-batch. None if memory allows less than 4 positions."""
+        """(sequences, positions) of a pass: about a quarter of the micro-batch. None if limits allow less than 4 positions."""
         sharing = trainer.world_size // data_parallel(trainer)[1]  # ranks that share a batch: each holds parts in training
         most = min(max(ids.size(1), ids.numel() // 4) // sharing, MOST_TOKENS)
         own = offered(pl_module, HoldsAllLogits)

@@ -24,7 +24,8 @@ _MIX = -7046029254386353131  # 2^64 / golden ratio, as int64
 def span_hashes(ids_BT: Tensor, length: int) -> Tensor:
     """A hash of each span of `length` ids: (B, T - length + 1) int64. Equal spans have equal hashes, wherever they are.
 
-    A polynomial in a fixed factor modulo 2^64, by differences of prefix sums that are scaled to a common power.
+    The hash is a polynomial in a fixed factor modulo 2^64, computed as a difference of prefix sums. Division by a power of the
+    factor makes it independent of the span's position.
     """
     steps = ids_BT.shape[1] + 1
     mixed_BT = (ids_BT.long() + 1) * _MIX
@@ -49,7 +50,7 @@ def _powers(factor: int, count: int, device: torch.device) -> Tensor:
 
 
 class ValidationOverlap:
-    """The share of the validation text's spans that have occurred in training since the first validation of this launch.
+    """Measures the share of the validation text's spans that have occurred in training since this launch's first validation.
 
     At most 4,096 spans are remembered on a rank. Spans that the validation text has several times, such as those of a template,
     do not count. If all ranks together have fewer than 40 spans, as with `limit_val_batches`, no share is computed, because it
@@ -106,7 +107,7 @@ class ValidationOverlap:
 
 
 class RepeatedText:
-    """The shares of sequences and of spans that have occurred before on this rank."""
+    """Measures the shares of sequences and of spans that have occurred before on this rank."""
 
     def __init__(self) -> None:
         self._sequences = _Seen("health/repeated_samples", 1)
@@ -119,7 +120,7 @@ class RepeatedText:
             self._spans.add(span_hashes(ids_BT, length).flatten())
 
     def add_to(self, readings: Readings) -> None:
-        """Add the shares since the last call. Every rank adds them, also if its sequences were too short."""
+        """Add to `readings` the shares since the last call: both on every rank, even if sequences were too short for spans."""
         self._sequences.add_to(readings)
         self._spans.add_to(readings)
 

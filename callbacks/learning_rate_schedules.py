@@ -76,7 +76,7 @@ def _refuse_endless(schedule: type, shape: DecayShape, final_ratio: float) -> No
 
 
 def rate_curves(groups: list[dict[str, Any]], peaks: list[float]) -> dict[str, int]:
-    """Names of the logged rates → index of the parameter group of each. Groups with the first group's peak have no own name."""
+    """Metric → index of the parameter group whose rate it is. Groups with the peak of the first group have no own metric."""
     others = (i for i, peak in enumerate(peaks) if peak != peaks[0])
     return {"lr": 0} | {f"lr/{groups[i].get('name', i)}": i for i in others}
 
@@ -119,7 +119,7 @@ class Schedule(Callback, ABC):
         """The learning rate of update `t` = 1, 2, … for a parameter group whose peak rate is `peak`."""
 
     def resolve(self, trainer: Trainer) -> None:
-        """Read and check the trainer's settings that the schedule needs, in on_fit_start. By default there are none."""
+        """Read and check the trainer's settings that the schedule needs. Called in on_fit_start; does nothing by default."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.lr_scheduler_configs:

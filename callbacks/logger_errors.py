@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from ._lightning import wrap
 
 RETRY_SECONDS = 30.0
-"""Time between two attempts to write again."""
+"""Time between two attempts of a failed logger to write again."""
 _PROBE = bytes(2**16)
 _METHODS = ("log_hyperparams", "log_graph", "save")
 

@@ -50,7 +50,12 @@ def format_count(number: float) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float], loss: str = "train/loss", steps: int = 1) -> str:
-    """Like "loss 2.3456 (mean of 10)  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without metrics that are missing."""
+    """Like "loss 2.3456 (mean of 10)  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without metrics that are missing.
+
+    Args:
+        loss: name of the metric shown as loss.
+        steps: number of steps of which the loss is the mean.
+    """
     shown = ((loss, "loss", "{:.4f}" + (f" (mean of {steps})" if steps > 1 else "")), *_SHOWN)
     parts = [f"{label} {form.format(metrics[name])}" for name, label, form in shown if name in metrics]
     if "throughput/tokens_per_second" in metrics:
@@ -125,7 +130,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         return self._enabled
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print above the bar, or without a bar as usual."""
+        """Print above the bar; if there is no bar, print as usual."""
         text = kwargs.pop("sep", " ").join(map(str, args))
         if self._bar is not None:
             self._bar.write(text, **kwargs)

@@ -1,11 +1,11 @@
-"""Ranges of numbers, stated at the arguments or fields that they limit, and the sentence about a value outside. No torch.
+"""Ranges of numbers, stated at the arguments or fields that they limit, and the sentence about a value outside.
 
 `check_ranges` refuses values outside, and values that are not among those of an argument's Literal.
 
     def __init__(self, window: Annotated[int, whole(2, 10**6)] = 128) -> None:
         check_ranges(SpikeGuard, locals())
 
-Code that checks or explains settings gets the ranges from these annotations with `ranges_of`.
+Code that checks or explains settings gets the ranges from these annotations with `ranges_of`. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Domain:
     fraction: bool = False
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is in the domain. A value that is neither a number nor None is not."""
+        """Whether a value is in the domain. None is if `null`; other values that are no numbers are not."""
         if value is None:
             return self.null
         if isinstance(value, bool) or not isinstance(value, Real):  # also numpy's numbers
@@ -225,7 +225,7 @@ def _outside(cls: type, values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _each(value: Any) -> Iterator[Any]:
-    """Yield a value, or the elements of a list, without text: whether "auto" is allowed is a question of the type."""
+    """Yield a value, or the elements of a list, but no text: whether a text, such as "auto", is allowed is checked by type."""
     if isinstance(value, list | tuple):
         for one in value:
             yield from _each(one)

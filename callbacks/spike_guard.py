@@ -116,7 +116,7 @@ class SpikeGuard(_PutsBack):
         self._put_back()
 
         def step(original: Callable[..., Any], closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-            """Apply the test's result between the closure (backward and all hooks) and the update."""
+            """Run the closure (backward and all hooks), then update unless the test in a hook has found the step bad."""
             result = None
             if closure is not None:
                 with torch.enable_grad():
@@ -241,7 +241,7 @@ class SpikeGuard(_PutsBack):
 
 
 def _is_fused(optimizer: Optimizer) -> bool:
-    """Whether `found_inf` costs nothing. Unfused optimizers copy tensors for it: on a CPU, it is cheaper to read the result."""
+    """Whether `found_inf` costs nothing. Unfused optimizers copy tensors for it: on a CPU, reading the result is cheaper."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 

@@ -71,7 +71,7 @@ class Stragglers(_PutsBack):
                     self._surround(module)
 
     def _surround(self, module: nn.Module) -> None:
-        """Register hooks before and after FSDP2's hooks that gather the module's parameters, forward and backward."""
+        """Register hooks around FSDP2's hooks that gather the module's parameters, forward and backward, to time the waits."""
         outputs: list[Tensor] = []  # of the forward pass under way
 
         def before_fsdp_hooks_the_output(module: nn.Module, args: Any, output: Any) -> None:

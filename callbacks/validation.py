@@ -1,4 +1,4 @@
-"""Validation by optimizer steps."""
+"""Runs validation after numbers of optimizer steps, not of micro-batches."""
 
 from __future__ import annotations
 

@@ -73,12 +73,12 @@ LOCAL_SCALAR = torch.ops.aten._local_scalar_dense  # the operator of Tensor.item
 
 
 def draws_random_numbers(operator: Any) -> bool:
-    """Whether the results of an operator differ between calls."""
+    """Whether an operator draws random numbers, so that its results differ between equal calls."""
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def written_arguments(operator: Any, args: Sequence[Any], options: dict[str, Any]) -> list[Any]:
-    """The arguments that an operator writes to."""
+    """Those arguments of a call `operator(*args, **options)` that the operator writes to."""
     arguments = []
     for i, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -117,12 +117,12 @@ def box_at(
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
-    """Return a mesh of one dimension with the same ranks, so that a collective over all dimensions runs as one collective."""
+    """Return a mesh of one dimension, called `name`, with the same ranks, so that a collective over all runs as one."""
     return mesh._flatten(name)
 
 
 def unflatten_mesh(mesh: DeviceMesh, dimension: str, sizes: dict[str, int]) -> DeviceMesh:
-    """Return the mesh, under the same root mesh, with one dimension split into several, whose product is its size."""
+    """Return the mesh, under the same root mesh, with `dimension` split into dimensions of these names and sizes."""
     return mesh._unflatten(dimension, tuple(sizes.values()), tuple(sizes))
 
 
@@ -191,13 +191,20 @@ def all_gather_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
 
 
 def exchange_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
-    """Exchange rows: (ranks · r, …) → the same shape. Rows i · r to (i + 1) · r go to rank i, and in the result are from it."""
+    """Exchange rows between ranks: (ranks · r, …) → the same shape.
+
+    Rows i · r to (i + 1) · r of the input go to rank i; the same rows of the result come from rank i.
+    """
     sizes = [rows.size(0) // ranks] * ranks
     return send_rows(rows, sizes, sizes, group)
 
 
 def send_rows(rows: Tensor, sent: list[int], received: list[int], group: str) -> Tensor:
-    """Exchange rows: (Σ sent, …) → (Σ received, …). The first sent[0] rows go to rank 0, the first received[0] come from it."""
+    """Exchange rows between ranks: (Σ sent, …) → (Σ received, …).
+
+    The first sent[0] rows of the input go to rank 0, the next sent[1] rows to rank 1, and so on. The first received[0] rows of
+    the result come from rank 0, and so on.
+    """
     return COLLECTIVES.wait_tensor(COLLECTIVES.all_to_all_single(rows.contiguous(), received, sent, group))
 
 

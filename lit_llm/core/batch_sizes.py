@@ -1,4 +1,4 @@
-"""Micro-batches from batch sizes, and the steps of a batch ramp. No torch, because the planner and data modules use it."""
+"""Micro-batches from batch sizes, and the steps of a batch ramp. Imports no torch: the planner and data modules use it."""
 
 from __future__ import annotations
 

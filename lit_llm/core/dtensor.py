@@ -76,7 +76,7 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
 
 
 def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """`local_gradient` of each parameter. All parameters must have gradients."""
+    """This rank's part of each parameter's gradient, by `local_gradient`. All parameters must have gradients."""
     grads = []
     for p in params:
         grad = local_gradient(p)

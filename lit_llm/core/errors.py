@@ -30,7 +30,7 @@ unsaid: list[str] = []
 
 
 def report(message: str, kind: str = "error") -> None:
-    """Print mistakes or notes to stderr, one a line. Only the first process of a run on each machine prints."""
+    """Print the lines of `message` to stderr, each after its kind. Only the first process of a run on each machine prints."""
     for line in message.splitlines():
         if is_first_here():
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
@@ -98,7 +98,7 @@ def failed_outside(error: BaseException) -> str | None:
 
 
 def need(module: str, *, what: str) -> ModuleType:
-    """Import a module of a package that only some formats need.
+    """Import a module of an optional package, which only some features need.
 
     Args:
         what: what needs it, as the subject of a sentence: "Parquet".

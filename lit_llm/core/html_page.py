@@ -156,7 +156,7 @@ def figure(caption: str, picture: str, below: str = "") -> str:
 
 
 def tabs(name: str, parts: Sequence[tuple[str, str]]) -> str:
-    """Tabs of at most three parts, (label, content), of which the reader sees one. `name` is unique in the page."""
+    """Tabs of at most three parts, (label, content), of which one is visible at a time. `name` is unique in the page."""
     name = escape(name)
     buttons = (
         f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}><label for="{name}-{i}">'

@@ -1,4 +1,4 @@
-"""The dimensions of a device mesh. No torch, because the planner and `MeshStrategy` share them."""
+"""The dimensions of a device mesh. Imports no torch, because the planner uses it, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lit_llm.core.errors import UserError
 
 
 class MeshSizes(NamedTuple):
-    """Number of ranks along each dimension, outermost first: neighbouring ranks differ in `tensor_parallel`."""
+    """Number of ranks along each mesh dimension, outermost first: consecutive ranks are neighbours along `tensor_parallel`."""
 
     pipeline: int = 1
     replicate: int = 1

@@ -1,7 +1,7 @@
 """Which process of a run this one is, from the environment variables of its launcher. Lightning decides in the same way.
 
 torchrun sets RANK, which takes precedence in a Slurm job. srun sets SLURM_PROCID, but in a job with a shell's name (salloc)
-each process is a run of its own. Processes that Lightning starts have LOCAL_RANK and NODE_RANK. No torch.
+each process is a run of its own. Processes that Lightning starts have LOCAL_RANK and NODE_RANK. Imports no torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def rank_name() -> str:
 
 
 def _rank() -> tuple[int, int]:
-    """(global rank, 0); or (rank on its node, number of the node) if only the Trainer knows the size of a node."""
+    """(global rank, 0); or (rank on its node, number of the node) while only the Trainer knows how many ranks a node has."""
     if "RANK" in os.environ:
         return _number("RANK"), 0
     if is_slurm():
@@ -81,5 +81,5 @@ def restarts() -> int:
 
 
 def _number(*names: str) -> int:
-    """The first of these variables that is set to a number; 0 if none is."""
+    """The value of the first of these environment variables that is set to a number; 0 if none is."""
     return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), 0)

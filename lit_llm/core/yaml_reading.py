@@ -1,4 +1,4 @@
-"""Reads and writes YAML. Reading a file gives a tree of plain values, or one sentence about its mistake. No torch.
+"""Reads and writes YAML. Reading a file gives a tree of plain values, or one sentence about its mistake. Imports no torch.
 
 `1e-3`, `.5`, `0x10` and `1_000` are numbers, `.inf` and `.nan` are floats, and a date is text. The text of a value is refused
 where YAML 1.1 and 1.2 disagree about it: `no`, `on`, `010`, `12:30`.

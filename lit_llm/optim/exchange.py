@@ -219,7 +219,7 @@ class MatrixExchange:
 
 
 def exchanges_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[MatrixExchange]:
-    """Return the exchanges, one for each of `turns`, of matrices on one mesh that are replicated along the same dimensions."""
+    """Return the exchanges, one per turn (`turns`), of matrices on one mesh that are replicated along the same dimensions."""
     chosen = owners([matrix.shape for matrix in matrices], mesh.size())
     sizes = [rows * columns for rows, columns in (matrix.shape for matrix in matrices)]
     return [MatrixExchange(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]

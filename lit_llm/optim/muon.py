@@ -1,4 +1,4 @@
-"""The optimizer MuonAdamW."""
+"""The optimizer MuonAdamW: Muon for hidden matrices, AdamW for other parameters."""
 
 from __future__ import annotations
 

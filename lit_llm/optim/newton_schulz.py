@@ -59,8 +59,8 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
     applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the next A is P A P, and
     S ← a S + t M + M S, t ← a t. For 4 : 1 and 5 steps, this takes two thirds of the arithmetic.
 
-    The function takes one matrix, because in a batch a matrix's last bits depend on its place: kernels choose by alignment. On
-    one thread a batch saves no time.
+    The function takes one matrix, because in a batch a matrix's last bits depend on its place in memory: kernels are chosen by
+    alignment. On one thread a batch saves no time.
 
     Args:
         x: (r, c). A zero matrix stays zero.

@@ -1,4 +1,4 @@
-"""Which rank orthogonalises which matrix, and when. No torch, because the planner uses these functions too."""
+"""Which rank orthogonalises which of Muon's matrices, and in which turn. Imports no torch: the planner uses it, too."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from lit_llm.core.number_domain import above, at_least, below, check_ranges, who
 from lit_llm.optim.muon import MuonAdamW
 
 REPLACED = "torch.optim.Muon"
-"""The class path in a recipe for which `TorchMuon` is used."""
+"""The class path that a recipe may name, and in whose place `TorchMuon` is used."""
 
 
 class TorchMuon(MuonAdamW):

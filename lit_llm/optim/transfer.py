@@ -21,11 +21,12 @@ _LIKE_ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Lion")
 RATE_OF_BATCH = {"SGD": (1.0, "linear for SGD: Goyal et al. 2017, arXiv 1706.02677")} | dict.fromkeys(
     (*_LIKE_ADAM, "RMSprop", "Muon", "MuonAdamW"), (0.5, "square root for Adam: Malladi et al. 2022, arXiv 2205.10287")
 )
-"""Class → the power of the batch size to which the learning rate is proportional, and its source."""
+"""Name of an optimizer → (p, source) of the rule that the best learning rate is proportional to (batch size)^p."""
 
 
 def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
-    """The optimizer of a model's parameters. If the model has `size_ratios` (width, depth), `scale_rates` adapts its groups.
+    """The optimizer of a model's parameters. If the model has `size_ratios`, its width and depth relative to a base model,
+    `scale_rates` adapts the optimizer's groups.
 
     Args:
         make: makes an optimizer from groups of parameters.
