@@ -67,7 +67,7 @@ def attend_by_heads(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tens
 
 
 class _Exchange(torch.autograd.Function):
-    """Row i of (n, …) goes to rank i, and row i of the result comes from rank i. Gradients go back the same way."""
+    """Sends row i of `rows`, (n, …), to rank i; row i of the result comes from rank i. Gradients go back the same way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, shard: SequenceShard) -> Tensor:

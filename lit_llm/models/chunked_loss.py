@@ -67,8 +67,7 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shar
 
 
 def _check_range(targets: Tensor, vocab_size: int) -> None:
-    """Raise IndexError (on CUDA, a device-side assert) for a target beyond the vocabulary. All ranks check all targets, so that
-    all ranks raise."""
+    """Raise IndexError (on CUDA, a device-side assert) for a target beyond the vocabulary. All ranks raise: each checks all."""
     if targets.device.type == "cpu":
         wrong = targets[(targets < 0) | (targets >= vocab_size)]
         if len(wrong):

@@ -233,7 +233,7 @@ class GPTConfig:
 
     @property
     def hidden_std(self) -> float:
-        """Initial standard deviation of the blocks' matrices but `residual_std`'s: init_std / √(n_embd / base_width)."""
+        """Initial standard deviation of blocks' matrices but `residual_std`'s: init_std / √(first of `size_ratios`, or 1)."""
         width, _ = self.size_ratios or (1.0, 1.0)
         return self.init_std / math.sqrt(width)
 

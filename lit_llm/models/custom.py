@@ -46,8 +46,7 @@ class Architecture:
 
     @classmethod
     def of(cls, parsed: Any) -> Architecture | None:
-        """Return the architecture for a recipe's parsed group `architecture`: a namespace of `class_path` and `init_args`, or
-        None, which gives None."""
+        """Return the architecture for a recipe's parsed group: a namespace of `class_path` and `init_args`. None: None."""
         if parsed is None:
             return None
         values = parsed.as_dict()
@@ -112,9 +111,7 @@ class Architecture:
     def problems(self, model: GPTConfig, chunk_size: int | None, compute: Any) -> list[str]:
         """Return every reason known without the data why a recipe cannot train this architecture, one sentence each.
 
-        Args:
-            chunk_size: the recipe's `loss.chunk_size`.
-            compute: the recipe's `ComputeConfig`.
+        `chunk_size` is the recipe's `loss.chunk_size`, and `compute` its `ComputeConfig`.
         """
         problems = []
         try:

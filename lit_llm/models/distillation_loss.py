@@ -59,11 +59,7 @@ class DistillationRows:
         return product.new_empty(1 + len(self.temperatures), rows, product.shape[1] + 1, dtype=dtype)
 
     def means(self, counted: Tensor) -> Tensor:
-        """Return (1, 2): the sum of KL over the positions that count and have a teacher, and their number.
-
-        Args:
-            counted: (N,) bool, the positions whose targets count.
-        """
+        """Return (1, 2): the sum of KL over the `counted` positions, (N,) bool, that have a teacher, and their number."""
         counts = self.is_known[:, 0] & counted
         return torch.stack(((self.divergence[:, 0] * counts).sum(), counts.sum()))[None]
 

@@ -46,13 +46,13 @@ class Drops(NamedTuple):
     keys: Tensor
     """(L + 1, sites) int64: a number for each block and site; the last row is the embedding's. For one block: (sites,)."""
     rows: Tensor
-    """(B, T) int64: a number for each row and position."""
+    """(B, T) int64: a number for each sequence of the batch and each of this rank's positions."""
     all_rows: Tensor
     """(B, S) int64: the numbers of all positions of the sequence, also if ranks share it."""
     queries: Tensor
-    """The columns of `all_rows` of the queries whose attention this rank computes: all of them if ranks share heads."""
+    """(B, queries) int64: numbers of queries whose attention this rank computes: `rows`, or with shared heads `all_rows`."""
     stream: Tensor
-    """The columns of `all_rows` of this rank's positions of the residual stream: `rows`, or with tensor parallelism a part."""
+    """(B, positions) int64: numbers of this rank's positions in the residual stream: `rows`, or (tensor parallelism) a part."""
     numbers: Tensor
     """(n,) int64: the number at index i belongs to channel i, to head i, and to a key at position i."""
 

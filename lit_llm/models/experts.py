@@ -154,7 +154,7 @@ def _outer_of_each(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
 
 
 def _can_be_grouped(*matrices: Tensor) -> bool:
-    """Whether `F.grouped_mm` takes these: bf16, or fp32 on a CPU; rows at multiples of 16 bytes."""
+    """Whether `F.grouped_mm` accepts these matrices: bf16, or fp32 on a CPU, with rows at multiples of 16 bytes."""
     first = matrices[0]
     kinds = (torch.bfloat16, torch.float32) if first.device.type == "cpu" else (torch.bfloat16,)
     return first.dtype in kinds and all(

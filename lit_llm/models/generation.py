@@ -158,10 +158,7 @@ def generate(
     vocab_size: int | None = None,
     use_cache: bool = True,
 ) -> Iterator[int]:
-    """Return an iterator over the ids that continue one prompt. Arguments as in `generate_all` and `Texts`.
-
-    `sampling` None: the defaults of `Sampling`.
-    """
+    """Return an iterator over the ids that continue a prompt. Arguments as in `generate_all`; `sampling` None: `Sampling()`."""
     most, texts, samplings = max_new_tokens, Texts(model, use_cache=use_cache), [sampling or Sampling()]
     ids = generate_all(texts, [prompt], max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=vocab_size)
     return (token for _, token in ids)
@@ -246,7 +243,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ())
     An empty prompt without BOS becomes the end-of-document id, after which documents start.
 
     Args:
-        prefix: ids to start with instead of BOS: those with which the prompts of a trained run start.
+        prefix: ids to start with instead of BOS, as `SavedRun.prompt_start` has them. Empty: BOS, if the tokenizer has one.
 
     Raises:
         UserError: if there is no id to start from, or the tokenizer does not know one of `prefix`.

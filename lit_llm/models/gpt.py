@@ -366,10 +366,8 @@ class GPT(nn.Module):
         layers: range | None = None,
         later: Tensor | None = None,
     ) -> Tensor:
-        """Run the blocks with the numbers `layers`: (B, T, d) → (B, T, d). `later`: as in `Block.forward`.
-
-        `layers` None: all blocks but those that predict ahead.
-        """
+        """Run the blocks with these numbers (None: all but those that predict ahead): (B, T, d) → (B, T, d). `later`: as in
+        `Block.forward`."""
         for i in range(self.config.n_layer) if layers is None else layers:
             table = self.rotary_of[i]
             rotation = None if table is None else view.rotations[table]

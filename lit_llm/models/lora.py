@@ -263,7 +263,7 @@ class MergedTensor:
         self.weight, self.a, self.b, self.scale = weight, a, b, scale
         self.shape: torch.Size = weight.shape
         self.dtype: torch.dtype = weight.dtype
-        """Dtype of the frozen weight."""
+        """Dtype of the frozen weight. Indexing returns fp32."""
 
     def __getitem__(self, box: Any) -> Tensor:
         whole = (slice(None),)

@@ -68,11 +68,7 @@ def _of_written(class_path: str, init_args: str, vocab_size: int, length: int) -
 
 def _at_length(module: CustomModel, length: int) -> np.ndarray:
     """Return what `_counted` returns at `length`. If the module seems to loop over positions, that would take too long: each
-    figure is then taken to be a + b·T + c/T at length T, fitted at the lengths u, 2u and 3u, and tested at 4u.
-
-    Raises:
-        ValueError: the formula misses the figures at 4u.
-    """
+    figure is then taken to be a + b·T + c/T at length T, fitted at the lengths u, 2u and 3u, and tested at 4u (ValueError)."""
     unit = max(1, min(4, length // 16))
     few, more = _operations(module, unit), _operations(module, 2 * unit)
     if few is None or more is None or length // unit * (more - few) <= _MOST_OPERATIONS:

@@ -1,4 +1,4 @@
-"""Norms of a block, and the base of modules that keep tensors in fp32 when a model is converted to bf16."""
+"""Norms of a block, and the base class of modules in which only weight and bias follow a model's conversion to bf16."""
 
 from __future__ import annotations
 

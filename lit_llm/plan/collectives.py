@@ -159,8 +159,7 @@ def fsdp_collectives(
 
 
 def _host_copies(settings: PlannedRun, weights: Weights) -> list[Collective]:
-    """Return the copies of a rank's weights from host memory before each gather, and of its gradients to host memory after each
-    reduction.
+    """Return the copies of weights from host memory before each gather, and of gradients to host memory after each reduction.
 
     Both have the dtype of the stored weights. When gradients are accumulated, the CPU waits for their copy (torch 2.13's
     `foreach_reduce`).
@@ -179,11 +178,8 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
     different matrices.
 
     Each rank's parts of matrices travel to the matrices' owners, along one mesh dimension after the other, and back; then
-    updates travel to the other replicas. Experts of which each rank has a part are gathered instead.
-
-    Args:
-        parameter_bytes: bytes of an element of a stored weight.
-        iterate_bytes: bytes of an element in Muon's iteration, and in transit.
+    updates travel to the other replicas. Experts of which each rank has a part are gathered instead. An element takes
+    `parameter_bytes` in a stored weight, and `iterate_bytes` in Muon's iteration and in transit.
     """
     size = sum(map(math.prod, work.matrices)) * iterate_bytes
     heights = 4 * sum(shape[0] for shape in work.matrices)  # bytes of NorMuon's fp32 number per row
@@ -203,8 +199,7 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
 
 
 def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
-    """Return the collectives between ranks that share matrices, positions or experts, in each micro-batch, as the trace counts
-    them.
+    """Return a micro-batch's collectives between ranks that share matrices, positions or experts, as the trace counts them.
 
     The traced tensors have no values, so all experts get equally many rows. The trace lacks the loss of a split vocabulary,
     which is added here: it gathers three fp32 numbers a token from each rank, and again for each token that is predicted ahead.

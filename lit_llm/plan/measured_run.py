@@ -1,4 +1,4 @@
-"""The measured speed of a run or a machine, as a correction of the planned one."""
+"""The measured speed of a run or a machine, as a correction of planned speeds."""
 
 from __future__ import annotations
 

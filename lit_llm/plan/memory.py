@@ -35,8 +35,7 @@ SLACK = 1.03
 """Ratio of the bytes that CUDA's allocator reserves to those that it allocates at the peak: the median of 25 runs whose logs
 have both figures, with ratios of 1.003 to 1.159 (benchmarks/published_memory.py)."""
 MOST = 1.25
-"""Ratio of the most memory that a GPU needs, for the allocator and libraries too, to the planned memory. Tuned on published
-runs."""
+"""Ratio of the most memory that a GPU needs, with allocator and libraries, to the planned memory. Tuned on published runs."""
 COMMUNICATOR_GB = 0.5
 """Buffers of NCCL for each dimension of a mesh, beyond CONTEXT_GB. An assumption."""
 

@@ -4,8 +4,8 @@ For a pipeline rank, this file adds up the traces of its actions (forward or bac
 an action releases the output of the stage, its input and the gradients of both when no operation needs them any more. In a real
 step, some of these tensors stay longer:
 
-- A stage has a buffer for each input and for each gradient of an output. Between stages of one rank nothing is copied: the
-  result of one stage takes the place of the other's buffer.
+- A stage has a buffer for each input and for each gradient of an output. Between two stages of one rank nothing is copied: the
+  result of one stage takes the place of the other stage's buffer.
 - With several stages on a rank, torch waits for its messages only at the end of the step, and gloo keeps the sent tensors until
   then. NCCL releases a tensor when it has been sent.
 - If the gradient of an input is computed before those of weights, it stays with its input until the end of the step.

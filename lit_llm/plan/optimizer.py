@@ -162,16 +162,14 @@ Shapes = tuple[tuple[int, ...], ...]
 class MuonWork:
     """The hidden matrices that Muon orthogonalises in a stage of a pipeline, and the ranks that share this work.
 
-    Muon processes the matrices in turns (`lit_llm.optim.owners.turns`): in a turn, each owner has one or a few matrices.
-
     Attributes:
         matrices: whole shapes of the trainable matrices, block by block.
         stacks: (experts, rows, columns) of each trainable parameter of experts, block by block.
         dimensions: sizes of the mesh dimensions that split a matrix, the innermost first. (): no mesh.
         rows: number of replicas of the group of ranks that share a matrix.
         expert: number of parts of this group that have different experts.
-        normuon: whether the optimizer is NorMuon. On a mesh, all ranks then get one fp32 number for each row of a turn's
-            matrices, before they get their parts of the updates.
+        normuon: whether the optimizer is NorMuon. On a mesh, all ranks then get one fp32 number for each row of the matrices
+            that are exchanged together, before they get their parts of the updates.
     """
 
     matrices: Shapes
@@ -271,8 +269,8 @@ def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
 
 @lru_cache(maxsize=256)
 def _turns(shapes: Shapes, shards: int, rows: int) -> list[tuple[Shapes, tuple[int, ...], int]]:
-    """Return for each turn and each rank that owns a matrix in the turn: (shapes of the rank's matrices, numbers of elements of
-    the matrices that ranks of the same replica own, rows of all matrices of the turn). Equal entries appear once."""
+    """Return for each turn (`owners.turns`: matrices that are exchanged together) and each rank that owns one of its matrices:
+    (shapes of the rank's matrices, elements of each matrix of the rank's replica, rows of all matrices of the turn)."""
     from lit_llm.optim.owners import owners, turns
 
     sizes = [math.prod(shape) for shape in shapes]

@@ -46,10 +46,8 @@ class Plan:
     Attributes:
         settings: the run, with what FSDP2 keeps whole decided (`memory.resolved`).
         fits: whether the run fits into the memory of the devices and, with offload, of their machines.
-        largest_micro_batch: as `largest_micro_batch` returns it.
         peak_tflops: dense peak of the run's matrix products on a device.
-        parts: number of parameters by part.
-        phases: phases of the learning-rate schedule.
+        parts, phases: number of parameters by part; phases of the learning-rate schedule.
     """
 
     settings: PlannedRun
@@ -275,8 +273,7 @@ class Plan:
         return max(best, self.save_seconds) if self.copy_bytes else best
 
     def lost(self, interval_seconds: float) -> float:
-        """Return the fraction of time lost to waiting for saves, wait/interval, and to redoing work after failures,
-        interval/(2 · MTBF).
+        """Return the fraction of time lost to waiting for saves, wait/interval, and to work redone, interval/(2 · MTBF).
 
         After a failure during a background save, the run resumes from the checkpoint before, which costs write/MTBF more. If a
         background save is not finished after an interval, the next save waits for it.

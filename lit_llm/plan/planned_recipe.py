@@ -126,10 +126,7 @@ def _last_step(run: PlannedRun, epochs: int | None, notes: list[str]) -> int:
 
 
 def _rates(objects: RunObjects, run: PlannedRun, rate: Callable[[int, float], float]) -> Callable[[int], dict[str, float]]:
-    """Return a function from a step to the step's learning rates, by the names of the curves that `fit` logs.
-
-    `rate` is the result of `_rate`. The model is built at the function's first call.
-    """
+    """Return a function from a step to its learning rates, by the names of the curves that `fit` logs. `rate`: from `_rate`."""
 
     @cache
     def peaks() -> dict[str, float]:
@@ -167,8 +164,8 @@ def steps_of_epochs(run: PlannedRun, epochs: int | None) -> int:
 
 
 def _start(spec: RunSpec) -> RunStart:
-    """Return where the planned run starts. With `--resume`, `fit` would start there. Without, a run that `--run` or `--run_dir`
-    names starts where `--resume auto` would continue it, and all other runs at step 0."""
+    """Return the checkpoint and step from which the planned run starts, as `--resume` says. Without this flag, it is auto for a
+    run that `--run` or `--run_dir` names, and never, which means step 0, for others."""
     config, arguments = spec.config, spec.arguments
     named = arguments.asks_for("run_dir") is not None
     resume = config.resume if arguments.asks_for("resume") is not None else "auto" if named else "never"

@@ -40,8 +40,7 @@ aten = torch.ops.aten
 
 
 def _lstm_workspace(args: list[Any]) -> Tensor:
-    """Return a tensor as large as what oneDNN's LSTM layer keeps for its backward pass, which torch's rule for the meta device
-    leaves out.
+    """Return a tensor as large as what oneDNN's LSTM layer keeps for its backward pass, which torch's own rule leaves out.
 
     It has the gates twice, the states of layer and iteration, the cells and the biases, in padded rows and whole pages, as
     torch 2.13 allocates them on x86.

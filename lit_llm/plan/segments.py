@@ -137,7 +137,7 @@ class MicroBatch:
         self.counts = added(self.counts, change.counts)
 
     def compare(self, phase: str, live: Sequence[int], gathered: Bytes, flops: int = 0) -> None:
-        """Add a moment with these live bytes to the timeline. If it has the most bytes of the phase so far, it is the peak."""
+        """Add a moment with the bytes `live` and `gathered` to the timeline. If it exceeds the phase's peak, it is the peak."""
         by_kind = dict(zip(KINDS, live, strict=True))
         by_kind[KINDS[BUFFERS]] += sum(gathered)
         self.timeline.append(Operation(phase, by_kind, flops))

@@ -207,8 +207,7 @@ class Options:
     """Assumptions of a plan that are not settings of the run.
 
     Attributes:
-        mfu: useful FLOP/s divided by the dense peak while a rank computes; recomputed FLOPs come on top. None: see
-            `computing_seconds`.
+        mfu: useful FLOP/s over the dense peak while a rank computes; recomputation takes longer. None: see `computing_seconds`.
         price_usd_hour: price per device-hour. None: the range in the hardware table.
         mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
         save_gbps: GB/s at which a machine writes a checkpoint.

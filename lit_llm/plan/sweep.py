@@ -108,10 +108,8 @@ def variants(
     """Plan every combination. A combination that is impossible or equals another one has a problem instead of a plan.
 
     Args:
-        axes: the result of `parse`.
-        base: the run whose settings are changed.
+        axes: the result of `parse`. What it does not vary is as in `base` and `hardware`.
         layout: returns the layout of the recipe's strategy. It is used if the sweep does not vary the strategy.
-        hardware: the device, if the sweep does not vary the hardware.
 
     Raises:
         UserError: a value is invalid in every combination (unknown hardware, precision or strategy, or not a number).
