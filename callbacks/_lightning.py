@@ -469,8 +469,10 @@ def shards_otherwise(trainer: Trainer) -> bool:
 
 
 def refuse_other_shards(trainer: Trainer, callback: type[Callback]) -> None:
-    """Raises:
-    UserError: The strategy shards parameters, but not as DTensors: `callback` would take a rank's part for the whole.
+    """Refuse a strategy that shards parameters, but not as DTensors: `callback` would take a rank's part for the whole.
+
+    Raises:
+        UserError: The strategy is such a strategy.
     """
     if shards_otherwise(trainer):
         raise UserError(

@@ -323,7 +323,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._link_and_remove(trainer, files)
 
     def _is_saved(self, trainer: Trainer, path: Path, *, wait: bool) -> bool | None:
-        """Whether the save to `path` has succeeded. None: it is still in progress; with `wait`, never. Called on rank 0."""
+        """Whether the save to `path` has succeeded. None: it is in progress; `wait` waits for its end. Called on rank 0."""
         plugin = trainer.strategy.checkpoint_io
         if (background := offered(plugin, SavesInBackground)) is not None:
             return background.finished(path, wait=wait)

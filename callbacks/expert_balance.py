@@ -1,4 +1,4 @@
-"""Balances the experts of a mixture without a loss."""
+"""Balances the loads of a mixture's experts without an auxiliary loss."""
 
 from __future__ import annotations
 

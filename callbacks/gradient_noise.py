@@ -164,7 +164,7 @@ def _square(norm: Tensor) -> Tensor:
 
 
 def _shape(batch: Any) -> tuple[int, int]:
-    """(samples of a batch, tokens of a sample) by the shape of its first tensor. Tokens: 1 unless it is integers (B, T)."""
+    """(samples of a batch, tokens of a sample), from the batch's first tensor. Tokens: 1 unless this is integers (B, T)."""
     first = next(tensors_in(batch), None)
     if first is None or first.ndim == 0:
         return 1, 1

@@ -84,7 +84,7 @@ def refuse_late_unscaling(trainer: Trainer, use: str) -> None:
     """Refuse an optimizer that unscales gradients in its own step, too late for a callback that reads them before.
 
     Args:
-        use: when the callback needs them, for the error's sentence: "they would be clipped".
+        use: what the callback does with the gradients, for the error's sentence: "they would be clipped".
 
     Raises:
         UserError: With fp16 loss scaling, there is such an optimizer.

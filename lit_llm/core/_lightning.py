@@ -127,7 +127,7 @@ def set_process_group_backend(strategy: ModelParallelStrategy, backend: str) -> 
 
 
 def connect_processes(strategy: ModelParallelStrategy) -> None:
-    """Run the first half of `ModelParallelStrategy.setup_environment`: device, process group, ranks, no mesh."""
+    """Run the first half of `ModelParallelStrategy.setup_environment`: device, process group, ranks; not the mesh."""
     assert strategy.accelerator is not None
     strategy.accelerator.setup_device(strategy.root_device)
     strategy._setup_distributed()

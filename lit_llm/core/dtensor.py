@@ -65,6 +65,9 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
 
     So the random stream, and every weight, is the same on any number of ranks. Costs the memory of one whole tensor. A
     parameter on the meta device belongs to another stage of a pipeline: its values are drawn on the default device and dropped.
+
+    Args:
+        draw: fills a plain tensor with random values, and returns it.
     """
     if parameter.is_meta:
         draw(torch.empty(parameter.shape, dtype=parameter.dtype))

@@ -18,7 +18,7 @@ from typing import Any
 COPY_FRACTION = 0.5
 """Share of the free host memory that copies of checkpoints may take: data loaders and the page cache need some, too."""
 MUON_BATCH_NUMEL = 2**24
-"""Most elements of several matrices that a rank orthogonalises in one turn of Muon, or that Lion updates together."""
+"""Most elements that several matrices together have in one turn of Muon on a rank, or in one update of Lion."""
 
 SOFTMAX_NUMEL = 2**23
 """Most logits of which the chunked loss computes the softmax at a time, in float32 (32 MiB) or a wider dtype."""

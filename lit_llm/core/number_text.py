@@ -1,4 +1,4 @@
-"""Numbers as text."""
+"""Writes numbers as text with few digits and with units."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
     """The coefficients (a, b, c) of each step for the option `ns_method` of `MuonAdamW`.
 
     jordan: equal in all steps (Jordan et al. 2024). Singular values do not converge to exactly 1; small ones grow faster.
-    polar_express: Amsel et al. 2025, arXiv 2505.16932, with its safety factor: each step but the limit divides x by 1.01.
+    polar_express: Amsel et al. 2025, arXiv 2505.16932, with its safety factor: before each step with another than the last
+    of its polynomials, x is divided by 1.01.
     """
     if ns_method == "jordan":
         return [_JORDAN] * steps
