@@ -44,7 +44,7 @@ class Removed(NamedTuple):
 
 
 Rule = Callable[[str], str | Removed]
-"""Takes a document's text. Returns the text, perhaps changed, or the reason for removing the document."""
+"""Takes a document's text. Returns the text, perhaps changed, or why to remove the document. Only the text decides this."""
 
 
 class Step(NamedTuple):

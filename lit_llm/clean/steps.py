@@ -69,7 +69,7 @@ def step_problems(settings: CleanSettings) -> list[str]:
 
 
 def _index(settings: CleanSettings) -> ReferenceIndex:
-    """The index of the reference documents. A note reports how many of them are too short."""
+    """Make the index of the reference documents. A note reports how many of them have too few words to be searched for."""
     index = ReferenceIndex(_references(settings), n=settings.against_ngram)
     if not index.sources:
         names = ", ".join(map(public_name, settings.against))

@@ -35,7 +35,7 @@ class GlobalOrder(DistributedSampler):
         self.data = data
 
     def __len__(self) -> int:
-        """The number of micro-batches in the whole run."""
+        """The number of this rank's micro-batches in the whole run; ``ENDLESS`` if the run has no last step."""
         steps = -1 if self.data.trainer is None else self.data.trainer.max_steps
         return ENDLESS if steps == -1 else self.data.samples.micro_batches_before(steps)
 

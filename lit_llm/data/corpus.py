@@ -104,8 +104,10 @@ class Corpus:
         return Documents(self.streams[name], ends_open=self.ends_open(name))
 
     def ends_open(self, name: str) -> bool:
-        """Whether the id that ends a document also opens the next one, as all documents of a stream end with an id but begin
-        with none."""
+        """Whether the id that ends a document of the stream ``name`` also opens the next document (see ``Documents``).
+
+        It does if documents end with an id and begin with none.
+        """
         said = self.streams[name].ends_open
         return (self.eos_id is not None and self.bos_id is None) if said is None else said
 

@@ -203,7 +203,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
 
     @property
     def _rank(self) -> tuple[int, int]:
-        """(data-parallel rank, number of data-parallel ranks)."""
+        """The data-parallel rank of this process, and the number of data-parallel ranks."""
         return (0, 1) if self.trainer is None else data_parallel(self.trainer)
 
     @property

@@ -112,6 +112,5 @@ class HoldsCorpus(ABC):
 
     @property
     def ends_open(self) -> bool:
-        """Whether the id that ends a training document also opens the next one, as documents end with an id but begin with
-        none."""
+        """Whether the id that ends a training document also opens the next one: if they end with an id and begin with none."""
         return all(map(self.corpus.ends_open, self.corpus.of_split("train")))

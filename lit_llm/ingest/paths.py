@@ -185,8 +185,9 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
     """The files that ``patterns`` name, each once: first the files of this machine, then remote files.
 
     A pattern is a file, a folder or a glob, on this machine (``expand``) or as a URL (s3://, gs://, hf://, https:// or another
-    protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``readers.hub``). The order is that of the
-    patterns; the matches of one pattern are sorted. Hidden and empty files of a folder or glob are left out.
+    protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``readers.hub``). Local files,
+    and likewise remote files, are in the order of the patterns; the matches of one pattern are sorted. Hidden and empty files of
+    a folder or glob are left out.
 
     Args:
         flag: the option that holds the patterns; problems name it.
