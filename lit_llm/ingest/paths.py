@@ -186,8 +186,8 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
 
     A pattern is a file, a folder or a glob, on this machine (``expand``) or as a URL (s3://, gs://, hf://, https:// or another
     protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``readers.hub``). Local files,
-    and likewise remote files, are in the order of the patterns; the matches of one pattern are sorted. Hidden and empty files of
-    a folder or glob are left out.
+    and likewise remote files, are in the order of the patterns; the matches of one pattern are sorted. Hidden and empty files
+    of a folder or glob are left out.
 
     Args:
         flag: the option that holds the patterns; problems name it.
